@@ -61,6 +61,11 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
         --no-index --no-deps /build/wheels/drakit-*.whl \
     && python3 -m compileall -q --invalidation-mode=unchecked-hash \
         /opt/drakit/lib/python3.*/site-packages/drakit*/
+# Kubernetes' own CEL compiler as a program: it evaluates the selectors of claims and classes.
+ARG CEL=""
+RUN --mount=type=bind,source=cel,target=/build/cel \
+    : "${CEL}" && install -m 0755 /build/cel/drakit-cel /opt/drakit/bin/drakit-cel
+ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel
 # Kopf asks for the user's name, and no passwd file knows this user.
 ENV USER=drakit
 USER 65532:65532

@@ -110,7 +110,7 @@ requirements: venv ## pin the requirements anew
 	$(UV_COMPILE) --extra nodeplugin -o requirements/nodeplugin.txt pyproject.toml
 	echo pip | $(UV_COMPILE) -o requirements/image.txt -
 	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
-	$(UV_COMPILE) --extra nodeplugin --extra operator --group dev -o requirements/dev.txt pyproject.toml
+	$(UV_COMPILE) --extra nodeplugin --extra operator --extra kubectl --group dev -o requirements/dev.txt pyproject.toml
 	$(UV_COMPILE) --group docs -o requirements/docs.txt
 
 # ---------------------------------------------------------------- documentation
@@ -208,9 +208,13 @@ crash-matrix: venv ## the node plugin killed at each of its steps, and what is l
 conformance: venv ## the conformance kit over every driver that ships (Go for the example backend)
 	$(BIN)/python -W error -m tests.conformance $(ARGS)
 
+.PHONY: oracle
+oracle: venv ## random worlds: explanations against the scheduler's allocator (Go; ARGS="--worlds 1000")
+	$(BIN)/python -W error -m tests.oracle $(ARGS)
+
 .PHONY: e2e
-e2e: deps venv ## the tests on a real cluster
-	$(BIN)/pytest e2e -m "e2e and not slow"
+e2e: deps venv ## the tests on a real cluster (FEATURES=claims,explain: those of these features)
+	$(BIN)/pytest e2e -m "e2e and not slow" $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
 e2e-docs: deps venv ## every command of the documentation, on a real cluster

@@ -14,6 +14,7 @@ from e2e.cluster.api import DEFAULT_GATES, Capability, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
 from e2e.cluster.local.names import default_cluster
+from e2e.features import FEATURES, UnknownFeatureError, names_of, selected
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -33,18 +34,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a feature gate of the tests' cluster; tests of gates that are off are left out",
     )
     group.addoption(
+        "--features",
+        action="append",
+        default=[],
+        metavar="NAME,NAME",
+        help=f"only tests of these features: {', '.join(FEATURES)}",
+    )
+    group.addoption(
         "--exclude-feature",
         action="append",
         default=[],
-        metavar="NAME",
-        help="leave out the tests marked with this DRA feature",
+        metavar="NAME,NAME",
+        help="leave out the tests of these features",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gates = cluster_gates(config)
-    excluded = set(config.option.exclude_feature)
-    left_out = [item for item in items if not _wanted(item, gates=gates, excluded=excluded)]
+    try:
+        wanted = names_of(*config.option.features)
+        excluded = names_of(*config.option.exclude_feature)
+        features = {item: _features(item) for item in items}
+    except UnknownFeatureError as error:
+        raise pytest.UsageError(str(error)) from error
+    left_out = [
+        item
+        for item in items
+        if not _has_gates(item, gates)
+        or not selected(features[item], wanted=wanted, excluded=excluded)
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -85,10 +103,13 @@ def cluster_gates(config: pytest.Config) -> dict[str, bool]:
     return gates
 
 
-def _wanted(item: pytest.Item, *, gates: dict[str, bool], excluded: set[str]) -> bool:
+def _has_gates(item: pytest.Item, gates: dict[str, bool]) -> bool:
     needed = {marker.args[0] for marker in item.iter_markers("gate")}
-    features = {marker.args[0] for marker in item.iter_markers("feature")}
-    return all(gates.get(gate, False) for gate in needed) and not features & excluded
+    return all(gates.get(gate, False) for gate in needed)
+
+
+def _features(item: pytest.Item) -> frozenset[str]:
+    return names_of(*(name for marker in item.iter_markers("feature") for name in marker.args))
 
 
 @pytest.fixture(scope="session")

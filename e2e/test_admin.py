@@ -11,7 +11,7 @@ from e2e.kit import from_template, pod, template, wait_for
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import HORNS, LAMPS, number
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 
 
 def states(stage, uid: str) -> dict[str, str]:

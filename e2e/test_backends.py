@@ -34,7 +34,7 @@ from e2e.scripted.stage import opaque
 from e2e.simulated import STAY
 from e2e.writes import written
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("backends")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"

@@ -24,7 +24,7 @@ from e2e.cluster.api import Cluster
 from e2e.cluster.local.binaries import containerd_version
 from e2e.images.testimage import static_busybox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("cdi")]
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "cdi"
 FOLDER = "/var/lib/kubelet/drakit-cdi-corpus"

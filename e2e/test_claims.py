@@ -19,7 +19,7 @@ from e2e.kit import (
 )
 from e2e.scripted.stage import HORNS, LAMPS, Stage, device_class, number, opaque
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 
 
 def facts(stage: Stage, pod_name: str, container_name: str | None = None) -> dict[str, dict]:

@@ -26,7 +26,7 @@ from e2e.cluster.api import (
 )
 from e2e.cluster.choice import cluster as choose_cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("cluster")]
 
 IMAGE = "localhost/drakit-busybox:dev"
 POD = "rig"

@@ -51,7 +51,7 @@ from e2e.nvidia import GPU, GPU_CLASS, GPU_IDS, NVIDIA_SET, UUID
 from e2e.simulated import STAY
 from e2e.writes import written
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("deviceplugins")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"

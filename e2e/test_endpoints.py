@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.disruptive,
     pytest.mark.serial,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("endpoints"),
 ]
 
 REASON = "the bus was unplugged"

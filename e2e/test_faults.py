@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.disruptive,
     pytest.mark.serial,
     pytest.mark.timeout(300),
-    pytest.mark.feature("core"),
+    pytest.mark.feature("faults"),
 ]
 
 

@@ -19,7 +19,7 @@ from e2e.writes import written
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.serial,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("health"),
 ]
 
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"

@@ -19,7 +19,7 @@ from e2e.foreign import (
 from e2e.kit import cdi_files, claim, container, from_claim, pod, wait_for
 from e2e.simulated import STAY
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("backends", "deviceplugins")]
 
 KINDS = {"local": LOCAL, "blinker": BLINKERS, "sample": PLUGINS}
 CLASSES = {"local": LOCAL_CLASS, "blinker": BLINKER_CLASS, "sample": SAMPLE_CLASS}

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.serial,
     pytest.mark.disruptive,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("release"),
 ]
 
 KUBELET = "/var/lib/kubelet"

@@ -26,7 +26,7 @@ from e2e.kit import TEST_IMAGE, Space, plugin_pod, ready, wait_for
 from e2e.release import Release, install, uninstall
 
 # Slow: the project's own tests, with all rules of the contract, take a minute; unit tests run some.
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("vendors")]
 
 NAME = "rack-lamps"
 DRIVER = f"{NAME}.example.com"

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.kit import DRIVER, NAMESPACE, holds_for, plugin_pod, published, slices, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
 CONTROLLER = "drakit.dev/nodeplugin"
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster.api import Capability
 from e2e.kit import NAMESPACE, from_template, pod, template, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("operator", "explain")]
 
 LEASE = "drakit-operator"
 SELECTOR = "app.kubernetes.io/component=operator"

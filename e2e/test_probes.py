@@ -12,7 +12,7 @@ import pytest
 from e2e.cluster.api import Cluster
 from e2e.kit import NAMESPACE, holds_for, plugin_pod, ready, restarts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("release")]
 
 PORTS = {"probes": 8081, "metrics": 8080}
 ATTACK_SECONDS = 18

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.serial,
     pytest.mark.disruptive,
     pytest.mark.timeout(300),
-    pytest.mark.feature("core"),
+    pytest.mark.feature("release"),
 ]
 
 

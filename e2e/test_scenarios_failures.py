@@ -14,7 +14,7 @@ from e2e.kit import claim, from_claim, from_template, holds_for, pod, template, 
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import LAMPS, number
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("faults")]
 
 BROKEN = "the lamp's wire is broken; mend it"
 

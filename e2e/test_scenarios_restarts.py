@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.disruptive,
     pytest.mark.serial,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("faults"),
 ]
 
 

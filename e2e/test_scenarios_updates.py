@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.disruptive,
     pytest.mark.serial,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("release"),
 ]
 
 SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}

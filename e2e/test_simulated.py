@@ -51,7 +51,7 @@ from e2e.simulated import (
     wait_simulated,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("simulated")]
 
 
 @pytest.fixture(scope="module")

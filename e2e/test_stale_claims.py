@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.disruptive,
     pytest.mark.serial,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("claims"),
 ]
 
 GRACE_SECONDS = 4

@@ -35,7 +35,7 @@ from e2e.kit import (
 from e2e.release import Release, install, uninstall
 from tests.unit.docs.listings import listing
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("vendors")]
 
 LAMPS = "lamps.example.com"
 ROTORS = "rotors.example.com"

@@ -31,7 +31,7 @@ from e2e.writes import SliceWrites, slice_writes, written
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.feature("core"),
+    pytest.mark.feature("versions"),
     pytest.mark.needs(Capability.CONTROL_PLANE_ALONE),
 ]
 

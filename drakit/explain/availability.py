@@ -1,20 +1,20 @@
 """
-Which devices of a request are available, and why the others are not.
+How many devices there are for a request, and what stands in the way of the others.
 
-Each device is counted once, under its longest obstacle: taints before holders, since a release
-does not help a tainted device. The needs of a device are never estimated higher than the scheduler
-does; if they cannot be estimated, the answer is unknown.
+Each device is counted once, under what keeps it longest: a node that the pod cannot use, then
+taints, then holders, since a release does not help a tainted device. The counts explain;
+:mod:`.allocation` decides whether a pod fits.
 
-It must not know clients, selectors, or how the answer is phrased.
+It must not know clients, or how a sentence is made of the counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from drakit.explain.capacity import billionths, short_capacities, summed
+from drakit.explain.allocation import NotEvaluatedError, counters_of, tolerates
+from drakit.explain.capacity import short_capacities
 from drakit.explain.model import (
     ClaimFacts,
     DeviceFacts,
@@ -24,21 +24,16 @@ from drakit.explain.model import (
     TaintFacts,
     Toleration,
 )
-from drakit.explain.pools import Counter, PoolCounters, Published
-from drakit.explain.selectors import Matches
+from drakit.explain.nodes import Unusable
+from drakit.explain.pools import Counter, NodePool
+from drakit.explain.world import Reachable, World
 
-__all__ = ("Availability", "Obstacle", "Users", "availability", "needed", "tolerates")
+__all__ = ("Analysis", "Availability", "Hardware", "Obstacle", "SelectorError", "analyze", "needed")
+
+_OPERATORS = ("", "Equal", "Exists")
 
 NAMED_HOLDERS = 3
 """Holders that are kept per namespace: an Event names at most this many."""
-
-
-class Users(Protocol):
-    """The facts of which claim holds which devices."""
-
-    def holder(self, device: DeviceID) -> ClaimFacts | None: ...
-    def sharers(self, device: DeviceID) -> Sequence[ClaimFacts]: ...
-    def counters(self, pool: PoolID) -> PoolCounters | None: ...
 
 
 @dataclass(slots=True)
@@ -47,35 +42,28 @@ class Obstacle:
 
     devices: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
-    """The claims that must release something, by UID; after :meth:`trim`, the first ones of each
-    namespace."""
+    """The claims that must release something, by UID."""
 
     words: set[str] = field(default_factory=set[str])
-    """Keys of taints, or names of capacities."""
+    """Keys of taints, names of capacities, or reasons against nodes."""
 
-    count_by_namespace: dict[str, int] = field(default_factory=dict[str, int])
-    """The number of claims; set by :meth:`trim`."""
-
-    def add(self, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()) -> None:
-        self.devices += 1
+    def add(
+        self, devices: int = 1, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()
+    ) -> None:
+        self.devices += devices
         for claim in claims:
             self.claims[claim.uid] = claim
         self.words.update(words)
 
-    def trim(self) -> None:
-        """Keep only the claims that an Event can name: there can be one per device."""
-        kept: dict[str, ClaimFacts] = {}
-        for claim in sorted(self.claims.values(), key=lambda each: (each.namespace, each.name)):
-            count = self.count_by_namespace.get(claim.namespace, 0)
-            if count < NAMED_HOLDERS:
-                kept[claim.uid] = claim
-            self.count_by_namespace[claim.namespace] = count + 1
-        self.claims = kept
+    def merge(self, other: Obstacle) -> None:
+        self.devices += other.devices
+        self.claims |= other.claims
+        self.words |= other.words
 
 
 @dataclass(slots=True)
 class Availability:
-    """How many devices match a request, and why they are unavailable."""
+    """Devices of a request: free, or behind an obstacle."""
 
     free: int = 0
     small: int = 0
@@ -89,125 +77,238 @@ class Availability:
     used_up: Obstacle = field(default_factory=Obstacle)
     """They are shared, and too little of them is left."""
 
-    def __len__(self) -> int:
-        """The number of claims and namespaces that it holds."""
-        return sum(
-            len(each.claims) + len(each.count_by_namespace)
-            for each in (self.allocated, self.partitioned, self.used_up)
-        )
+    elsewhere: Obstacle = field(default_factory=Obstacle)
+    """Only nodes that the pod cannot use reach them."""
 
-    def __bool__(self) -> bool:
-        return True
+    most_free: tuple[str, int] = ("", 0)
+    """The node with the most free devices, and their number."""
 
     @property
     def total(self) -> int:
-        return self.free + self.tainted.devices + self.releasable
+        return self.free + self.tainted.devices + self.releasable + self.elsewhere.devices
 
     @property
     def releasable(self) -> int:
         """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
+    @property
+    def reachable(self) -> int:
+        """Devices on nodes that the pod can use, whatever is in the way there."""
+        return self.total - self.elsewhere.devices
 
-def needed(request: Request) -> int:
-    """Return how many devices must exist at least; "all" also means one."""
+    def merge(self, other: Availability) -> None:
+        self.free += other.free
+        self.small += other.small
+        for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
+            getattr(self, name).merge(getattr(other, name))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorError:
+    """A device on which a selector fails; a search that reaches it ends."""
+
+    device: DeviceID
+    text: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """What one request finds in the whole cluster, regardless of the pod that asks."""
+
+    request: Request
+    published: int
+    rejected: tuple[tuple[str, str, int], ...]
+    """For each selector in order: its owner, itself, and the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    entries: tuple[tuple[Reachable, Availability], ...]
+    """For each slice with matching devices."""
+
+    @property
+    def matching(self) -> int:
+        return sum(found.total + found.small for _, found in self.entries)
+
+    def free_by_node(self) -> dict[str, int]:
+        """Return how many devices each node could give to the request alone."""
+        free: dict[str, int] = {}
+        taken: set[str] = set()
+        for reach, found in self.entries:
+            for node in reach.nodes if found.free else ():
+                free[node] = free.get(node, 0) + found.free
+            if self.request.every and found.free < found.total:
+                taken.update(reach.nodes)
+        return {node: number for node, number in free.items() if node not in taken}
+
+    def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
+        """
+        Return what a pod finds on its nodes.
+
+        :param nodes: all nodes, each with the reason why the pod cannot use it.
+        """
+        result = Availability()
+        for reach, found in self.entries:
+            reasons = [nodes.get(name) for name in reach.nodes]
+            if all(reason is not None for reason in reasons):
+                words = {_word(reason) for reason in reasons if reason is not None}
+                result.elsewhere.add(found.total, words=words)
+                result.small += found.small
+            else:
+                result.merge(found)
+        usable = (
+            (name, free) for name, free in self.free_by_node().items() if nodes.get(name) is None
+        )
+        result.most_free = max(usable, key=lambda each: (each[1], each[0]), default=("", 0))
+        return result
+
+
+def _word(reason: Unusable) -> str:
+    return f"{reason.problem.value} {reason.detail}".strip()
+
+
+def needed(request: Request, found: Availability | None = None) -> int:
+    """Return how many devices there must be at least; "all" means at least one."""
+    if request.every and found is not None:
+        return max(found.total, 1)
     return max(request.count, 1)
 
 
-def availability(matches: Matches, request: Request, users: Users) -> Availability | None:
-    """Sort the devices; None if there are enough free ones, or if that is not certain."""
-    if matches.possible:
-        return None
-    sorting = _Sorting(request, users)
-    enough = needed(request)
-    for published in matches.certain:
+def analyze(request: Request, world: World) -> Analysis:
+    """
+    Count the devices of the cluster for a request.
+
+    Raises :class:`NotEvaluatedError` where a selector has no outcome.
+    """
+    for toleration in request.tolerations:
+        if toleration.operator not in _OPERATORS:
+            raise NotEvaluatedError(
+                f"operator {toleration.operator} of a toleration is unknown to this version"
+            )
+    selectors = world.expressions(request)
+    rejected = [0] * len(selectors)
+    errors: list[SelectorError] = []
+    entries: list[tuple[Reachable, Availability]] = []
+    published = 0
+    sorting = _Sorting(request, world)
+    for reach in world.reachable():
+        of = reach.slice
+        published += len(of.devices)
+        matches = _passed(request, reach, world, selectors, rejected, errors)
+        if matches:
+            found = Availability()
+            if reach.plain and not request.capacity and not sorting.has_rules:
+                sorting.sort_plain(reach, matches, found)
+            else:
+                sorting.sort(reach, matches, found)
+            entries.append((reach, found))
+    return Analysis(
+        request=request,
+        published=published,
+        rejected=tuple(
+            (owner, expression, number)
+            for (owner, expression), number in zip(selectors, rejected, strict=True)
+        ),
+        errors=tuple(errors),
+        entries=tuple(entries),
+    )
+
+
+def _passed(
+    request: Request,
+    reach: Reachable,
+    world: World,
+    selectors: Sequence[tuple[str, str]],
+    rejected: list[int],
+    errors: list[SelectorError],
+) -> int:
+    """Return the devices that pass all selectors, and count what each rejects."""
+    of = reach.slice
+    selected = world.selected(request, of)
+    alive = (1 << len(of.devices)) - 1
+    for number, (_, expression) in enumerate(selectors):
         try:
-            sorting.sort(published)
-        except ValueError:
-            return None  # a quantity or a counter that we cannot read
-        if sorting.found.free >= enough:
-            return None
-    for obstacle in (sorting.found.allocated, sorting.found.partitioned, sorting.found.used_up):
-        obstacle.trim()
-    return sorting.found
+            found = world.selectors.evaluated(expression, of)
+        except KeyError as error:
+            raise NotEvaluatedError(str(error)) from None
+        left = alive & found.matches
+        failed = sum(1 for index in found.errors if alive >> index & 1)
+        rejected[number] += alive.bit_count() - left.bit_count() - failed
+        alive = left
+    for index, text in selected.errors.items():
+        identity = DeviceID(of.driver, of.pool, of.devices[index].name)
+        nodes = tuple(name for name in reach.nodes)
+        errors.append(SelectorError(identity, text, nodes))
+    return selected.matches
 
 
 class _Sorting:
-    """Sorts the devices of one request; it evaluates equal devices only once."""
+    """Sorts the devices of one request."""
 
-    def __init__(self, request: Request, users: Users) -> None:
+    def __init__(self, request: Request, world: World) -> None:
         self._request = request
-        self._users = users
-        self._hardware = _Hardware(users)
-        self._short: dict[tuple[str, int], tuple[str, ...] | None] = {}
-        self.found = Availability()
+        self._world = world
+        self._hardware = Hardware(world)
+        self.has_rules = world.has_taint_rules
 
-    def sort(self, published: Published) -> None:
-        identity, device, _ = published
-        found, users = self.found, self._users
-        sharers = users.sharers(identity) if device.shareable else ()
-        short = self._short_capacities(identity, device, sharers)
+    def sort_plain(self, reach: Reachable, matches: int, found: Availability) -> None:
+        """Count devices that are free unless a claim has them."""
+        of, world = reach.slice, self._world
+        if self._request.admin_access:
+            found.free += matches.bit_count()
+            return
+        held = matches & world.allocated_in(of)
+        found.free += (matches ^ held).bit_count()
+        for index in _bits(held):
+            holder = world.holder(DeviceID(of.driver, of.pool, of.devices[index].name))
+            found.allocated.add(claims=[holder] if holder is not None else ())
+
+    def sort(self, reach: Reachable, matches: int, found: Availability) -> None:
+        of = reach.slice
+        for index in _bits(matches):
+            device = of.devices[index]
+            identity = DeviceID(of.driver, of.pool, device.name)
+            self._sort_one(reach.pool, identity, device, found)
+
+    def _sort_one(
+        self, pool: NodePool, identity: DeviceID, device: DeviceFacts, found: Availability
+    ) -> None:
+        world = self._world
+        request = self._request
+        shareable = device.kind.shareable
+        sharers = world.sharers(identity) if shareable else ()
+        consumed = world.consumed(identity) if sharers else None
+        short = short_capacities(
+            device.kind.capacity, request.capacity, used=[consumed] if consumed else ()
+        )
         if short is None:
             found.small += 1
-        elif device.taints and (
-            keys := _keys_not_tolerated(device.taints, self._request.tolerations)
-        ):
+            return
+        taints = world.taints(identity, device)
+        if taints and (keys := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=keys)
-        elif self._request.admin_access:
+        elif request.admin_access:
             found.free += 1  # it consumes nothing
-        elif (holder := users.holder(identity)) is not None:
+        elif (holder := world.holder(identity)) is not None:
             found.allocated.add(claims=(holder,))
         elif short:
-            words = (_short(name, identity.driver) for name in short)
+            words = (name.removeprefix(f"{identity.driver}/") for name in short)
             found.used_up.add(claims=sharers, words=words)
         # A shared device already consumes its counters.
-        elif not sharers and (claims := self._hardware.in_the_way(identity, device)) is not None:
+        elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
+            found.small += 1
+        elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
             found.partitioned.add(claims=claims)
         else:
             found.free += 1
 
-    def _short_capacities(
-        self, identity: DeviceID, device: DeviceFacts, sharers: Sequence[ClaimFacts]
-    ) -> tuple[str, ...] | None:
-        asked = self._request.capacity
-        if sharers:
-            consumed = _consumed_of(identity, sharers)
-            return short_capacities(device, driver=identity.driver, asked=asked, consumed=consumed)
-        # Equal devices share one tuple of capacities, and the device keeps it alive.
-        key = (identity.driver, id(device.capacity))
-        if key not in self._short:
-            self._short[key] = short_capacities(
-                device, driver=identity.driver, asked=asked, consumed={}
-            )
-        return self._short[key]
 
-
-def _consumed_of(identity: DeviceID, sharers: Iterable[ClaimFacts]) -> dict[str, int]:
-    shares = (share for claim in sharers for share in claim.shares if share.device == identity)
-    return summed(amount for share in shares for amount in share.consumed)
-
-
-def _short(name: str, driver: str) -> str:
-    return name.removeprefix(f"{driver}/")
-
-
-def _keys_not_tolerated(
-    taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
-) -> list[str]:
+def _not_tolerated(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> list[str]:
     return [
         taint.key
         for taint in taints
         if not any(tolerates(toleration, taint) for toleration in tolerations)
     ]
-
-
-def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
-    """Return whether a taint is tolerated; an unknown operator may well tolerate it."""
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    return toleration.operator != "Equal" or toleration.value == taint.value
 
 
 @dataclass(slots=True)
@@ -218,50 +319,48 @@ class _Taken:
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
 
 
-class _Hardware:
+class Hardware:
     """The rest of each pool's counters beside allocated partitions. Each pool is read once."""
 
-    def __init__(self, users: Users) -> None:
-        self._users = users
-        self._pools: dict[PoolID, tuple[PoolCounters, dict[Counter, _Taken]]] = {}
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pools: dict[PoolID, dict[Counter, _Taken]] = {}
 
-    def in_the_way(self, identity: DeviceID, device: DeviceFacts) -> list[ClaimFacts] | None:
+    def in_the_way(self, pool: NodePool, device: DeviceFacts) -> list[ClaimFacts] | None:
         """Return the claims that hold the device's hardware; None if enough is left."""
         if not device.consumes:
             return None
-        counters, taken = self._pool(identity.of_pool)
+        if pool.identity not in self._pools:
+            self._pools[pool.identity] = self._taken(pool)
+        taken = self._pools[pool.identity]
         found: list[ClaimFacts] = []
         short = False
-        for counter, need in _consumed(device):
-            if counter not in counters.totals or need > billionths(counters.totals[counter]):
-                raise ValueError(f"{counter} of {identity} can never be enough")
+        for counter, need in counters_of(device):
             used = taken.get(counter)
-            if used is not None and used.amount + need > billionths(counters.totals[counter]):
+            if (used.amount if used else 0) + need > pool.counters.get(counter, 0):
                 short = True
-                found.extend(used.claims.values())
+                found.extend(used.claims.values() if used else ())
         return found if short else None
 
-    def _pool(self, pool: PoolID) -> tuple[PoolCounters, dict[Counter, _Taken]]:
-        if pool not in self._pools:
-            counters = self._users.counters(pool)
-            if counters is None:
-                raise ValueError(f"pool {pool} has partitions and no counters")
-            self._pools[pool] = (counters, self._taken(counters))
-        return self._pools[pool]
-
-    def _taken(self, counters: PoolCounters) -> dict[Counter, _Taken]:
+    def _taken(self, pool: NodePool) -> dict[Counter, _Taken]:
         taken: dict[Counter, _Taken] = {}
-        for identity, device in counters.consumers:
-            holder = self._users.holder(identity)
-            claims = [holder] if holder is not None else self._users.sharers(identity)
-            for counter, amount in _consumed(device) if claims else ():
-                entry = taken.setdefault(counter, _Taken())
-                entry.amount += amount
-                entry.claims.update({claim.uid: claim for claim in claims})
+        driver, name = pool.identity
+        for each in (*pool.slices, *pool.elsewhere):
+            for device in each.devices:
+                if not device.consumes:
+                    continue
+                identity = DeviceID(driver, name, device.name)
+                holder = self._world.holder(identity)
+                claims = [holder] if holder is not None else self._world.sharers(identity)
+                for counter, amount in counters_of(device) if claims else ():
+                    entry = taken.setdefault(counter, _Taken())
+                    entry.amount += amount
+                    entry.claims.update({claim.uid: claim for claim in claims})
         return taken
 
 
-def _consumed(device: DeviceFacts) -> Iterable[tuple[Counter, int]]:
-    for each in device.consumes:
-        for amount in each.counters:
-            yield Counter(each.name, amount.name), billionths(amount.quantity)
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

@@ -1,9 +1,9 @@
 """
-Whether the rest of a device's capacities is enough for a request, as far as that is certain.
+How much of a device's capacities a claim takes, and whether it fits beside what others take.
 
-The scheduler rounds requests up to an amount that the device offers, and in odd cases (steps with a
-fraction) does so differently from version to version. Here an amount is never more than any version
-takes: an amount that is reported as too little certainly is.
+It follows the allocator of ``k8s.io/dynamic-resource-allocation/structured``: a request without an
+amount takes the policy's default or all of it, the policy rounds amounts up, and names are compared
+as they are written. All amounts are integers, in billionths.
 
 It must not know clients, claims, or how the answer is phrased.
 """
@@ -11,78 +11,114 @@ It must not know clients, claims, or how the answer is phrased.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 
-from drakit.explain.model import Amount, CapacityFacts, CapacityPolicy, DeviceFacts
-from drakit.resource.quantity import EXACT, parse_quantity
+from drakit.explain.model import Amount, CapacityFacts, CapacityPolicy
+from drakit.resource.quantity import quantity_units
 
-__all__ = ("billionths", "short_capacities", "summed")
+__all__ = (
+    "Consumed",
+    "consumed_by",
+    "fits_capacity",
+    "requested_names",
+    "short_capacities",
+    "summed",
+)
+
+Consumed = Mapping[str, int]
+"""Billionths of each capacity, by name as in the slice."""
 
 _WHOLE = 10**9
 """Billionths of one."""
 
 
-@lru_cache(maxsize=1024)
-def billionths(quantity: str) -> int:
-    """Return a quantity's exact value; raise ValueError if it is invalid."""
-    return int(parse_quantity(quantity).scaleb(9, context=EXACT))
+def requested_names(asked: Iterable[Amount]) -> set[str]:
+    return {each.name for each in asked}
 
 
 def summed(amounts: Iterable[Amount]) -> dict[str, int]:
     """Add up amounts by name, in billionths; raise ValueError if one is not a quantity."""
     sums: dict[str, int] = {}
     for amount in amounts:
-        sums[amount.name] = sums.get(amount.name, 0) + billionths(amount.quantity)
+        sums[amount.name] = sums.get(amount.name, 0) + quantity_units(amount.quantity)
     return sums
 
 
+def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:
+    """Return what a request takes of each capacity of a device."""
+    wanted = summed(asked)
+    return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
+
+
+def fits_capacity(
+    capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
+) -> bool:
+    """Return whether a request fits a device beside the shares of others."""
+    return short_capacities(capacity, asked, used=used) == ()
+
+
 def short_capacities(
-    device: DeviceFacts, *, driver: str, asked: Sequence[Amount], consumed: Mapping[str, int]
+    capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
 ) -> tuple[str, ...] | None:
     """
     Return the capacities of which less is left than a claim takes; empty if there are none.
 
-    None means that the device does not have that much even if nothing is consumed, or gives no such
-    amounts. Raises ValueError for an invalid quantity.
+    None means that the device cannot give such amounts even if nothing is consumed. Raises
+    ValueError if something is no quantity.
     """
-    if not asked and not consumed:
-        return ()  # all of it is left, and its policy's default is never more
-    wanted = {
-        each.name if "/" in each.name else f"{driver}/{each.name}": billionths(each.quantity)
-        for each in asked
-    }
-    if not wanted.keys() <= {capacity.name for capacity in device.capacity}:
+    wanted = summed(asked)
+    if not wanted.keys() <= {each.name for each in capacity}:
         return None
+    shares = tuple(used)
     short: list[str] = []
-    for capacity in device.capacity:
-        need, total = _taken(capacity, wanted.get(capacity.name)), billionths(capacity.value)
-        if need is None or need > total:
+    for each in capacity:
+        need, total = _taken(each, wanted.get(each.name)), quantity_units(each.value)
+        if need > total or _violates(need, each.policy):
             return None
-        if need + consumed.get(capacity.name, 0) > total:
-            short.append(capacity.name)
+        if need + sum(share.get(each.name, 0) for share in shares) > total:
+            short.append(each.name)
     return tuple(short)
 
 
-def _taken(capacity: CapacityFacts, asked: int | None) -> int | None:
-    """Return the least amount that a claim takes; None if it cannot have such an amount."""
+def _taken(capacity: CapacityFacts, asked: int | None) -> int:
     policy = capacity.policy
     if asked is None:
         default = policy.default if policy is not None else None
-        return billionths(capacity.value if default is None else default)
+        return quantity_units(capacity.value if default is None else default)
     if policy is None:
         return asked
     if policy.min is not None:
-        least = _rounded(max(asked, billionths(policy.min)), policy)
-        return None if policy.max is not None and least > billionths(policy.max) else least
-    values = [billionths(value) for value in policy.valid_values]
-    return min((value for value in values if value >= asked), default=None) if values else asked
+        return _rounded_up(asked, quantity_units(policy.min), policy.step)
+    values = (quantity_units(value) for value in policy.valid_values)
+    return next((value for value in values if asked <= value), asked)
 
 
-def _rounded(asked: int, policy: CapacityPolicy) -> int:
-    """Round up to a step if all numbers are whole: for others, versions differ."""
-    if policy.min is None or policy.step is None:
+def _rounded_up(asked: int, least: int, step: str | None) -> int:
+    if asked < least:
+        return least
+    if step is None:
         return asked
-    least, step = billionths(policy.min), billionths(policy.step)
-    if step <= 0 or any(amount % _WHOLE for amount in (asked, least, step)):
+    size, start = _whole(quantity_units(step)), _whole(least)
+    if size <= 0:
         return asked
-    return least + -(-(asked - least) // step) * step
+    return (start + -(-(_whole(asked) - start) // size) * size) * _WHOLE
+
+
+def _violates(amount: int, policy: CapacityPolicy | None) -> bool:
+    if policy is None or (policy.default and amount == quantity_units(policy.default)):
+        return False
+    if policy.min is not None or policy.max is not None or policy.step is not None:
+        if policy.max is not None and amount > quantity_units(policy.max):
+            return True
+        if policy.step is None:
+            return False
+        size = _whole(quantity_units(policy.step))
+        least = _whole(quantity_units(policy.min)) if policy.min is not None else 0
+        return size > 0 and (_whole(amount) - least) % size != 0
+    if policy.valid_values:
+        return amount not in [quantity_units(value) for value in policy.valid_values]
+    return False
+
+
+def _whole(amount: int) -> int:
+    """Round billionths up to a whole number, as ``Quantity.Value`` does."""
+    return -(-amount // _WHOLE)

@@ -13,25 +13,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from drakit.resource.raw import Object
+
 __all__ = (
+    "PREVENTING",
     "Amount",
     "CapacityFacts",
     "CapacityPolicy",
     "ClaimFacts",
     "ClassFacts",
+    "Constraint",
+    "Consumer",
     "CounterSetFacts",
     "DeviceFacts",
     "DeviceID",
+    "DeviceKind",
+    "ExtendedRequest",
+    "ListValue",
+    "NamespaceFacts",
+    "NodeFacts",
     "ObjectReference",
+    "Place",
+    "Placement",
     "PodClaim",
     "PodFacts",
+    "PodToleration",
     "PoolID",
+    "QuotaFacts",
     "Request",
+    "Result",
     "Share",
     "SliceFacts",
     "TaintFacts",
+    "TaintRuleFacts",
     "TemplateFacts",
     "Toleration",
+    "Version",
 )
 
 
@@ -101,6 +118,79 @@ class PodClaim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PodToleration:
+    """A taint of nodes in spite of which a pod may run there."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """On which nodes a pod may run, apart from devices; pods of a Deployment share one object."""
+
+    node_selector: tuple[tuple[str, str], ...] = ()
+    affinity: Object | None = None
+    """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
+
+    tolerations: tuple[PodToleration, ...] = ()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for placements that are alike, and hashable."""
+        return self.node_selector, repr(self.affinity), self.tolerations
+
+
+class ExtendedRequest(NamedTuple):
+    """A number of extended resources that a container of a pod requests."""
+
+    container: str
+    resource: str
+    amount: int
+    init: bool = False
+    """It is an init container that ends before the others start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    taints: tuple[TaintFacts, ...] = ()
+    """Those that repel pods: effects NoSchedule and NoExecute."""
+
+    unschedulable: bool = False
+    ready: bool = True
+    allocatable: tuple[Amount, ...] = ()
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(api_version="v1", kind="Node", name=self.name, uid=self.uid)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaintRuleFacts:
+    """A DeviceTaintRule: a taint that an admin adds to devices."""
+
+    name: str
+    uid: str
+    taint: TaintFacts
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    """Each of the three is a condition, unless it is empty."""
+
+    def selects(self, device: DeviceID) -> bool:
+        return (
+            self.driver in ("", device.driver)
+            and self.pool in ("", device.pool)
+            and self.device in ("", device.device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PodFacts:
     namespace: str
     name: str
@@ -112,8 +202,23 @@ class PodFacts:
     """Scheduling gates hold it: the scheduler does not search for devices yet."""
 
     deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    sandbox: bool | None = None
+    """Condition PodReadyToStartContainers: its claims are prepared; None if it is not reported."""
+
+    disruption: str = ""
+    """The reason in condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
+
     scheduling_message: str = ""
     """The scheduler's message in condition PodScheduled."""
+
+    extended: tuple[ExtendedRequest, ...] = ()
+    extended_claim: str | None = None
+    """The claim that the scheduler made for extended resources."""
+
+    placement: Placement = Placement()
+    requests: tuple[Amount, ...] = ()
+    """What all containers together request of a node: cpu, memory, extended resources."""
 
     @property
     def reference(self) -> ObjectReference:
@@ -130,6 +235,8 @@ class Toleration:
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    seconds: int | None = None
+    """How long a taint with effect NoExecute is tolerated; None means without end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +259,25 @@ class Request:
     alternatives: tuple[Request, ...] = ()
     """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
 
+    @property
+    def every(self) -> bool:
+        """Whether it asks for all devices that match (API: allocation mode ``All``)."""
+        return self.count == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What the devices of requests must have in common, or must not."""
+
+    attribute: str
+    """By full name, ``domain/identifier``."""
+
+    distinct: bool = False
+    """API: ``distinctAttribute``, else ``matchAttribute``."""
+
+    requests: tuple[str, ...] = ()
+    """``request`` or ``request/subrequest``; empty means all."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
@@ -159,7 +285,33 @@ class Share:
 
     device: DeviceID
     consumed: tuple[Amount, ...] = ()
-    """By full name, ``domain/identifier``."""
+    """By name as in the slice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One allocated device, of admin access and shares included (API: ``results[]``)."""
+
+    request: str
+    """``request`` or ``request/subrequest``."""
+
+    device: DeviceID
+    tolerations: tuple[Toleration, ...] = ()
+    outstanding: tuple[str, ...] = ()
+    """Binding conditions that are not true in ``status.devices``."""
+
+    failed: tuple[str, ...] = ()
+    """Binding failure conditions that are true."""
+
+
+class Consumer(NamedTuple):
+    """An entry of ``status.reservedFor``."""
+
+    resource: str
+    """``pods``, or another plural, such as ``podgroups``."""
+
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +320,7 @@ class ClaimFacts:
     name: str
     uid: str
     requests: tuple[Request, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
     """The devices that the allocation takes from others; none of admin access, none of `shares`."""
@@ -175,11 +328,24 @@ class ClaimFacts:
     shares: tuple[Share, ...] = ()
     """Its shares of devices; a device may occur more than once."""
 
+    results: tuple[Result, ...] = ()
+    """All that is allocated, in the allocation's order."""
+
     reserved_for: tuple[str, ...] = ()
     """Names of the pods that may use it; they live in the claim's namespace."""
 
+    consumers: tuple[Consumer, ...] = ()
+    """All that it is reserved for, those that are no pods included."""
+
     owner_pod: str | None = None
     """The pod for which it was made from a template."""
+
+    owner_uid: str = ""
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+
+    nodes: Object | None = None
+    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``), raw."""
 
     @property
     def reference(self) -> ObjectReference:
@@ -198,6 +364,7 @@ class TemplateFacts:
     name: str
     uid: str
     requests: tuple[Request, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def reference(self) -> ObjectReference:
@@ -215,10 +382,51 @@ class ClassFacts:
     name: str
     uid: str
     selectors: tuple[str, ...] = ()
+    extended_resource: str = ""
+    """The extended resource that its devices provide."""
+
+    created: str = ""
+    """API: ``creationTimestamp``; of classes with one extended resource, the youngest counts."""
 
 
-AttributeFact = str | int | bool | None
-"""A string, an integer or a bool; None for a type that the simple selectors do not compare."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamespaceFacts:
+    name: str
+    uid: str
+    admin_access: bool = False
+    """Its label allows claims with admin access."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaFacts:
+    """A ResourceQuota without scopes; one with scopes is for pods, and limits nothing here."""
+
+    namespace: str
+    name: str
+    uid: str
+    hard: tuple[Amount, ...] = ()
+    used: tuple[Amount, ...] = ()
+
+
+class Version(str):
+    """A semantic version (API: ``DeviceAttribute.version``): never equal to a plain string."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListValue:
+    """A list attribute (API: ``ints``, ``bools``, ``strings``, ``versions``)."""
+
+    kind: str
+    values: tuple[str | int | bool, ...]
+
+
+AttributeFact = str | int | bool | Version | ListValue
+
+
+PREVENTING = ("NoSchedule", "NoExecute")
+"""Effects of taints that the scheduler obeys; it ignores all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +456,7 @@ class CapacityPolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityFacts:
     name: str
-    """In full, ``domain/identifier``: the driver's name where the slice names no domain."""
+    """As in the slice: requests and allocations must use the same form."""
 
     value: str
     policy: CapacityPolicy | None = None
@@ -263,18 +471,57 @@ class CounterSetFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The nodes that can use a device: one, all, or those that a selector selects."""
+
+    node: str = ""
+    every: bool = False
+    selector: Object | None = None
+    """API: ``nodeSelector``, raw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceKind:
+    """What alike devices have in common: thousands share one object."""
+
+    attributes: tuple[str, ...] = ()
+    """Names of attributes as in the slice; the devices have the values in this order."""
+
+    capacity: tuple[CapacityFacts, ...] = ()
+    shareable: bool = False
+    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
+
+    binding: bool = False
+    """It has binding conditions: its pool comes after those without."""
+
+    binds_to_node: bool = False
+    unusual: bool = False
+    """A value is a list, or of a type that this version does not know: selectors may fail on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
     name: str
-    attributes: Mapping[str, AttributeFact]
-    """By full name, ``domain/identifier``: the driver's name where the slice names no domain."""
+    kind: DeviceKind = DeviceKind()
+    values: tuple[AttributeFact | None, ...] = ()
+    """Of the kind's attributes; None for a type that this version does not know."""
 
     taints: tuple[TaintFacts, ...] = ()
-    capacity: tuple[CapacityFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
     """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
 
-    shareable: bool = False
-    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
+    place: Place | None = None
+    """Where each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
+
+    def attribute(self, name: str, driver: str) -> AttributeFact | None:
+        """Return the value of an attribute by its full name, as the scheduler finds it."""
+        names = self.kind.attributes
+        if name in names:
+            return self.values[names.index(name)]
+        domain, _, identifier = name.partition("/")
+        if domain == driver and identifier in names:
+            return self.values[names.index(identifier)]
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,6 +534,15 @@ class SliceFacts:
     pool_slices: int = 1
     """How many slices of this generation make the pool complete."""
 
-    node: str | None = None
+    place: Place | None = None
+    """None where each device has its own, or where this version knows none."""
+
+    by_device: bool = False
+    """API: ``perDeviceNodeSelection``."""
+
     devices: tuple[DeviceFacts, ...] = ()
     counter_sets: tuple[CounterSetFacts, ...] = ()
+
+    @property
+    def of_pool(self) -> PoolID:
+        return PoolID(self.driver, self.pool)

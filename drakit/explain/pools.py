@@ -1,30 +1,25 @@
 """
-The combined slices of a pool: its devices, and the counters that its partitions share.
+The pools of a node: the slices that count, in the scheduler's order, and what is wrong with them.
 
-:mod:`.selectors` selects the devices of a request; :mod:`.availability` decides which of them are
-available.
+It follows ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the highest
+generation counts, a pool without all of its slices is *incomplete*, and one that contradicts itself
+is *invalid*. Nothing is allocated from either.
 
-It must not know clients, claims, or the caller.
+It must not know clients, claims, selectors, or the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
-from drakit.explain.model import CounterSetFacts, DeviceFacts, DeviceID, PoolID, SliceFacts
+from drakit.explain.model import Place, PoolID, SliceFacts
+from drakit.resource.nodeselector import selects_node
+from drakit.resource.quantity import quantity_units
 
-__all__ = ("Counter", "PoolCounters", "Published", "current_counters", "current_devices")
-
-
-class Published(NamedTuple):
-    """A device of a slice; all selections share one object."""
-
-    identity: DeviceID
-    device: DeviceFacts
-    complete: bool
-    """Whether its pool is complete; the scheduler waits for missing slices."""
+__all__ = ("Counter", "NodePool", "NodeView", "PoolState", "place_includes", "pools_of_node")
 
 
 class Counter(NamedTuple):
@@ -34,65 +29,152 @@ class Counter(NamedTuple):
     counter: str
 
 
+class PoolState(Enum):
+    """Whether devices are allocated from a pool."""
+
+    READY = "ready"
+    INCOMPLETE = "incomplete"
+    INVALID = "invalid"
+
+
+class NodeView(NamedTuple):
+    """What a place is compared with."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoolCounters:
-    """The counters of a pool, and the devices that consume them."""
+class NodePool:
+    """A pool as the scheduler sees it for one node."""
 
-    totals: Mapping[Counter, str]
-    """Quantities."""
+    identity: PoolID
+    state: PoolState = PoolState.READY
+    problem: str = ""
+    """Of an invalid pool, as a clause."""
 
-    consumers: tuple[tuple[DeviceID, DeviceFacts], ...]
+    node: NodeView
+    slices: tuple[SliceFacts, ...] = ()
+    """With devices for the node, by name."""
+
+    elsewhere: tuple[SliceFacts, ...] = ()
+    """Of the same generation, for other nodes; their devices take of the same counters."""
+
+    counters: Mapping[Counter, int] = field(default_factory=dict[Counter, int])
+    """The pool's shared counters, in billionths."""
+
+    def reaches(self, of: SliceFacts, index: int) -> bool:
+        """Return whether the node can use a device of one of these slices."""
+        return not of.by_device or place_includes(of.devices[index].place, self.node)
 
 
-def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
+def place_includes(place: Place | None, node: NodeView) -> bool:
+    """Return whether a node is one of a place; no place that we know includes none."""
+    if place is None:
+        return False
+    if place.node:
+        return place.node == node.name
+    if place.every or place.selector is None:
+        return place.every
+    return selects_node(place.selector, name=node.name, labels=node.labels)
+
+
+def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool]:
     """
-    Return the devices of each pool's highest generation; older slices will be deleted.
+    Return the pools with slices for a node, in the order in which they are searched.
 
-    A pool that lacks slices of that generation is being rewritten, and nothing is allocated from it
-    until it is complete: any of its devices may be available in a moment, the older ones too.
+    :param slices: of the whole cluster, or at least all slices of each pool that has one for the
+        node.
     """
-    return [
-        Published(DeviceID(each.driver, each.pool, device.name), device, complete)
-        for _, pool in _pools(slices).items()
-        for current, complete in [_newest(pool)]
-        for each in (current if complete else pool)
-        for device in each.devices
+    pools: dict[PoolID, list[SliceFacts]] = {}
+    for each in slices:
+        pools.setdefault(each.of_pool, []).append(each)
+    found = [
+        pool
+        for identity, of_pool in pools.items()
+        if (pool := _pool(identity, of_pool, node)) is not None
     ]
+    found.sort(key=lambda pool: (_has_binding(pool), pool.identity))
+    return found
 
 
-def current_counters(slices: Iterable[SliceFacts]) -> dict[PoolID, PoolCounters]:
-    """Return the counters of each pool that has some; only complete pools count."""
+def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> NodePool | None:
+    relevant = [each for each in slices if _concerns(each, node)]
+    if not relevant:
+        return None
+    newest = max(each.generation for each in relevant)
+    current = [each for each in relevant if each.generation == newest]
+    elsewhere: list[SliceFacts] = []
+    if len(current) != current[0].pool_slices:
+        if any(each.generation > newest for each in slices):
+            return None  # a newer generation has nothing for this node
+        mine = {each.name for each in current}
+        elsewhere = [each for each in slices if each.generation == newest and each.name not in mine]
+        if len(current) + len(elsewhere) != current[0].pool_slices:
+            return NodePool(identity=identity, state=PoolState.INCOMPLETE, node=node)
+    current.sort(key=lambda each: each.name)
+    with_devices = [each for each in current if not each.counter_sets]
+    problem = _problem(with_devices, current, elsewhere)
+    if problem:
+        return NodePool(identity=identity, state=PoolState.INVALID, problem=problem, node=node)
+    return NodePool(
+        identity=identity,
+        node=node,
+        slices=tuple(with_devices),
+        elsewhere=tuple(elsewhere),
+        counters=_counters(current),
+    )
+
+
+def _concerns(each: SliceFacts, node: NodeView) -> bool:
+    if each.counter_sets:
+        return True
+    if each.place is not None:
+        return place_includes(each.place, node)
+    return each.by_device and any(place_includes(device.place, node) for device in each.devices)
+
+
+def _counters(slices: Iterable[SliceFacts]) -> dict[Counter, int]:
     return {
-        identity: PoolCounters(
-            totals=dict(_quantities(sets for each in current for sets in each.counter_sets)),
-            consumers=tuple(
-                (DeviceID(each.driver, each.pool, device.name), device)
-                for each in current
-                for device in each.devices
-                if device.consumes
-            ),
-        )
-        for identity, pool in _pools(slices).items()
-        for current, _ in [_newest(pool)]
-        if any(each.counter_sets for each in current)
+        Counter(counters.name, amount.name): quantity_units(amount.quantity)
+        for each in slices
+        for counters in each.counter_sets
+        for amount in counters.counters
     }
 
 
-def _pools(slices: Iterable[SliceFacts]) -> dict[PoolID, list[SliceFacts]]:
-    pools: dict[PoolID, list[SliceFacts]] = {}
+def _problem(
+    with_devices: Sequence[SliceFacts],
+    current: Sequence[SliceFacts],
+    elsewhere: Sequence[SliceFacts],
+) -> str:
+    """Return the first contradiction, in the order in which the scheduler finds them."""
+    names: set[str] = set()
+    for each in with_devices:
+        for device in each.devices:
+            if device.name in names:
+                return f"two of its devices have the name {device.name}"
+            names.add(device.name)
+    sets: dict[str, set[str]] = {}
+    for each in current:
+        for counters in each.counter_sets:
+            if counters.name in sets:
+                return f"two of its counter sets have the name {counters.name}"
+            sets[counters.name] = {amount.name for amount in counters.counters}
+    missing = _missing_counters((*current, *elsewhere), sets)
+    return next(missing, "")
+
+
+def _missing_counters(slices: Iterable[SliceFacts], sets: Mapping[str, set[str]]) -> Iterator[str]:
     for each in slices:
-        pools.setdefault(PoolID(each.driver, each.pool), []).append(each)
-    return pools
+        for device in each.devices:
+            for consumed in device.consumes:
+                what = f"device {device.name} consumes counter set {consumed.name}"
+                if consumed.name not in sets:
+                    yield f"{what}, which the pool does not have"
+                elif unknown := {each.name for each in consumed.counters} - sets[consumed.name]:
+                    yield f"{what}, which has no counter {min(unknown)}"
 
 
-def _newest(pool: Sequence[SliceFacts]) -> tuple[list[SliceFacts], bool]:
-    """Return the slices of the highest generation, and whether all of them exist."""
-    newest = max(each.generation for each in pool)
-    current = [each for each in pool if each.generation == newest]
-    return current, all(each.pool_slices == len(current) for each in current)
-
-
-def _quantities(sets: Iterable[CounterSetFacts]) -> Iterator[tuple[Counter, str]]:
-    for each in sets:
-        for amount in each.counters:
-            yield Counter(each.name, amount.name), amount.quantity
+def _has_binding(pool: NodePool) -> bool:
+    return any(device.kind.binding for each in pool.slices for device in each.devices)

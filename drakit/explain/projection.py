@@ -10,39 +10,71 @@ It must not know clients, or what is done with the facts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
-from typing import Any
+from typing import TypeVar
 
 from drakit.explain.model import (
+    PREVENTING,
     Amount,
     AttributeFact,
     CapacityFacts,
     CapacityPolicy,
     ClaimFacts,
     ClassFacts,
+    Constraint,
+    Consumer,
     CounterSetFacts,
     DeviceFacts,
     DeviceID,
+    DeviceKind,
+    ExtendedRequest,
+    ListValue,
+    NamespaceFacts,
+    NodeFacts,
+    Place,
+    Placement,
     PodClaim,
     PodFacts,
+    PodToleration,
+    QuotaFacts,
     Request,
+    Result,
     Share,
     SliceFacts,
     TaintFacts,
+    TaintRuleFacts,
     TemplateFacts,
     Toleration,
+    Version,
 )
-from drakit.explain.selectors import parse
 from drakit.resource.raw import Object, child, children, text
 
-__all__ = ("project_claim", "project_class", "project_pod", "project_slice", "project_template")
+__all__ = (
+    "project_claim",
+    "project_class",
+    "project_namespace",
+    "project_node",
+    "project_pod",
+    "project_quota",
+    "project_slice",
+    "project_taint_rule",
+    "project_template",
+)
 
-MAX_EXPRESSION = 512
-"""Characters of a selector; one that tests a handful of attributes has fewer."""
+Shared = TypeVar("Shared")
 
-PREVENTING = ("NoSchedule", "NoExecute")
-"""Effects of taints that the scheduler obeys; it ignores all others."""
+MAX_EXPRESSION = 2048
+"""Characters of a selector; one that tests a dozen attributes has fewer."""
+
+_EVERYWHERE = Place(every=True)
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
+"""The label of namespaces that may have claims with admin access."""
+
+_SANDBOX = {"True": True, "False": False}
 
 
 def project_pod(body: Object) -> PodFacts:
@@ -61,7 +93,108 @@ def project_pod(body: Object) -> PodFacts:
         phase=intern(text(status, "phase")),
         gated=bool(spec.get("schedulingGates")),
         deleting=bool(metadata.get("deletionTimestamp")),
+        finalizers=_finalizers(metadata),
+        sandbox=_SANDBOX.get(text(conditions.get("PodReadyToStartContainers", {}), "status")),
+        disruption=_disruption(conditions.get("DisruptionTarget", {})),
         scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
+        extended=tuple(_extended_requests(spec)),
+        extended_claim=text(status, "extendedResourceClaimStatus", "resourceClaimName") or None,
+        placement=_placement(spec),
+    )
+
+
+def _extended_requests(spec: Object) -> Iterator[ExtendedRequest]:
+    for kind in ("initContainers", "containers"):
+        for container in children(spec, kind):
+            init = kind == "initContainers" and container.get("restartPolicy") != "Always"
+            for resource, amount in child(container, "resources", "limits").items():
+                if "/" in resource and str(amount).isdecimal() and int(amount):
+                    yield ExtendedRequest(
+                        text(container, "name"), intern(resource), int(amount), init
+                    )
+
+
+def _finalizers(metadata: Object) -> tuple[str, ...]:
+    return _once(tuple(str(each) for each in metadata.get("finalizers") or ()))
+
+
+def _disruption(condition: Object) -> str:
+    return intern(text(condition, "reason")) if text(condition, "status") == "True" else ""
+
+
+def _placement(spec: Object) -> Placement:
+    affinity = child(spec, "affinity", "nodeAffinity").get(_REQUIRED)
+    placement = Placement(
+        node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
+        affinity=affinity,
+        tolerations=tuple(
+            PodToleration(
+                key=text(each, "key"),
+                operator=text(each, "operator") or "Equal",
+                value=text(each, "value"),
+                effect=text(each, "effect"),
+            )
+            for each in children(spec, "tolerations")
+        ),
+    )
+    return placement if affinity is not None else _once(placement)
+
+
+def project_node(body: Object) -> NodeFacts:
+    """Project a Node."""
+    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
+    conditions = {each.get("type"): each for each in children(status, "conditions")}
+    return NodeFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        labels={intern(k): intern(v) for k, v in child(metadata, "labels").items()},
+        taints=tuple(
+            TaintFacts(key=text(each, "key"), effect=each["effect"], value=text(each, "value"))
+            for each in children(spec, "taints")
+            if each.get("effect") in PREVENTING
+        ),
+        unschedulable=bool(spec.get("unschedulable")),
+        ready=text(conditions.get("Ready", {}), "status") == "True",
+        allocatable=_amounts(child(status, "allocatable")),
+    )
+
+
+def project_namespace(body: Object) -> NamespaceFacts:
+    """Project a Namespace."""
+    metadata = child(body, "metadata")
+    return NamespaceFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        admin_access=child(metadata, "labels").get(ADMIN_ACCESS) == "true",
+    )
+
+
+def project_quota(body: Object) -> QuotaFacts:
+    """Project a ResourceQuota; of one with scopes, no amounts."""
+    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
+    scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
+    return QuotaFacts(
+        namespace=intern(text(metadata, "namespace")),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        hard=() if scoped else _amounts(child(status, "hard")),
+        used=() if scoped else _amounts(child(status, "used")),
+    )
+
+
+def project_taint_rule(body: Object) -> TaintRuleFacts:
+    """Project a DeviceTaintRule; one that selects by class or CEL selects nothing here."""
+    metadata, spec = child(body, "metadata"), child(body, "spec")
+    selector, taint = child(spec, "deviceSelector"), child(spec, "taint")
+    return TaintRuleFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        taint=TaintFacts(
+            key=text(taint, "key"), effect=text(taint, "effect"), value=text(taint, "value")
+        ),
+        driver=text(selector, "driver"),
+        pool=text(selector, "pool"),
+        device=text(selector, "device"),
     )
 
 
@@ -90,27 +223,63 @@ def project_claim(body: Object) -> ClaimFacts:
     )
     results = children(allocation or {}, "devices", "results")
     taken = [result for result in results if not result.get("adminAccess")]
+    conditions = {
+        _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
+    }
     return ClaimFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         requests=_requests(child(body, "spec")),
+        constraints=_constraints(child(body, "spec")),
         allocated=allocation is not None,
         devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
         shares=tuple(
             Share(
                 device=_device_id(result),
-                consumed=_amounts(child(result, "consumedCapacity"), text(result, "driver")),
+                consumed=_amounts(child(result, "consumedCapacity")),
             )
             for result in taken
             if result.get("shareID")
+        ),
+        results=tuple(
+            _result(result, conditions.get(_device_key(result), [])) for result in results
         ),
         reserved_for=tuple(
             consumer["name"]
             for consumer in children(status, "reservedFor")
             if consumer.get("resource") == "pods"
         ),
+        consumers=tuple(
+            Consumer(
+                intern(text(consumer, "resource")), text(consumer, "name"), text(consumer, "uid")
+            )
+            for consumer in children(status, "reservedFor")
+        ),
         owner_pod=text(owner, "name") if owner is not None else None,
+        owner_uid=text(owner, "uid") if owner is not None else "",
+        deleting=bool(metadata.get("deletionTimestamp")),
+        finalizers=_finalizers(metadata),
+        nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,
+    )
+
+
+def _device_key(entry: Object) -> tuple[str, ...]:
+    return tuple(text(entry, name) for name in ("driver", "pool", "device", "shareID"))
+
+
+def _result(result: Object, conditions: list[Object]) -> Result:
+    true = {text(each, "type") for each in conditions if text(each, "status") == "True"}
+    return Result(
+        request=intern(text(result, "request")),
+        device=_device_id(result),
+        tolerations=_once(tuple(_toleration(each) for each in children(result, "tolerations"))),
+        outstanding=_once(
+            tuple(each for each in result.get("bindingConditions") or () if each not in true)
+        ),
+        failed=_once(
+            tuple(each for each in result.get("bindingFailureConditions") or () if each in true)
+        ),
     )
 
 
@@ -122,14 +291,19 @@ def project_template(body: Object) -> TemplateFacts:
         name=metadata["name"],
         uid=metadata["uid"],
         requests=_requests(child(body, "spec", "spec")),
+        constraints=_constraints(child(body, "spec", "spec")),
     )
 
 
 def project_class(body: Object) -> ClassFacts:
     """Project a DeviceClass."""
-    metadata = child(body, "metadata")
+    metadata, spec = child(body, "metadata"), child(body, "spec")
     return ClassFacts(
-        name=metadata["name"], uid=metadata["uid"], selectors=_selectors(child(body, "spec"))
+        name=metadata["name"],
+        uid=metadata["uid"],
+        selectors=_selectors(spec),
+        extended_resource=text(spec, "extendedResourceName"),
+        created=text(metadata, "creationTimestamp"),
     )
 
 
@@ -137,6 +311,7 @@ def project_slice(body: Object) -> SliceFacts:
     """Project a ResourceSlice."""
     metadata, spec = child(body, "metadata"), child(body, "spec")
     driver, pool = intern(text(spec, "driver")), child(spec, "pool")
+    by_device = bool(spec.get("perDeviceNodeSelection"))
     return SliceFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -144,12 +319,37 @@ def project_slice(body: Object) -> SliceFacts:
         pool=intern(text(pool, "name")),
         generation=int(pool.get("generation") or 0),
         pool_slices=int(pool.get("resourceSliceCount") or 1),
-        node=spec.get("nodeName") or None,
-        devices=tuple(_device(device, driver) for device in children(spec, "devices")),
+        place=_place(spec),
+        by_device=by_device,
+        devices=tuple(_device(device, by_device=by_device) for device in children(spec, "devices")),
         counter_sets=tuple(
             _counter_set(text(counters, "name"), counters)
             for counters in children(spec, "sharedCounters")
         ),
+    )
+
+
+def _place(body: Object) -> Place | None:
+    """Read which nodes a slice or a device is for; None if there is no such field."""
+    if node := text(body, "nodeName"):
+        return Place(node=intern(node))
+    if body.get("allNodes"):
+        return _EVERYWHERE
+    if (selector := body.get("nodeSelector")) is not None:
+        return Place(selector=selector)
+    return None
+
+
+def _constraints(spec: Object) -> tuple[Constraint, ...]:
+    return tuple(_constraint(each) for each in children(spec, "devices", "constraints"))
+
+
+def _constraint(body: Object) -> Constraint:
+    distinct = text(body, "distinctAttribute")
+    return Constraint(
+        attribute=intern(distinct or text(body, "matchAttribute")),
+        distinct=bool(distinct),
+        requests=tuple(intern(str(name)) for name in body.get("requests") or ()),
     )
 
 
@@ -186,37 +386,46 @@ def _toleration(body: Object) -> Toleration:
         operator=text(body, "operator") or "Equal",
         value=text(body, "value"),
         effect=text(body, "effect"),
+        seconds=body.get("tolerationSeconds"),
     )
 
 
 def _selectors(body: Object) -> tuple[str, ...]:
-    return tuple(
-        _readable(text(entry, "cel", "expression")) for entry in children(body, "selectors")
-    )
+    return tuple(_kept(text(entry, "cel", "expression")) for entry in children(body, "selectors"))
 
 
-def _readable(expression: str) -> str:
+def _kept(expression: str) -> str:
     """
-    Return an expression that this version can evaluate, else the empty one: its result is unknown.
+    Return an expression, or the empty one where it is too long: its result is unknown.
 
     Only short ones are kept, because a tenant can fill 1.5 MiB of a claim with expressions.
     """
-    if len(expression) > MAX_EXPRESSION or parse(expression) is None:
-        return ""
-    return intern(expression)
+    return intern(expression) if len(expression) <= MAX_EXPRESSION else ""
 
 
 def _device_id(result: Object) -> DeviceID:
     return DeviceID(intern(result["driver"]), intern(result["pool"]), intern(result["device"]))
 
 
-def _device(device: Object, driver: str) -> DeviceFacts:
+def _device(device: Object, *, by_device: bool) -> DeviceFacts:
+    attributes = child(device, "attributes")
+    values = tuple(_attribute(value) for value in attributes.values())
     return DeviceFacts(
         name=intern(device["name"]),
-        attributes={
-            _full(name, driver): _attribute(value)
-            for name, value in child(device, "attributes").items()
-        },
+        kind=_once(
+            DeviceKind(
+                attributes=tuple(intern(name) for name in attributes),
+                capacity=tuple(
+                    _capacity(intern(name), value)
+                    for name, value in child(device, "capacity").items()
+                ),
+                shareable=bool(device.get("allowMultipleAllocations")),
+                binding=device.get("bindingConditions") is not None,
+                binds_to_node=bool(device.get("bindsToNode")),
+                unusual=any(value is None or isinstance(value, ListValue) for value in values),
+            )
+        ),
+        values=values,
         taints=_once(
             tuple(
                 TaintFacts(
@@ -226,29 +435,19 @@ def _device(device: Object, driver: str) -> DeviceFacts:
                 if taint.get("effect") in PREVENTING
             )
         ),
-        capacity=_once(
-            tuple(
-                _capacity(_full(name, driver), value)
-                for name, value in child(device, "capacity").items()
-            )
-        ),
         consumes=_once(
             tuple(
                 _counter_set(text(counters, "counterSet"), counters)
                 for counters in children(device, "consumesCounters")
             )
         ),
-        shareable=bool(device.get("allowMultipleAllocations")),
+        place=_place(device) if by_device else None,
     )
 
 
-def _full(name: str, driver: str) -> str:
-    return intern(name if "/" in name else f"{driver}/{name}")
-
-
 @lru_cache(maxsize=1024)
-def _once(facts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the first of all equal tuples: devices of a kind share it."""
+def _once(facts: Shared) -> Shared:
+    """Return the first of all equal facts: devices of a kind share them."""
     return facts
 
 
@@ -280,17 +479,26 @@ def _counter_set(name: str, body: Object) -> CounterSetFacts:
     )
 
 
-def _amounts(body: Object, driver: str | None = None) -> tuple[Amount, ...]:
-    """Read a map of quantities, with full names if a driver is given."""
-    return tuple(
-        Amount(intern(name) if driver is None else _full(name, driver), intern(str(quantity)))
-        for name, quantity in body.items()
-    )
+def _amounts(body: Object) -> tuple[Amount, ...]:
+    return tuple(Amount(intern(name), intern(str(quantity))) for name, quantity in body.items())
 
 
-def _attribute(value: dict[str, Any]) -> AttributeFact:
-    for kind in ("string", "int", "bool"):
-        if kind in value:
-            fact = value[kind]
-            return intern(fact) if isinstance(fact, str) else fact
+def _attribute(value: Object) -> AttributeFact | None:
+    for kind, fact in value.items():
+        match kind:
+            case "string":
+                return intern(fact)
+            case "int" | "bool":
+                return fact
+            case "version":
+                return _version(fact)
+            case "strings" | "ints" | "bools" | "versions":
+                return ListValue(kind, tuple(fact))
+            case _:
+                continue
     return None
+
+
+@lru_cache(maxsize=1024)
+def _version(text: str) -> Version:
+    return Version(text)

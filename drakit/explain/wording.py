@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 
 from drakit.explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit.explain.model import ClaimFacts
+from drakit.explain.nodes import NodeProblem
 
 __all__ = ("remedy", "state")
 
@@ -32,7 +33,18 @@ _ADVICE = {
 }
 """Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
 
-_ADVICE_FOR_OTHERS = "ask the owner of the taint, or tolerate it in the request"
+_RULES = {
+    NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
+    NodeProblem.TAINT.value: "it does not tolerate their taint {}",
+    NodeProblem.CORDONED.value: "they are cordoned",
+    NodeProblem.RESOURCES.value: "they have too little {} left",
+    NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
+}
+"""Why a pod cannot use nodes, by the kind of rule."""
+
+_ADVICE_FOR_OTHERS = "ask the owner of the taint, or tolerate its key and effect in the request"
+"""The effect is named because Kubernetes evicts a pod from a device with the effect NoExecute if
+the toleration leaves the effect out, although the scheduler accepts it."""
 
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
@@ -57,6 +69,8 @@ def remedy(found: Availability, *, released: bool) -> str:
         remedies.append(
             f"the claim can be allocated when enough {'of them are' if whole else 'is'} released"
         )
+    if found.elsewhere.devices and not found.releasable and not found.free:
+        remedies.append("let the pod run on those nodes, or publish devices on its own")
     keys = found.tainted.words
     remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
     if keys - _ADVICE.keys():
@@ -76,9 +90,24 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
         verb = "has" if one == 1 else "have"
         words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
         yield found.used_up, f"{verb} too little {words} left beside {holders}"
+    if one := found.elsewhere.devices:
+        verb = "is" if one == 1 else "are"
+        yield found.elsewhere, f"{verb} on nodes that the pod cannot use ({_nodes(found)})"
     if one := found.tainted.devices:
         verb, words = "is" if one == 1 else "are", _words(found.tainted.words)
         yield found.tainted, f"{verb} tainted with {words}, which the request does not tolerate"
+
+
+def _nodes(found: Availability) -> str:
+    """Name the rules that keep the pod off nodes, a kind of rule once."""
+    kinds: dict[str, list[str]] = {}
+    for word in sorted(found.elsewhere.words):
+        kind, _, detail = word.partition(" ")
+        kinds.setdefault(kind, []).append(detail)
+    return "; ".join(
+        _RULES[kind].format(_cut([each for each in details if each], NAMED_WORDS))
+        for kind, details in kinds.items()
+    )
 
 
 def _amount(total: int, part: int) -> str:
@@ -97,10 +126,9 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
     ]
     claims.sort(key=lambda claim: (claim.namespace, claim.name))
     named = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
-    total = sum(obstacle.count_by_namespace.values())
-    others = total - obstacle.count_by_namespace.get(reader, 0) if reader is not None else 0
+    others = len(obstacle.claims) - len(claims)
     counted: list[str] = []
-    if rest := total - others - len(named):
+    if rest := len(claims) - len(named):
         counted.append(f"{rest} more")
     if others:
         plural = f"{others} claims in other namespaces"

@@ -96,19 +96,26 @@ class Credentials:
 async def find_cluster(
     kubeconfig: Path | None,
     *,
+    context: str | None = None,
     environ: Mapping[str, str] = os.environ,
     account: ServiceAccount | None = None,
 ) -> tuple[ClusterAccess, Credentials]:
-    """Use the given kubeconfig, else the pod's service account, else the user's kubeconfig."""
+    """
+    Use the given kubeconfig, else the pod's service account, else the user's kubeconfig.
+
+    A context is one of a kubeconfig: with it, the service account is not used.
+    """
     account = account or ServiceAccount()
-    if kubeconfig is None and await asyncio.to_thread(account.usable, environ):
+    in_pod = kubeconfig is None and context is None
+    if in_pod and await asyncio.to_thread(account.usable, environ):
         access = await load_in_cluster(account.token, account.ca, environ)
 
         async def read(refused: bool) -> str | None:
             return await asyncio.to_thread(_read_token, account.token)
 
         return access, Credentials(read)
-    access = await load_kubeconfig(await asyncio.to_thread(_locate, kubeconfig, environ))
+    paths = await asyncio.to_thread(_locate, kubeconfig, environ)
+    access = await load_kubeconfig(paths, context=context)
 
     async def renew(refused: bool) -> str | None:
         return await access.renew(refused=refused)

@@ -62,6 +62,12 @@ class ClusterAccess:
     loader: Any = None
     """The library's kubeconfig loader; None in a cluster."""
 
+    @property
+    def namespace(self) -> str:
+        """The namespace that the kubeconfig's context names; empty if it names none."""
+        found = self.loader and self.loader.current_context
+        return str(found["context"].get("namespace") or "") if found else ""
+
     async def renew(self, *, refused: bool) -> str | None:
         """
         Ask the kubeconfig's source for credentials: file, exec plugin or OIDC.
@@ -115,15 +121,19 @@ async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> 
     return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
 
 
-async def load_kubeconfig(path: str) -> ClusterAccess:
-    """Use a kubeconfig's current context; ``path`` may be a list, as in ``$KUBECONFIG``."""
+async def load_kubeconfig(path: str, *, context: str | None = None) -> ClusterAccess:
+    """
+    Use a kubeconfig's current context, or the given one.
+
+    ``path`` may be a list, as in ``$KUBECONFIG``.
+    """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
     configuration = _configuration(library)
 
     async def load() -> Any:
         return await kube_config.load_kube_config(
-            config_file=path, client_configuration=configuration
+            config_file=path, context=context, client_configuration=configuration
         )
 
     try:

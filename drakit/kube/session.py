@@ -63,14 +63,18 @@ Kept = TypeVar("Kept")
 
 
 async def connect(
-    kubeconfig: Path | None = None, *, user_agent: str, timeouts: Timeouts | None = None
+    kubeconfig: Path | None = None,
+    *,
+    user_agent: str,
+    context: str | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Session:
     """
     Return a session: with the kubeconfig, else as the pod's service account, else as the user.
 
     Nothing is sent yet. Raises ConfigError if there is no usable configuration.
     """
-    access, credentials = await find_cluster(kubeconfig)
+    access, credentials = await find_cluster(kubeconfig, context=context)
     return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
 
 
@@ -95,6 +99,8 @@ class Session:
         )
         self.server: str = access.server
         """The API server's URL."""
+        self.namespace: str = access.namespace
+        """The namespace of the kubeconfig's context; empty if it names none."""
         self.http: aiohttp.ClientSession = self._connection.http
         """The HTTP client of the session, for frameworks with requests of their own (Kopf)."""
 

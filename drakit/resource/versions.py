@@ -1,9 +1,9 @@
 """
-ResourceSlices in the versions of ``resource.k8s.io`` that clusters serve, to and from ``v1``.
+Objects in the versions of ``resource.k8s.io`` that clusters serve, to and from ``v1``.
 
 ``v1`` and ``v1beta2`` have one shape; in ``v1beta1`` all of a device except its name is below
-``basic``. Unknown fields are kept. Claims need no conversion: what we read of them (their identity
-and their allocation) has one shape in all three.
+``basic`` of a slice, and all of a request except its name lies beside it. Unknown fields are kept.
+A claim's identity and allocation have one shape in all three, and so have classes.
 
 It must not know which version a cluster serves, or how that is asked.
 """
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from drakit.resource.raw import Object, children, text
 
-__all__ = ("GROUP", "VERSIONS", "from_version", "to_version")
+__all__ = ("GROUP", "VERSIONS", "from_version", "requests_from_version", "to_version")
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -40,6 +40,22 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
     version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
     converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}
     return _with_devices(converted, _flat) if _known(version) == "v1beta1" else converted
+
+
+def requests_from_version(spec: Object, version: str) -> Object:
+    """Read the spec of a ResourceClaim of any of the versions as one of ``v1``."""
+    requests = children(spec, "devices", "requests")
+    if _known(version) != "v1beta1" or not requests:
+        return spec
+    devices = cast("Object", spec["devices"])
+    return {**spec, "devices": {**devices, "requests": [_exactly(each) for each in requests]}}
+
+
+def _exactly(request: Object) -> Object:
+    if request.get("firstAvailable"):
+        return request
+    rest = {key: value for key, value in request.items() if key != "name"}
+    return {"name": request["name"], "exactly": rest}
 
 
 def _known(version: str) -> str:

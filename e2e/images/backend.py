@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from e2e.archive import write_image
-from e2e.images.cache import REPOSITORY, digest, kept, run
+from e2e.images.cache import REPOSITORY, digest, kept
+from e2e.images.go import go_program
 
 __all__ = ("IMAGE", "backend_binary", "backend_image")
 
@@ -26,27 +27,7 @@ def backend_binary() -> Path:
 
     :raises ImageError: Go is missing, or the sources are wrong.
     """
-    version = run(
-        ["go", "-C", SOURCES, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
-    )
-    names = sorted(
-        path
-        for path in SOURCES.rglob("*")
-        if path.name in ("go.mod", "go.sum")
-        or (path.suffix == ".go" and not path.name.endswith("_test.go"))
-    )
-    parts = [part for path in names for part in (str(path.relative_to(SOURCES)), path)]
-    return kept("backends", digest(version, Path(__file__), *parts), _build, keep=6) / "blinkers"
-
-
-def _build(folder: Path) -> None:
-    run(
-        ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", folder / "blinkers", "."],
-        what="building the example backend",
-        timeout_seconds=600,
-        cwd=SOURCES,
-        env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
-    )
+    return go_program(SOURCES, name="blinkers")
 
 
 def backend_image() -> Path:

@@ -50,7 +50,8 @@ def build_images(progress: Callable[[str], None] = print) -> list[Path]:
 def _built(target: str, context: Context, report: Callable[[str], None]) -> Path:
     base = base_archive()
     dockerfile = context.folder / "Dockerfile"
-    key = digest(base.parent.name, dockerfile, context.dependencies[target], context.drakit)
+    parts = [base.parent.name, dockerfile, context.dependencies[target], context.drakit]
+    key = digest(*parts, context.cel) if target == "operator" else digest(*parts)
 
     def make(folder: Path) -> None:
         report(f"building the image of the {target}")
@@ -108,6 +109,7 @@ class Store:
             *("--build-arg", f"BASE={base}"),
             *("--build-arg", f"DEPENDENCIES={context.dependencies[target]}"),
             *("--build-arg", f"DRAKIT={context.drakit}"),
+            *("--build-arg", f"CEL={context.cel}"),
             *("--target", target, "--tag", image_name(target), str(context.folder)),
             what=f"building the image of the {target}",
         )

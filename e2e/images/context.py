@@ -1,5 +1,5 @@
 """
-The build context of the Dockerfile: wheels of the pinned requirements, pip, and our own wheel.
+The build context of the Dockerfile: wheels of the pinned requirements, pip, and our own programs.
 
 With it the build needs no network. It must not know who builds.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+from e2e.images.go import cel_program
 
 TARGETS = ("nodeplugin", "operator")
 PYTHON_VERSION = "3.13"
@@ -31,6 +32,9 @@ class Context:
 
     drakit: str
     """A name for our own wheel."""
+
+    cel: str
+    """A name for the operator's helper."""
 
 
 def write_context(folder: Path) -> Context:
@@ -49,7 +53,15 @@ def write_context(folder: Path) -> Context:
         shutil.copytree(wheels, folder / target)
         shutil.copy(REQUIREMENTS / f"{target}.txt", folder / target / "requirements.txt")
         dependencies[target] = digest(pip.name, wheels.name)
-    return Context(folder=folder, dependencies=dependencies, drakit=_own_wheel(folder / "drakit"))
+    helper = cel_program()
+    (folder / "cel").mkdir()
+    shutil.copy(helper, folder / "cel")
+    return Context(
+        folder=folder,
+        dependencies=dependencies,
+        drakit=_own_wheel(folder / "drakit"),
+        cel=helper.parent.name,
+    )
 
 
 def _wheels(name: str) -> Path:

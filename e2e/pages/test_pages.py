@@ -20,7 +20,7 @@ from e2e.pages.page import DOCS, Program, is_slow, is_tested, parse, user_pages
 from e2e.pages.run import StepError, opened
 from e2e.pages.state import State
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.feature("pages")]
 
 LEFT_BEHIND_SECONDS = 30
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit import logs
+from drakit.cel.choice import NoEvaluatorError, installed_selectors
 from drakit.kube import ConfigError as ConnectionConfigError
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config, ConfigError, Logging, read_config
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     _configure_logging(config.logging)
     try:
         asyncio.run(_run(config, options.kubeconfig))
-    except ConnectionConfigError as error:
+    except (ConnectionConfigError, NoEvaluatorError) as error:
         sys.exit(_refuse(str(error)))
     except Exception:
         logger.exception("a component failed, the operator exits")
@@ -45,11 +46,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 async def _run(config: Config, kubeconfig: Path | None) -> None:
-    app = App(config=config, kubeconfig=kubeconfig, identity=Identity.from_environment(os.environ))
+    selectors, name = installed_selectors()
+    logger.info("selectors are evaluated", extra={"by": name})
+    app = App(
+        config=config,
+        kubeconfig=kubeconfig,
+        identity=Identity.from_environment(os.environ),
+        selectors=selectors,
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.stop.set)
-    await app.run()
+    try:
+        await app.run()
+    finally:
+        selectors.close()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from drakit.explain import Code, ObjectReference, Reason
+from drakit.explain.codes import Code, Reason
+from drakit.explain.model import ObjectReference
 
 __all__ = (
     "Announced",
@@ -42,6 +43,9 @@ class Timing:
     debounce_seconds: float = 1.0
     """An object younger than this gets no Event: a pod that is just being scheduled is pending,
     too."""
+
+    settle_seconds: float = 30.0
+    """An object known for this long is settled: controllers and kubelet have had time to act."""
 
     change_seconds: float = 60.0
     """Pause before the same reason is announced with another sentence: one Event a minute and
@@ -137,6 +141,11 @@ class Announcer:
         """The object is gone, or is no longer of interest."""
         self._since.pop(uid, None)
         self._announced.pop(uid, None)
+
+    def unsettled_seconds(self, uid: str) -> float:
+        """Return in how many seconds an object is settled; 0 if it is."""
+        now = asyncio.get_running_loop().time()
+        return max(0.0, self._since.setdefault(uid, now) + self._timing.settle_seconds - now)
 
     async def announce(self, uid: str, reasons: Sequence[Reason]) -> float | None:
         """Announce the reasons if they are due; return in how many seconds to check again."""

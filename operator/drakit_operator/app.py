@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import tasks
+from drakit.explain.selectors import Selectors
 from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
 from drakit.kube.lease import LeaseElection, LeaseTimings
 from drakit.logs import ProblemLog
@@ -63,10 +64,18 @@ class Identity:
 class App:
     """One replica. Run it once; set ``stop`` to end it."""
 
-    def __init__(self, *, config: Config, kubeconfig: Path | None, identity: Identity) -> None:
+    def __init__(
+        self,
+        *,
+        config: Config,
+        kubeconfig: Path | None,
+        identity: Identity,
+        selectors: Selectors,
+    ) -> None:
         self._config = config
         self._kubeconfig = kubeconfig
         self._identity = identity
+        self._selectors = selectors
         self._metrics = Metrics()
         self._term: Term | None = None
         self._answered_at: float | None = None
@@ -117,6 +126,7 @@ class App:
                 session, instance=self._identity.name, may_write=lambda: election.is_leader
             ),
             metrics=self._metrics,
+            selectors=self._selectors,
         )
         try:
             await self._term.run()

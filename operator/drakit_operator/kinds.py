@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from drakit.explain import ClaimFacts, ClassFacts, PodFacts, SliceFacts, TemplateFacts
 from drakit.explain.projection import (
     project_claim,
     project_class,
+    project_node,
     project_pod,
     project_slice,
     project_template,
 )
+from drakit.explain.world import Fact, Name
 from drakit.resource.raw import Object
 
 __all__ = (
     "CLAIMS",
     "CLASSES",
     "KINDS",
+    "NODES",
     "PODS",
     "SLICES",
     "TEMPLATES",
@@ -34,15 +36,6 @@ __all__ = (
     "Name",
     "name_of",
 )
-
-Fact = PodFacts | ClaimFacts | TemplateFacts | ClassFacts | SliceFacts
-
-
-class Name(NamedTuple):
-    """An object within its kind; the namespace of cluster-wide objects is empty."""
-
-    namespace: str
-    name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +48,8 @@ class Kind:
     project: Callable[[Object], Fact]
     field_selector: str = ""
     unused: tuple[tuple[str, ...], ...] = ()
-    """Paths that users can fill and that no fact needs: dropped before anything is copied."""
+    """Paths that users can fill and that no fact needs: dropped before anything is copied. The
+    step ``*`` means each item of a list."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
     """The placeholder for the rest of an unreadable object: it allows no conclusion."""
@@ -77,6 +71,25 @@ class Kind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
+_LABELS = ("metadata", "labels")
+"""Unused by all kinds but nodes."""
+
+_OF_CONTAINERS = (
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "lifecycle",
+    "livenessProbe",
+    "ports",
+    "readinessProbe",
+    "securityContext",
+    "startupProbe",
+    "volumeDevices",
+    "volumeMounts",
+)
+"""Fields of containers: of these, facts need only names and resources."""
+
 PODS = Kind(
     group="",
     version="v1",
@@ -85,10 +98,16 @@ PODS = Kind(
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
     unused=(
-        ("spec", "containers"),
-        ("spec", "initContainers"),
+        _LABELS,
+        *(
+            ("spec", containers, "*", key)
+            for containers in ("containers", "initContainers")
+            for key in _OF_CONTAINERS
+        ),
+        ("spec", "ephemeralContainers"),
         ("spec", "volumes"),
-        ("spec", "affinity"),
+        ("spec", "affinity", "podAffinity"),
+        ("spec", "affinity", "podAntiAffinity"),
         ("status", "containerStatuses"),
         ("status", "initContainerStatuses"),
     ),
@@ -99,9 +118,11 @@ CLAIMS = Kind(
     plural="resourceclaims",
     project=project_claim,
     unused=(
+        _LABELS,
         ("spec", "devices", "config"),
         ("status", "allocation", "devices", "config"),
-        ("status", "devices"),
+        ("status", "devices", "*", "data"),
+        ("status", "devices", "*", "networkData"),
     ),
 )
 TEMPLATES = Kind(
@@ -109,14 +130,14 @@ TEMPLATES = Kind(
     version="v1",
     plural="resourceclaimtemplates",
     project=project_template,
-    unused=(("spec", "metadata"), ("spec", "spec", "devices", "config")),
+    unused=(_LABELS, ("spec", "metadata"), ("spec", "spec", "devices", "config")),
 )
 CLASSES = Kind(
     group="resource.k8s.io",
     version="v1",
     plural="deviceclasses",
     project=project_class,
-    unused=(("spec", "config"),),
+    unused=(_LABELS, ("spec", "config")),
     unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
 )
 SLICES = Kind(
@@ -124,13 +145,26 @@ SLICES = Kind(
     version="v1",
     plural="resourceslices",
     project=project_slice,
+    unused=(_LABELS,),
     # A device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
 
+NODES = Kind(
+    group="",
+    version="v1",
+    plural="nodes",
+    project=project_node,
+    unused=(
+        ("status", "images"),
+        ("status", "volumesAttached"),
+        ("status", "volumesInUse"),
+    ),
+)
+
 # Referrers first: a list of the kinds in this order never has a pod without the claim that was
 # created with it, so the claim does not count as missing.
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES)
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES)
 
 
 def name_of(body: Object) -> Name:

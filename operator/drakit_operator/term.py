@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from drakit import tasks
+from drakit.explain.selectors import Selectors
 from drakit.kube import ApiError, Session
 from drakit.kube.queue import WorkQueue
 from drakit_operator.announcing import Announcer, Recorder, Timing
@@ -56,6 +57,7 @@ class Term:
         connect: Callable[[], Awaitable[Session]],
         recorder: Recorder,
         metrics: Metrics,
+        selectors: Selectors,
     ) -> None:
         self._config = config
         self._connect = connect
@@ -82,6 +84,7 @@ class Term:
             ),
             metrics=metrics,
             debounce_seconds=config.events.debounce,
+            selectors=selectors,
             name_all_holders=config.events.name_holders == "all",
         )
         self._watcher = Watcher(

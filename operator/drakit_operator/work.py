@@ -13,10 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
-from drakit.explain import Reason
+from drakit.explain.codes import Reason
+from drakit.explain.pending import Explainer, waits
+from drakit.explain.selectors import Selectors
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
 from drakit_operator.announcing import Announcer, NotWrittenError
@@ -25,11 +26,12 @@ from drakit_operator.claims.reconcile import judge_claim, judge_pod
 from drakit_operator.intake import Seen
 from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Kind, Name
 from drakit_operator.metrics import Metrics
+from drakit_operator.selecting import SelectorEvaluation
 from drakit_operator.store import Change, Store
 from drakit_operator.templates.handlers import templates_touched
 from drakit_operator.templates.reconcile import judge_template
 
-__all__ = ("Concern", "Key", "Work")
+__all__ = ("Concern", "Key", "Work", "concerns_of")
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +49,44 @@ class Concern:
 
     kind: Kind
     touched: Callable[[Sequence[Change], Store], Iterable[Name]]
-    judge: Callable[[Name, Store], tuple[str, list[Reason]] | None]
+    judge: Callable[[Name, bool], Judged]
+    """From a name, and whether the object is settled, to its UID and reasons."""
+
+    settles: bool = False
+    """An object is judged once more when it is settled: some reasons are normal for a moment."""
+
+    expressions: Callable[[Name], Sequence[str]] = lambda name: ()
+    """The selectors that must be evaluated first."""
 
 
-def _concerns(*, name_all_holders: bool) -> dict[str, Concern]:
-    judge = partial(judge_pod, name_all_holders=name_all_holders)
+Judged = tuple[str, list[Reason]] | None
+
+
+def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
+    """Return the concerns over a store, by their names in the queue and in metrics."""
+    world = store.world
+    explainer = Explainer(world, name_all_holders=name_all_holders)
+
+    def expressions(name: Name) -> Sequence[str]:
+        pod = world.pod(name.namespace, name.name)
+        return explainer.expressions(pod) if pod is not None and waits(pod) else ()
+
     return {
-        "pod": Concern(kind=PODS, touched=pods_touched, judge=judge),
-        "claim": Concern(kind=CLAIMS, touched=claims_touched, judge=judge_claim),
-        "template": Concern(kind=TEMPLATES, touched=templates_touched, judge=judge_template),
+        "pod": Concern(
+            kind=PODS,
+            touched=pods_touched,
+            judge=lambda name, settled: judge_pod(name, world, explainer, settled=settled),
+            settles=True,
+            expressions=expressions,
+        ),
+        "claim": Concern(
+            kind=CLAIMS, touched=claims_touched, judge=lambda name, _: judge_claim(name, world)
+        ),
+        "template": Concern(
+            kind=TEMPLATES,
+            touched=templates_touched,
+            judge=lambda name, _: judge_template(name, world),
+        ),
     }
 
 
@@ -70,9 +101,11 @@ class Work:
         announcer: Announcer,
         metrics: Metrics,
         debounce_seconds: float,
+        selectors: Selectors,
         name_all_holders: bool = False,
     ) -> None:
-        self._concerns = _concerns(name_all_holders=name_all_holders)
+        self._concerns = concerns_of(store, name_all_holders=name_all_holders)
+        self._evaluation = SelectorEvaluation(store.world, selectors)
         self._turn = asyncio.Lock()
         self._store = store
         self._queue = queue
@@ -141,12 +174,17 @@ class Work:
         began = asyncio.get_running_loop().time()
         outcome = "ok"
         try:
+            concern = self._concerns[key.concern]
             async with self._turn:
-                judged = self._concerns[key.concern].judge(key.name, self._store)
+                await self._evaluation.prepare(concern.expressions(key.name))
+                unsettled = self._unsettled_seconds(concern, key.name)
+                judged = concern.judge(key.name, unsettled <= 0)
                 # One at a time: checking all devices of a large cluster takes a tenth of a
                 # second, and the renewal of the Lease needs several turns of the loop.
                 await asyncio.sleep(0)
             again = await self._announcer.announce(*judged) if judged is not None else None
+            if unsettled > 0 and judged is not None:
+                again = unsettled if again is None else min(again, unsettled)
         except Exception as error:
             outcome = "error"
             if isinstance(error, NotWrittenError):
@@ -164,6 +202,11 @@ class Work:
             self._queue.done(key)
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, outcome).observe(seconds)
+
+    def _unsettled_seconds(self, concern: Concern, name: Name) -> float:
+        """Return in how many seconds an object is settled; 0 if it is."""
+        fact = self._store.find(concern.kind, name) if concern.settles else None
+        return self._announcer.unsettled_seconds(fact.uid) if fact is not None else 0.0
 
 
 def _facts(key: Key) -> dict[str, str]:

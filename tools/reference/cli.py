@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from drakit.cli.kubectl.main import _parser as kubectl
 from drakit.cli.main import _parser as drakit
 from drakit_nodeplugin.__main__ import _parser as nodeplugin
 from drakit_operator.__main__ import _parser as operator
@@ -21,12 +22,16 @@ def page() -> str:
     """Return the page."""
     return markdown.document(
         "Commands",
-        description="The commands and options of drakit, drakit-nodeplugin and drakit-operator.",
+        description="The commands and options of kubectl drakit, drakit, drakit-nodeplugin and drakit-operator.",
         source="the argument parsers of the programs",
         body=[
-            "This page lists the commands and options of the programs that drakit installs: the command `drakit`, and the two\n"
-            "daemons that the chart runs. Every command has the option `--help`.",
-            *(block for make in (drakit, nodeplugin, operator) for block in _program(make())),
+            "This page lists the commands and options of the programs that drakit installs: the plugin `kubectl drakit`, the\n"
+            "command `drakit`, and the two daemons that the chart runs. Every command has the option `--help`.",
+            *(
+                block
+                for make in (kubectl, drakit, nodeplugin, operator)
+                for block in _program(make())
+            ),
         ],
     )
 

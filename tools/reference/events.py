@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from drakit.explain import Code
+from drakit.explain.codes import Code
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tools.reference import markdown
 
@@ -54,10 +54,121 @@ PENDING: Mapping[str, Text] = {
         when="Other claims hold the devices that match, or the shared counters or capacity that those devices need.",
         action="Wait, or delete a pod that uses one of the claims that the Event names.",
     ),
+    "DevicesOnOtherNodes": Text(
+        regarding=POD,
+        when="All devices that match are on nodes that the pod cannot use.",
+        action="Change the pod's node selector, affinity or tolerations, or publish devices on its nodes.",
+    ),
+    "SelectorFailed": Text(
+        regarding=POD,
+        when="A selector fails on a device, and so the scheduler ends the search on the node of that device.",
+        action="Test that a key exists before the expression reads it, or compare the driver first.",
+    ),
+    "ConstraintNotMet": Text(
+        regarding=POD,
+        when="A node has enough free devices, but none that satisfy the constraints of the claim.",
+        action="Relax the constraint that the Event names, or add devices.",
+    ),
+    "PoolInvalid": Text(
+        regarding=POD,
+        when="A pool contradicts itself, and the scheduler allocates nothing from it.",
+        action="Correct the driver that publishes the pool.",
+    ),
+    "RequestsCompete": Text(
+        regarding=POD,
+        when="Each request alone could be allocated, but no node has devices for all of them together.",
+        action="Reduce the number of requested devices, or add devices to one node.",
+    ),
     "DevicesTainted": Text(
         regarding=POD,
         when="Too many of the devices that match have taints that the request does not tolerate.",
         action="Resolve the cause that the Event names for each taint, or tolerate the taint in the request.",
+    ),
+    "ResourceClaimNotCreated": Text(
+        regarding=POD,
+        when="The claim of a ResourceClaimTemplate is not created within 30 s.",
+        action="Read the Event `FailedResourceClaimCreation` of the pod. Check that the kube-controller-manager runs.",
+    ),
+    "QuotaExceeded": Text(
+        regarding=POD,
+        when="A ResourceQuota does not allow the claim of a ResourceClaimTemplate.",
+        action="Delete claims that are not needed, or raise the quota.",
+    ),
+    "AdminAccessDenied": Text(
+        regarding=POD,
+        when="A ResourceClaimTemplate asks for admin access, and its namespace lacks the label for it.",
+        action='Set the label `resource.kubernetes.io/admin-access: "true"` on the namespace.',
+    ),
+    "ClaimOfOtherPod": Text(
+        regarding=POD,
+        when="The claim that the status of the pod names was created for another pod.",
+        action="Delete the claim, and create the pod again.",
+    ),
+    "ClaimBeingDeleted": Text(
+        regarding=POD,
+        when="A claim of the pod is being deleted.",
+        action="When the claim is gone, create it or the pod again.",
+    ),
+    "ClaimNotAllocated": Text(
+        regarding=POD,
+        when="The pod has a node, but its claim has no devices: a pod that sets `nodeName` is not scheduled.",
+        action="Remove `nodeName`, use a node selector, and create the pod again.",
+    ),
+    "ClaimNotReserved": Text(
+        regarding=POD,
+        when="The claim is allocated, but not reserved for the pod. A claim can be reserved for 256 pods.",
+        action="Delete a pod that uses the claim, or create the pod again, as the Event says.",
+    ),
+    "BindingConditionsOutstanding": Text(
+        regarding=POD,
+        when="An allocated device waits for a binding condition.",
+        action="Check the controller of the driver that sets the condition in the status of the claim.",
+    ),
+    "BindingConditionsFailed": Text(
+        regarding=POD,
+        when="A binding failure condition of an allocated device is true. The scheduler allocates again.",
+        action="Check the controller of the driver that sets the condition in the status of the claim.",
+    ),
+    "NodeGone": Text(
+        regarding=POD,
+        when="The node of the pod does not exist any more.",
+        action="Wait until Kubernetes deletes the pod, or delete it with `--force`.",
+    ),
+    "NodeNotReady": Text(
+        regarding=POD,
+        when="The node of the pod is not ready.",
+        action="Check the kubelet of the node.",
+    ),
+    "DriverUnavailable": Text(
+        regarding=POD,
+        when="The driver of an allocated device publishes nothing on the node of the pod, or has stopped there.",
+        action="Check that the driver runs on the node and is registered with the kubelet.",
+    ),
+    "PoolGone": Text(
+        regarding=POD,
+        when="The pool of an allocated device is no longer published, but the driver publishes other pools.",
+        action="Check the driver, or delete the pod and the claim, so that another device is allocated.",
+    ),
+    "DeviceGone": Text(
+        regarding=POD,
+        when="An allocated device is no longer in its pool.",
+        action="Connect the device again, or delete the pod and the claim.",
+    ),
+    "DeviceUnhealthy": Text(
+        regarding=POD,
+        when="An allocated device has the taint `drakit.dev/unhealthy`.",
+        action="Check the device, or delete the pod and the claim.",
+    ),
+    "EvictionByDeviceTaint": Text(
+        regarding=POD,
+        when="An allocated device has a taint with the effect NoExecute that the request does not tolerate.",
+        action="Resolve the cause of the taint. Kubernetes evicts the pod, and its controller creates it again.",
+    ),
+    "ClaimsNotPrepared": Text(
+        regarding=POD,
+        when="The kubelet has not prepared the claims, though their devices have no problem. `kubectl drakit explain` reports "
+        "it; the operator does not, because the kubelet does.",
+        action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
     ),
 }
 
@@ -132,8 +243,26 @@ NODE: Mapping[str, Text] = {
     ),
 }
 
+DELETION: Mapping[str, Text] = {
+    "ClaimInUse": Text(
+        regarding=CLAIM,
+        when="A ResourceClaim is being deleted, but is still reserved for pods or allocated.",
+        action="Delete the pods that use the claim. If there are none, check that the kube-controller-manager runs.",
+    ),
+    "FinalizerHolds": Text(
+        regarding=f"{POD}, {CLAIM}",
+        when="The object is being deleted, but has a finalizer of another controller.",
+        action="Check the controller that sets the finalizer.",
+    ),
+    "ClaimsNotUnprepared": Text(
+        regarding=POD,
+        when="The pod is being deleted, but the kubelet still stops its containers or cannot unprepare its claims.",
+        action="Read the Events of the pod and its claims, and the log of the driver on the node.",
+    ),
+}
+
 SETS: tuple[tuple[str, Collection[str], Mapping[str, Text]], ...] = (
-    ("pending pods", [str(each) for each in Code], PENDING),
+    ("pending pods", [str(each) for each in Code], {**PENDING, **DELETION}),
     ("claims", get_args(ClaimReason), CLAIMS),
     ("the Node", get_args(NodeReason), NODE),
 )
@@ -161,6 +290,9 @@ def page() -> str:
                 "is Pending. [My pod does not start](../use/troubleshooting.md) begins with the symptom.",
                 PENDING,
             ),
+            "`kubectl drakit explain` also reports why an object that is being deleted still exists. The operator writes no\n"
+            "Events about this:",
+            _table(DELETION),
             *_section(
                 "Events about claims",
                 "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. The kubelet reports\n"
@@ -180,7 +312,11 @@ def page() -> str:
 def _section(title: str, intro: str, texts: Mapping[str, Text]) -> Iterator[str]:
     yield f"## {title}"
     yield intro
-    yield markdown.table(
+    yield _table(texts)
+
+
+def _table(texts: Mapping[str, Text]) -> str:
+    return markdown.table(
         ("Reason", "Object", "When", "What to do"),
         [
             (markdown.code(reason), text.regarding, text.when, text.action)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
-from drakit.explain import Code
+from drakit.explain.codes import Code
 from drakit.metrics import Counter, Gauge, Histogram
 from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.checkpoint.records import STATES
@@ -22,7 +22,8 @@ from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_operator import kinds
 from drakit_operator.metrics import Metrics as OperatorMetrics
-from drakit_operator.work import _concerns as operator_concerns
+from drakit_operator.store import Store
+from drakit_operator.work import concerns_of
 from tools.reference import markdown
 
 RESULTS = ("success", "error")
@@ -75,7 +76,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_slice_writes_total", "verb"): get_args(Verb),
     ("drakit_slice_writes_total", "result"): RESULTS,
     ("drakit_operator_reconcile_seconds", "concern"): tuple(
-        operator_concerns(name_all_holders=False)
+        concerns_of(Store(), name_all_holders=False)
     ),
     ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
     ("drakit_operator_events_total", "reason"): [str(each) for each in Code],

@@ -244,7 +244,7 @@ def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
     raise BadConfigError(
         claim=claim,
         request=result.request,
-        source="its DeviceClass" if config.from_class else "the claim",
+        source="its DeviceClass" if config.from_class else "the claim or its template",
         driver=result.driver,
         wrong=wrong,
     )

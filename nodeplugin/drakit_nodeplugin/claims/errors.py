@@ -127,7 +127,7 @@ class BadConfigError(ClaimError):
     def __init__(self, *, claim: str, request: str, source: str, driver: str, wrong: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: the opaque parameters for driver {driver} in "
-            f"{source} {wrong}; correct them and recreate the claim"
+            f"{source} {wrong}; correct them and recreate the pod"
         )
 
 

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_PROBLEMS = 5
 """Problems that are named; a text with all of them would not fit an Event."""
 
+MAX_KEYS = 10
+"""Known keys that are named."""
+
 MAX_PART = 64
 """Characters of a key in a text: users write keys of any length."""
 
@@ -75,13 +78,13 @@ def with_parameters(
 def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
     if kind is NoParameters:
         return (
-            f"driver {driver} accepts no opaque parameters; remove them from the claim or from its "
-            f"DeviceClass, and recreate the claim"
+            f"driver {driver} accepts no opaque parameters; remove them from the claim, its "
+            f"template or its DeviceClass, and recreate the pod"
         )
     if isinstance(error, ValidationError):
         return (
-            f"the opaque parameters for driver {driver} are invalid: {_problems(error)}; correct "
-            f"them in the claim or in its DeviceClass, and recreate the claim"
+            f"the opaque parameters for driver {driver} are invalid: {_problems(error, kind)}; "
+            f"correct them in the claim, its template or its DeviceClass, and recreate the pod"
         )
     # Its text may hold what the user wrote, and goes to the log alone.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
@@ -92,7 +95,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
     )
 
 
-def _problems(error: ValidationError) -> str:
+def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
     """Name fields and reasons, but no values: they may be secrets."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     named: list[str] = []
@@ -104,7 +107,20 @@ def _problems(error: ValidationError) -> str:
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:
         named.append("and more")
+    # Only at the top level: the type below a path can be any that pydantic knows.
+    if any(each["type"] == "extra_forbidden" and len(each["loc"]) == 1 for each in problems):
+        named.append(f"known keys: {_known_keys(kind)}")
     return "; ".join(named)
+
+
+def _known_keys(kind: type[DeviceParameters]) -> str:
+    """Name the keys of a type, as users write them."""
+    keys = [
+        _path([alias if isinstance(alias := field.validation_alias, str) else name])
+        for name, field in kind.model_fields.items()
+    ]
+    more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+    return ", ".join(keys[:MAX_KEYS]) + more or "none"
 
 
 def _hint(parts: Sequence[int | str]) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drakit.explain import ClaimFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Name
+from drakit.explain.model import ClaimFacts
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 
 __all__ = ("claims_touched", "pods_touched")
@@ -27,12 +27,12 @@ def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
         elif change.kind is PODS:
             found.add(change.name)
         elif change.kind is TEMPLATES:
-            found |= store.pods_of_template(change.name)
+            found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
-            found |= store.pods_of_claim(change.name)
+            found |= store.world.pods_of_claim(change.name)
     if all_that_wait:
         # Once: thousands of slices times thousands of pods would keep the Lease from its renewal.
-        found.update(store.waiting_pods())
+        found.update(store.world.waiting_pods())
     return found
 
 
@@ -43,14 +43,14 @@ def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
         if change.kind is CLAIMS:
             found.add(change.name)
         elif change.kind is CLASSES:
-            found |= store.claims_of_class(change.name.name)
+            found |= store.world.claims_of_class(change.name.name)
     return found
 
 
 def _touches_all_that_wait(change: Change) -> bool:
     if change.kind is CLAIMS:  # devices became free or taken, or changed hands
         return _held(change.old) != _held(change.new)
-    return change.kind in (CLASSES, SLICES)
+    return change.kind in (CLASSES, SLICES, NODES)
 
 
 def _held(claim: object) -> object:

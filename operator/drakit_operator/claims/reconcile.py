@@ -8,24 +8,36 @@ It must not know queues, clocks, Kopf or sessions.
 
 from __future__ import annotations
 
-from drakit.explain import Reason, explain, missing_classes_of_claim
+from drakit.explain.codes import Code, Reason
+from drakit.explain.pending import Explainer, missing_classes_of_claim
+from drakit.explain.world import World
 from drakit_operator.kinds import Name
-from drakit_operator.store import Store
 
 __all__ = ("judge_claim", "judge_pod")
 
 
+_REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
+"""The kubelet's own Events on the same pod have the cause, which no fact of the store has."""
+
+
 def judge_pod(
-    name: Name, store: Store, *, name_all_holders: bool = False
+    name: Name, world: World, explainer: Explainer, *, settled: bool
 ) -> tuple[str, list[Reason]] | None:
-    """Return a pod's UID and why it is pending; None if there is no such pending pod."""
-    pod = store.pod(name.namespace, name.name)
+    """
+    Return a pod's UID and why it does not start; None if there is no such pending pod.
+
+    :param settled: the pod is known for a while.
+    """
+    pod = world.pod(name.namespace, name.name)
     if pod is None:
         return None
-    return pod.uid, explain(pod, store, name_all_holders=name_all_holders)
+    if pod.deleting:  # an end takes its time, and nobody is known to wait for it
+        return pod.uid, []
+    reasons = explainer.explain(pod, settled=settled).reasons
+    return pod.uid, [each for each in reasons if each.code not in _REPORTED_BY_KUBELET]
 
 
-def judge_claim(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
+def judge_claim(name: Name, world: World) -> tuple[str, list[Reason]] | None:
     """Return a claim's UID and why it cannot be allocated; None if there is no such claim."""
-    claim = store.claim(name.namespace, name.name)
-    return None if claim is None else (claim.uid, missing_classes_of_claim(claim, store))
+    claim = world.claim(name.namespace, name.name)
+    return None if claim is None else (claim.uid, missing_classes_of_claim(claim, world))

@@ -21,5 +21,5 @@ def templates_touched(changes: Iterable[Change], store: Store) -> set[Name]:
         if change.kind is TEMPLATES:
             found.add(change.name)
         elif change.kind is CLASSES:
-            found |= store.templates_of_class(change.name.name)
+            found |= store.world.templates_of_class(change.name.name)
     return found

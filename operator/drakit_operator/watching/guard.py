@@ -31,7 +31,7 @@ __all__ = ("GuardedClient",)
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 OnGap = Callable[[ApiError], None]
 
-_UNUSED = (("metadata", "managedFields"), ("metadata", "annotations"), ("metadata", "labels"))
+_UNUSED = (("metadata", "managedFields"), ("metadata", "annotations"))
 """Paths that no fact of any kind needs."""
 
 
@@ -174,8 +174,13 @@ class _GuardedWatch(_Response):
 
 
 def _drop(body: dict[str, Any], path: tuple[str, ...]) -> None:
-    for key in path[:-1]:
+    for step, key in enumerate(path[:-1]):
         inner: Any = body.get(key)
+        if isinstance(inner, list) and path[step + 1] == "*":
+            for item in cast("list[Any]", inner):
+                if isinstance(item, dict):
+                    _drop(cast("dict[str, Any]", item), path[step + 2 :])
+            return
         if not isinstance(inner, dict):
             return
         body = cast("dict[str, Any]", inner)

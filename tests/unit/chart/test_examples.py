@@ -10,10 +10,13 @@ import pytest
 import yaml
 
 from drakit import Device
-from drakit.explain.selectors import parse
+from drakit.cel.library import Library
+from drakit.explain.model import DeviceFacts
+from drakit.explain.selectors import device_body
 from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.devices.taints import UNHEALTHY
+from tests.fakes.world import device as facts_named
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples"
 SIMULATED = "simulated.drakit.dev"
@@ -35,22 +38,28 @@ def specs(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def devices_for(request: dict[str, Any]) -> list[Device]:
-    """The simulated devices that fit a request, as far as its selectors are simple."""
+    """The simulated devices that a request selects."""
     kind = request["deviceClassName"].removesuffix(f".{SIMULATED}")
-    tests = [
-        test
-        for selector in request.get("selectors", [])
-        for test in parse(selector["cel"]["expression"]) or ()
-    ]
-    return [
+    devices = [
         device
         for device in all_devices(SimulatedConfig()).devices
         if device.attributes["type"] == kind
-        and all(
-            device.attributes.get(test.left.removeprefix(f"{SIMULATED}/")) == test.literal
-            for test in tests
-        )
     ]
+    for selector in request.get("selectors", []):
+        bodies = [device_body(facts_of(device), SIMULATED) for device in devices]
+        outcomes = Library().select(selector["cel"]["expression"], bodies)
+        assert not any(outcome.error for outcome in outcomes)
+        devices = [
+            device
+            for device, outcome in zip(devices, outcomes, strict=True)
+            if outcome.selected or outcome.unknown
+        ]
+    return devices
+
+
+def facts_of(device: Device) -> DeviceFacts:
+    plain = {k: v for k, v in device.attributes.items() if isinstance(v, str | int)}
+    return facts_named(device.name, attributes=plain)
 
 
 @pytest.mark.parametrize("file", [*files(FOLDER), *files(FOLDER / "simulated")])

@@ -20,10 +20,18 @@ WRITERS = {"Bar", "Diagnostic", "RefusedError", "emit", "record", "report"}
 """Functions and classes whose `reason`, or first argument, is the reason of an Event."""
 
 
+def parsed(source: str) -> ast.Module:
+    """Parse a module; CPython 3.11 may fail once after another thread recursed (gh-106905)."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
+
+
 def written() -> Iterator[tuple[Path, str]]:
     """Find the reasons that the node plugin's code gives to a writer of Events."""
     for path in sorted(NODE_PLUGIN.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))

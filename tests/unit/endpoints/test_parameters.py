@@ -149,6 +149,57 @@ def test_what_does_not_fit_is_named_with_its_field(config, problem):
     assert text == refusal(Parameters, config)
 
 
+class Many(DeviceParameters):
+    """More keys than fit, and one that nobody can read."""
+
+    ten: int = Field(default=0, alias="a\nb" + "c" * 5000)
+    one: int = 0
+    two: int = 0
+    three: int = 0
+    four: int = 0
+    five: int = 0
+    six: int = 0
+    seven: int = 0
+    eight: int = 0
+    nine: int = 0
+    eleven: int = 0
+    twelve: int = 0
+
+
+class Empty(DeviceParameters):
+    """No keys yet."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        pytest.param(Parameters, "mode, frameRate, lenses, password", id="as-users-write-them"),
+        pytest.param(
+            Many,
+            f"'a\\nb{'c' * (64 - 5)}..., one, two, three, four, five, six, seven, eight, nine "
+            f"and 2 more",
+            id="a-bounded-number-and-length",
+        ),
+        pytest.param(Empty, "none", id="no-keys"),
+    ],
+)
+def test_an_unknown_key_names_the_known_ones_and_where_to_correct_it(kind, known):
+    assert refusal(kind, {"colour": "red"}) == (
+        f"the opaque parameters for driver {DRIVER} are invalid: colour: is not a known key; "
+        f"known keys: {known}; correct them in the claim, its template or its DeviceClass, and "
+        f"recreate the pod"
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"mode": "medium"}, {"lenses": [{"colour": "red"}]}],
+    ids=["another-problem", "below-a-path"],
+)
+def test_the_known_keys_are_named_for_unknown_ones_of_the_type_itself(config):
+    assert "known keys:" not in refusal(Parameters, config)
+
+
 def test_a_field_that_is_missing_is_named():
     assert "mode: Field required" in refusal(Required)
 
@@ -190,8 +241,8 @@ def test_a_validator_that_changes_what_it_gets_leaves_the_configs_as_they_are():
 
 def test_a_driver_without_parameters_refuses_any_in_one_sentence():
     assert refusal(NoParameters, {"mode": "fast"}, {"colour": "red"}) == (
-        f"driver {DRIVER} accepts no opaque parameters; remove them from the claim or from its "
-        f"DeviceClass, and recreate the claim"
+        f"driver {DRIVER} accepts no opaque parameters; remove them from the claim, its "
+        f"template or its DeviceClass, and recreate the pod"
     )
 
 

@@ -4,18 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain import (
+from drakit.explain.model import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
+    Consumer,
     CounterSetFacts,
     DeviceFacts,
     DeviceID,
+    DeviceKind,
+    Place,
     PodClaim,
     Request,
+    Result,
     Share,
     TaintFacts,
     Toleration,
+    Version,
 )
 from drakit.explain.projection import (
     project_claim,
@@ -126,7 +131,7 @@ def test_an_allocated_claim_names_what_it_takes_and_who_uses_it():
         }
     )
     assert claim.requests == (
-        Request(name="gpu", device_class="gpu.example", count=2, selectors=("",)),
+        Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",)),
         Request(name="watch", device_class="gpu.example", admin_access=True),
         Request(
             name="any",
@@ -163,7 +168,7 @@ def test_a_class_without_selectors_selects_by_nothing():
     assert project_class({"metadata": {"name": "c", "uid": "u"}, "spec": {}}).selectors == ()
 
 
-def test_a_slice_gives_its_devices_attributes_their_full_names():
+def test_a_slice_has_devices_with_attributes_of_all_types():
     published = project_slice(
         {
             "metadata": {"name": "s", "uid": "u"},
@@ -191,15 +196,15 @@ def test_a_slice_gives_its_devices_attributes_their_full_names():
     assert published.devices == (
         DeviceFacts(
             name="kvm-0",
-            attributes={
-                "h.dev/policy": "kvm",
-                "std.dev/minor": 232,
-                "h.dev/ok": True,
-                "h.dev/v": None,
-            },
+            kind=DeviceKind(attributes=("policy", "std.dev/minor", "ok", "v")),
+            values=("kvm", 232, True, Version("1.2.3")),
         ),
-        DeviceFacts(name="part", attributes={}, shareable=True),
+        DeviceFacts(name="part", kind=DeviceKind(shareable=True)),
     )
+    assert published.place == Place(node="n1")
+    assert published.devices[0].attribute("h.dev/policy", "h.dev") == "kvm"
+    assert published.devices[0].attribute("std.dev/minor", "h.dev") == 232
+    assert published.devices[0].attribute("other.dev/policy", "h.dev") is None
 
 
 def slice_of(*devices, **spec):
@@ -249,7 +254,7 @@ def test_devices_that_are_alike_have_their_facts_once():
 
     one, other = slice_of(body("g0"), body("g1")).devices
     assert one.taints is other.taints
-    assert one.capacity is other.capacity
+    assert one.kind is other.kind
 
 
 def test_a_device_with_capacity_that_is_shared():
@@ -273,10 +278,10 @@ def test_a_device_with_capacity_that_is_shared():
             },
         }
     ).devices
-    assert device.shareable
-    assert device.capacity == (
+    assert device.kind.shareable
+    assert device.kind.capacity == (
         CapacityFacts(
-            name="h.dev/bandwidth",
+            name="bandwidth",
             value="10G",
             policy=CapacityPolicy(default="1G", min="1G", max="8G", step="1G"),
         ),
@@ -285,7 +290,7 @@ def test_a_device_with_capacity_that_is_shared():
             value="8",
             policy=CapacityPolicy(default="1", valid_values=("1", "2")),
         ),
-        CapacityFacts(name="h.dev/plain", value="3"),
+        CapacityFacts(name="plain", value="3"),
     )
 
 
@@ -297,7 +302,7 @@ def test_partitions_and_the_counters_that_they_share():
     )
     card = CounterSetFacts(name="card", counters=(Amount("memory", "80Gi"), Amount("slots", "7")))
     assert published.counter_sets == (card,)
-    assert published.devices == (DeviceFacts(name="p0", attributes={}, consumes=(card,)),)
+    assert published.devices == (DeviceFacts(name="p0", consumes=(card,)),)
 
 
 def test_tolerations_and_capacity_of_requests_and_alternatives():
@@ -327,7 +332,7 @@ def test_tolerations_and_capacity_of_requests_and_alternatives():
         device_class="c",
         capacity=(Amount("bandwidth", "5G"),),
         tolerations=(
-            Toleration(key="k", operator="Exists", effect="NoExecute"),
+            Toleration(key="k", operator="Exists", effect="NoExecute", seconds=300),
             Toleration(key="k", operator="Equal", value="v"),
         ),
     )
@@ -361,6 +366,81 @@ def test_shares_are_no_devices_that_are_taken_from_others():
     assert claim.shares == (
         Share(
             device=DeviceID("h.dev", "n1", "n0"),
-            consumed=(Amount("h.dev/bandwidth", "5G"), Amount("x.dev/queues", "1")),
+            consumed=(Amount("bandwidth", "5G"), Amount("x.dev/queues", "1")),
         ),
     )
+
+
+def test_a_pod_reports_its_sandbox_its_disruption_and_the_claim_of_extended_resources():
+    pod = project_pod(
+        {
+            "metadata": {"namespace": "lab", "name": "p", "uid": "u", "finalizers": ["x.io/y"]},
+            "spec": {"nodeName": "n1"},
+            "status": {
+                "phase": "Pending",
+                "conditions": [
+                    {"type": "PodReadyToStartContainers", "status": "False"},
+                    {"type": "DisruptionTarget", "status": "True", "reason": "Evicted"},
+                ],
+                "extendedResourceClaimStatus": {"resourceClaimName": "p-extended"},
+            },
+        }
+    )
+    assert (pod.sandbox, pod.disruption, pod.extended_claim) == (False, "Evicted", "p-extended")
+    assert pod.finalizers == ("x.io/y",)
+
+
+def test_an_allocation_keeps_requests_tolerations_and_the_binding_conditions_that_matter():
+    result = {"request": "gpu/big", "driver": "d", "pool": "p", "device": "g0"}
+    claim = project_claim(
+        {
+            "metadata": {
+                "namespace": "lab",
+                "name": "c",
+                "uid": "u",
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "finalizers": ["a/b"],
+            },
+            "spec": {},
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [
+                            result
+                            | {
+                                "bindingConditions": ["attached", "ready"],
+                                "bindingFailureConditions": ["failed", "lost"],
+                                "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}],
+                            },
+                            result | {"device": "g1", "adminAccess": True},
+                        ]
+                    }
+                },
+                "devices": [
+                    {
+                        "driver": "d",
+                        "pool": "p",
+                        "device": "g0",
+                        "conditions": [
+                            {"type": "attached", "status": "True"},
+                            {"type": "ready", "status": "False"},
+                            {"type": "failed", "status": "True"},
+                        ],
+                    }
+                ],
+                "reservedFor": [{"resource": "podgroups", "name": "g", "uid": "1"}],
+            },
+        }
+    )
+    assert claim.results == (
+        Result(
+            request="gpu/big",
+            device=DeviceID("d", "p", "g0"),
+            tolerations=(Toleration(operator="Exists", seconds=5),),
+            outstanding=("ready",),
+            failed=("failed",),
+        ),
+        Result(request="gpu/big", device=DeviceID("d", "p", "g1")),
+    )
+    assert claim.consumers == (Consumer("podgroups", "g", "1"),)
+    assert (claim.deleting, claim.finalizers, claim.reserved_for) == (True, ("a/b",), ())

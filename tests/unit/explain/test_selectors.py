@@ -1,128 +1,155 @@
-"""Which devices simple CEL means; and that anything else is called unknown."""
+"""Selectors are evaluated once for devices that are alike, and outcomes follow the slices."""
 
 import pytest
 
-from drakit.explain import DeviceFacts, DeviceID, SliceFacts, current_devices, match_devices
-from drakit.explain.selectors import Test, parse
+from drakit.explain import selectors as module
+from drakit.explain.model import CapacityFacts, ListValue, SliceFacts, Version
+from drakit.explain.selectors import Outcome, Reads, SelectorIndex, evaluate, only_driver
+from tests.fakes.world import device, on
 
-KVM = DeviceFacts(
-    name="kvm-0", attributes={"h.dev/policy": "kvm", "h.dev/minor": 232, "h.dev/ok": True}
-)
-ODD = DeviceFacts(name="odd", attributes={"h.dev/policy": None})
-SLICE = SliceFacts(name="s", uid="1", driver="h.dev", pool="n1", devices=(KVM, ODD))
+MODEL = 'device.attributes["d"].model == "x"'
 
 
-def names(published):
-    return {each.identity.device for each in published}
+class Counting:
+    """Selects devices whose model is x, and keeps what it was asked."""
+
+    def __init__(self, reads=None):
+        self.asked = []
+        self._reads = reads or Reads(attributes=frozenset(["d/model"]))
+
+    def reads(self, expressions):
+        return [self._reads for _ in expressions]
+
+    def select(self, expression, devices):
+        self.asked += devices
+        return [self._outcome(each["attributes"].get("model")) for each in devices]
+
+    def close(self):
+        pass
+
+    def _outcome(self, model):
+        if model is None:
+            return Outcome(error="no such key: model")
+        return Outcome(selected=model == {"string": "x"})
+
+
+def published(*devices, name="s"):
+    return SliceFacts(name=name, uid=name, driver="d", pool="n1", place=on("n1"), devices=devices)
+
+
+def card(name, model="x", **others):
+    return device(name, attributes={"model": model, "serial": name, **others})
+
+
+def evaluated(index, selectors, *slices):
+    if unread := index.unread([MODEL]):
+        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
+    work = index.work([MODEL], slices)
+    index.store(work, evaluate(selectors, work))
+    return [index.evaluated(MODEL, each) for each in slices]
+
+
+def test_devices_that_differ_in_what_is_not_read_are_evaluated_once():
+    selectors = Counting()
+    of = published(card("a"), card("b"), card("c", "y"), device("none"))
+    (found,) = evaluated(SelectorIndex(), selectors, of)
+    assert (found.matches, dict(found.errors)) == (0b0011, {3: "no such key: model"})
+    assert len(selectors.asked) == 3
+
+
+def test_only_changed_slices_are_evaluated_again():
+    index, selectors = SelectorIndex(), Counting()
+    one, two = published(card("a"), name="one"), published(card("b"), name="two")
+    evaluated(index, selectors, one, two)
+    assert not index.work([MODEL], [one, two])
+    changed = published(card("a", "z"), card("b"), name="one")
+    assert [f.matches for f in evaluated(index, selectors, changed, two)] == [0b10, 0b1]
+    assert len(selectors.asked) == 2
 
 
 @pytest.mark.parametrize(
-    "expression",
+    ("reads", "number"),
     [
-        pytest.param("", id="empty"),
-        pytest.param('device.driver != "x"', id="not-equal"),
-        pytest.param('device.driver == "x" || device.driver == "y"', id="disjunction"),
-        pytest.param('(device.driver == "x")', id="parentheses"),
-        pytest.param('device.driver == "x" &&', id="conjunction-without-end"),
-        pytest.param('device.driver == "x" & device.driver == "x"', id="single-ampersand"),
-        pytest.param('device.driver == "a\\"b"', id="escapes"),
-        pytest.param('device.attributes["d"].a > 3', id="comparison"),
-        pytest.param('device.attributes["d"].a == 3.5', id="float"),
-        pytest.param('device.attributes["d"].a == 3u', id="unsigned"),
-        pytest.param('device.attributes["d"].a == 0x10', id="hexadecimal"),
-        pytest.param('device.attributes["d"].a == trueish', id="identifier-like-bool"),
-        pytest.param(
-            'device.capacity["d"].memory.compareTo(quantity("1Gi")) >= 0', id="capacity-quantity"
-        ),
-        pytest.param('device.driver == "x" ? true : false', id="conditional"),
-        pytest.param('device.driver == "x" // done', id="comment"),
+        pytest.param(Reads(attributes=frozenset(["d/model"])), 1, id="an-attribute"),
+        pytest.param(Reads(attributes=frozenset(["d/*"])), 2, id="all-of-a-domain"),
+        pytest.param(Reads(everything=True), 2, id="everything"),
+        pytest.param(Reads(attributes=frozenset(["e/serial"])), 1, id="another-domain"),
     ],
 )
-def test_what_is_not_simple_is_not_understood(expression):
-    assert parse(expression) is None
+def test_what_an_expression_reads_decides_which_devices_are_alike(reads, number):
+    selectors = Counting(reads)
+    evaluated(SelectorIndex(), selectors, published(card("a"), card("b")))
+    assert len(selectors.asked) == number
 
 
 @pytest.mark.parametrize(
-    ("expression", "tests"),
+    ("one", "other"),
     [
-        pytest.param('device.driver == "x"', [("driver", "x")], id="driver"),
-        pytest.param("device.driver=='x'", [("driver", "x")], id="single-quotes-no-spaces"),
-        pytest.param('device.attributes["a.b"].c == -4', [("a.b/c", -4)], id="negative-integer"),
-        pytest.param('device.attributes["a.b"]["c"] == true', [("a.b/c", True)], id="index-form"),
-        pytest.param(
-            '\n device.driver == "x" &&\n device.attributes["d"].a == false\n',
-            [("driver", "x"), ("d/a", False)],
-            id="conjunction-over-lines",
-        ),
+        pytest.param({"model": 1}, {"model": True}, id="one-and-true"),
+        pytest.param({"model": "1.0.0"}, {"model": Version("1.0.0")}, id="string-and-version"),
     ],
 )
-def test_simple_conjunctions_are_understood(expression, tests):
-    assert parse(expression) == tuple(Test(*each) for each in tests)
+def test_values_that_are_equal_to_python_alone_are_not_alike(one, other):
+    selectors = Counting()
+    of = published(device("a", attributes=one), device("b", attributes=other))
+    evaluated(SelectorIndex(), selectors, of)
+    assert len(selectors.asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("expressions", "certain", "possible"),
-    [
-        pytest.param([], {"kvm-0", "odd"}, set(), id="no-selector-means-all"),
-        pytest.param(['device.driver == "h.dev"'], {"kvm-0", "odd"}, set(), id="driver"),
-        pytest.param(['device.driver == "other"'], set(), set(), id="other-driver"),
-        pytest.param(
-            ['device.attributes["h.dev"].policy == "kvm"'], {"kvm-0"}, {"odd"}, id="unknown-type"
-        ),
-        pytest.param(['device.attributes["h.dev"].minor == 232'], {"kvm-0"}, set(), id="integer"),
-        pytest.param(['device.attributes["h.dev"].ok == 1'], set(), set(), id="true-is-not-1"),
-        pytest.param(['device.attributes["x"].policy == "kvm"'], set(), set(), id="other-domain"),
-        pytest.param(
-            ['device.driver == "h.dev"', "f(device)"],
-            set(),
-            {"kvm-0", "odd"},
-            id="one-not-understood-makes-all-unknown",
-        ),
-        pytest.param(
-            ['device.driver == "other"', "f(device)"],
-            set(),
-            set(),
-            id="false-wins-over-not-understood",
-        ),
-    ],
-)
-def test_devices_are_sorted_by_what_is_certain(expressions, certain, possible):
-    matches = match_devices(current_devices([SLICE]), expressions)
-    assert (names(matches.certain), names(matches.possible)) == (certain, possible)
+def test_an_expression_that_does_not_compile_is_not_evaluated():
+    index, selectors = SelectorIndex(), Counting(Reads(error="undefined field"))
+    index.learn({MODEL: Reads(error="undefined field")})
+    assert not index.work([MODEL], [published(card("a"))])
+    assert index.problem(MODEL) == "undefined field"
+    assert selectors.asked == []
 
 
-def test_only_the_highest_generation_of_a_pool_counts():
-    old = SliceFacts(name="o", uid="2", driver="h.dev", pool="n1", generation=1, devices=(KVM,))
-    new = SliceFacts(name="n", uid="3", driver="h.dev", pool="n1", generation=2, devices=(ODD,))
-    other = SliceFacts(name="p", uid="4", driver="h.dev", pool="n2", generation=1, devices=(KVM,))
-    matches = match_devices(current_devices([old, new, other]), [])
-    assert {each.identity for each in matches.certain} == {
-        DeviceID("h.dev", "n1", "odd"),
-        DeviceID("h.dev", "n2", "kvm-0"),
+def test_what_was_not_evaluated_has_no_outcome():
+    index = SelectorIndex()
+    with pytest.raises(KeyError):
+        index.evaluated(MODEL, published(card("a")))
+
+
+def test_the_oldest_expressions_are_forgotten(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EXPRESSIONS", 2)
+    index = SelectorIndex()
+    for expression in ("a", "b", "c"):
+        index.learn({expression: Reads()})
+    assert index.unread(["a", "b", "c"]) == ["a"]
+
+
+def test_a_device_is_written_as_the_api_writes_it():
+    capacity = CapacityFacts(name="memory", value="8Gi")
+    attributes = {"s": "x", "i": 1, "b": True, "v": Version("1.0.0"), "l": ListValue("ints", (1,))}
+    of = device("a", attributes=attributes, capacity=[capacity], shareable=True)
+    assert module.device_body(of, "d") == {
+        "driver": "d",
+        "allowMultipleAllocations": True,
+        "attributes": {
+            "s": {"string": "x"},
+            "i": {"int": 1},
+            "b": {"bool": True},
+            "v": {"version": "1.0.0"},
+            "l": {"ints": [1]},
+        },
+        "capacity": {"memory": {"value": "8Gi"}},
     }
 
 
-def test_devices_of_a_pool_that_is_being_rewritten_are_never_certain():
-    def part(name, generation, device):
-        return SliceFacts(
-            name=name,
-            uid=name,
-            driver="h.dev",
-            pool="n1",
-            generation=generation,
-            pool_slices=2,
-            devices=(device,),
-        )
-
-    old, new, rest = part("o", 1, KVM), part("n", 2, ODD), part("r", 2, KVM)
-    half_written = match_devices(current_devices([old, new]), [])
-    assert (names(half_written.certain), names(half_written.possible)) == (set(), {"kvm-0", "odd"})
-    written = match_devices(current_devices([old, new, rest]), [])
-    assert (names(written.certain), names(written.possible)) == ({"kvm-0", "odd"}, set())
-
-
-def test_a_slice_that_could_not_be_read_may_hold_any_device():
-    device = DeviceFacts(name="", attributes={})
-    unread = SliceFacts(name="u", uid="2", driver="", pool="", pool_slices=2, devices=(device,))
-    matches = match_devices(current_devices([unread]), ['device.driver == "h.dev"'])
-    assert (len(matches.certain), len(matches.possible)) == (0, 1)
+@pytest.mark.parametrize(
+    ("expression", "driver"),
+    [
+        pytest.param('device.driver == "d"', "d", id="the-driver-alone"),
+        pytest.param(" device.driver=='d'\n  && device.x", "d", id="a-conjunction"),
+        pytest.param('device.driver == "d" || device.x', None, id="a-disjunction"),
+        pytest.param('device.driver == "d" && device.x || true', None, id="disjunction-at-the-end"),
+        pytest.param('device.driver == "d" && device.x ? true : true', None, id="a-condition"),
+        pytest.param('device.driver == "d" ? true : true', None, id="a-condition-of-the-driver"),
+        pytest.param('!(device.driver == "d")', None, id="a-negation"),
+        pytest.param('device.driver == "d" + "e"', None, id="a-sum"),
+        pytest.param('device.driver != "d"', None, id="other-drivers"),
+        pytest.param("true", None, id="no-driver"),
+    ],
+)
+def test_the_only_driver_that_an_expression_can_select(expression, driver):
+    assert only_driver(expression) == driver

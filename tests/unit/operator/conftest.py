@@ -32,6 +32,7 @@ DISCOVERY = {
         "groupVersion": "v1",
         "resources": [
             _resource("pods", "Pod", namespaced=True),
+            _resource("nodes", "Node", namespaced=False),
             _resource("namespaces", "Namespace", namespaced=False),  # Kopf waits until it sees it
         ],
     },

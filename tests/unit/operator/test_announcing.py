@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from drakit.explain import Code, ObjectReference, Reason
+from drakit.explain.codes import Code, Reason
+from drakit.explain.model import ObjectReference
 from drakit_operator.announcing import Announced, Announcement, Announcer, Timing, decide, summarize
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")

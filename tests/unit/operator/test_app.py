@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from drakit.cel.library import Library
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config
+from drakit_operator.kinds import KINDS
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/drakit-operator"
 WRITTEN = ("/apis/coordination.k8s.io/v1/", "/apis/events.k8s.io/v1/")
@@ -32,6 +34,7 @@ def config(**changes) -> Config:
 @asynccontextmanager
 async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
     app = App(
+        selectors=Library(),
         config=config(**changes),
         kubeconfig=cluster.write_kubeconfig(folder),
         identity=Identity(name=name, namespace="sys"),
@@ -72,7 +75,7 @@ async def until(condition: Callable[[], object], *, seconds: float = 10) -> None
 
 
 def watched(cluster) -> Callable[[], bool]:
-    return lambda: cluster.watch_count == 5
+    return lambda: cluster.watch_count == len(KINDS)
 
 
 async def probe(app: App, path: str) -> tuple[int, str]:
@@ -184,7 +187,9 @@ async def test_an_error_that_ends_kopf_restarts_it(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one") as app:
         await until(watched(cluster))
         cluster.send_to_watches({"type": "ERROR", "object": {"code": 500, "message": "odd"}})
-        await until(lambda: sum(method == "WATCH" for method, _ in cluster.requests) == 10)
+        await until(
+            lambda: sum(method == "WATCH" for method, _ in cluster.requests) == 2 * len(KINDS)
+        )
         cluster.add_pod("later", "gone")
         await until(lambda: cluster.told() == {("Pod", "later", "ResourceClaimMissing")})
         _, numbers = await probe(app, "/metrics")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
+from drakit.explain.pending import Verdict
 from drakit.kube import ForbiddenError, Listing, connect
 from drakit.metrics import text_of
 from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, PODS, SLICES, Name
@@ -9,6 +11,7 @@ from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
 from drakit_operator.watching.census import Census
 from drakit_operator.watching.observer import Observer
+from tests.fakes.world import explain
 
 CLAIM_PATH = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 
@@ -53,8 +56,8 @@ async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_miss
     await listing.relist()
     await listing.relist()
     assert store.size(CLAIMS) == 6
-    assert store.claim("lab", "deep").requests == ()
-    assert store.claim("lab", "c4").requests != ()
+    assert store.world.claim("lab", "deep").requests == ()
+    assert store.world.claim("lab", "c4").requests != ()
     kind = 'kind="resourceclaims.resource.k8s.io"'
     assert (
         f"drakit_operator_skipped_objects_total{{{kind}}} 2.0" in text_of(metrics.registry).decode()
@@ -73,8 +76,10 @@ async def test_an_unreadable_class_or_slice_allows_no_conclusion(cluster, reader
     cluster.store(path, {**cluster.object(path), "extra": "@deep"})
     store = Store()
     await relist(reader, store, KINDS)
-    matches = store.matches(store.device_class("gpu.example").selectors)
-    assert (len(matches.certain), len(matches.possible)) == (0, 1)
+    requests = (Request(name="gpu", device_class="gpu.example"),)
+    store.world.apply(ClaimFacts(namespace="lab", name="c", uid="c", requests=requests))
+    pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="g", claim="c"),))
+    assert explain(pod, store.world).verdict is Verdict.UNDECIDED
 
 
 async def test_a_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, reader):
@@ -121,7 +126,7 @@ async def test_what_is_made_while_all_is_listed_is_not_taken_for_missing(cluster
     store = Store()
     await relist(Slow(), store, KINDS)
     for pod in store.uids(PODS):
-        assert store.claim("lab", pod.name) is not None
+        assert store.world.claim("lab", pod.name) is not None
 
 
 async def test_a_sweep_removes_what_is_gone_and_adds_nothing(cluster, reader):

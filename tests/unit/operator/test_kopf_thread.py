@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from drakit.kube import GoneError, connect
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import CLAIMS, KINDS
+from drakit_operator.kinds import CLAIMS, KINDS, NODES
 from drakit_operator.watching.thread import KopfThread
 
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -101,16 +101,16 @@ async def test_an_object_that_cannot_be_parsed_costs_itself_alone(cluster, tmp_p
     assert await thread.stop(timeout_seconds=2)
 
 
-async def test_it_gets_no_parameters_of_claims(cluster, tmp_path, monkeypatch):
-    kubeconfig, seen, bodies = cluster.write_kubeconfig(tmp_path), [], []
-    claims = f"{RESOURCE}/namespaces/lab/resourceclaims"
-    cluster.store(f"{claims}/large", configured({"x": [[]] * 10_000}))
+async def body_of(cluster, kubeconfig, kind, path, body):
+    """An object as its projection gets it from the watch."""
+    seen, bodies = [], []
+    cluster.store(path, body)
 
     def project(body):
         bodies.append(body)
-        return CLAIMS.project(body)
+        return kind.project(body)
 
-    watched = replace(CLAIMS, project=project)
+    watched = replace(kind, project=project)
     thread = KopfThread(
         connect=lambda: connect(kubeconfig, user_agent="test"),
         versions={watched: "1"},
@@ -122,7 +122,33 @@ async def test_it_gets_no_parameters_of_claims(cluster, tmp_path, monkeypatch):
         while not seen:
             await asyncio.sleep(0.02)
     assert await thread.stop(timeout_seconds=2)
-    assert bodies[0]["spec"]["devices"].keys() == {"requests"}
+    return bodies[0]
+
+
+async def test_it_gets_no_parameters_of_claims_and_no_data_of_their_devices(cluster, tmp_path):
+    entry = {"driver": "d", "conditions": [{"type": "attached"}]}
+    claim = configured({"x": [[]] * 10_000})
+    claim["metadata"] = {"labels": {"app": "train"}}
+    claim["status"] = {"devices": [entry | {"data": {"x": 1}}]}
+    path = f"{RESOURCE}/namespaces/lab/resourceclaims/large"
+    body = await body_of(cluster, cluster.write_kubeconfig(tmp_path), CLAIMS, path, claim)
+    assert body["spec"]["devices"].keys() == {"requests"}
+    assert body["status"]["devices"] == [entry]
+    assert "labels" not in body["metadata"]
+
+
+async def test_nodes_keep_their_labels(cluster, tmp_path):
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"labels": {"zone": "a"}, "annotations": {"long": "x"}},
+        "status": {"images": [{}]},
+    }
+    kubeconfig = cluster.write_kubeconfig(tmp_path)
+    body = await body_of(cluster, kubeconfig, NODES, "/api/v1/nodes/n1", node)
+    assert body["metadata"]["labels"] == {"zone": "a"}
+    assert "annotations" not in body["metadata"]
+    assert body["status"] == {}
 
 
 async def test_an_expired_version_ends_the_run(cluster, tmp_path):

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from drakit.cel.library import Library
+from drakit.explain.world import World
 from drakit.kube.queue import WorkQueue
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.intake import Seen
@@ -31,6 +33,7 @@ class Bench:
             announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
             metrics=metrics,
             debounce_seconds=1.0,
+            selectors=Library(),
         )
 
     async def record(self, announcement):
@@ -125,14 +128,15 @@ async def test_what_a_full_queue_dropped_is_looked_at_later():
 
 
 async def test_many_changes_at_once_cost_one_look_at_all_pods():
-    class CountingStore(Store):
+    class CountingWorld(World):
         looks = 0
 
         def waiting_pods(self):
             self.looks += 1
             return super().waiting_pods()
 
-    store = CountingStore()
+    store = Store()
+    store.world = CountingWorld()
     bench = Bench(store=store)
     bench.see(PODS, pod())
     bench.work.changed(
@@ -141,17 +145,17 @@ async def test_many_changes_at_once_cost_one_look_at_all_pods():
             for number in range(1000)
         ]
     )
-    assert store.looks == 1
+    assert store.world.looks == 1
     assert len(bench.queue) == 1
     bench.queue.close()
 
 
 async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_there_are():
-    turns, judged = [0], []
+    turns, judged = [0], {}
 
-    class SlowStore(Store):
+    class SlowWorld(World):
         def pod(self, namespace, name):
-            judged.append(turns[0])
+            judged[name] = turns[0]
             return super().pod(namespace, name)
 
     async def count():
@@ -159,7 +163,9 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
             turns[0] += 1
             await asyncio.sleep(0)
 
-    bench = Bench(store=SlowStore())
+    store = Store()
+    store.world = SlowWorld()
+    bench = Bench(store=store)
     for number in range(8):
         bench.see(PODS, pod(f"train-{number}"))
     await asyncio.sleep(1.5)  # all are due
@@ -171,4 +177,4 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
     for task in tasks:
         task.cancel()
     bench.queue.close()
-    assert len(set(judged)) == 8, "the Lease is renewed in between"
+    assert len(set(judged.values())) == 8, "the Lease is renewed in between"

@@ -1,0 +1,49 @@
+"""
+Selectors evaluated for one answer, by the evaluator that is installed here.
+
+It must not know what asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drakit.cel import choice
+from drakit.cel.helper import HelperError
+from drakit.cli.kubectl.gather import Gap, Gathered
+from drakit.explain.selectors import evaluate
+
+__all__ = ("evaluate_selectors",)
+
+
+def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
+    """Evaluate selectors for all devices; without an evaluator, the answer has a gap."""
+    wanted = list(dict.fromkeys(expressions))
+    if not wanted:
+        return
+    try:
+        selectors, _ = choice.installed_selectors()
+    except choice.NoEvaluatorError as error:
+        _not_evaluated(found, str(error))
+        return
+    index = found.world.selectors
+    slices = [each.slice for each in found.world.reachable()]
+    try:
+        if unread := index.unread(wanted):
+            index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
+        work = index.work(wanted, slices)
+        index.store(work, evaluate(selectors, work))
+    except HelperError as error:
+        _not_evaluated(found, str(error))
+    finally:
+        selectors.close()
+
+
+def _not_evaluated(found: Gathered, why: str) -> None:
+    found.gaps.append(
+        Gap(
+            kind="selectors",
+            what="selectors are not evaluated",
+            effect=f"{why}",
+        )
+    )

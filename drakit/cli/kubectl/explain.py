@@ -1,0 +1,375 @@
+"""
+What is wrong with a pod or a claim, as rows: the explanation of :mod:`drakit.explain`, narrowed to
+what the user may see.
+
+A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
+
+It must not know sessions, or how an answer is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drakit.cli.kubectl.evaluating import evaluate_selectors
+from drakit.cli.kubectl.gather import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+    Gathered,
+)
+from drakit.explain.availability import Availability
+from drakit.explain.broken import broken_claim
+from drakit.explain.codes import Code, Reason
+from drakit.explain.deletion import claim_stays
+from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request, SliceFacts
+from drakit.explain.nodes import NodeProblem, Unusable
+from drakit.explain.pending import (
+    ClaimReport,
+    Explainer,
+    Explanation,
+    RequestReport,
+    Verdict,
+    waits,
+)
+
+__all__ = ("Report", "explain_claim", "explain_pod")
+
+_MISSING = {
+    Code.DEVICE_CLASS_MISSING: CLASSES,
+    Code.RESOURCE_CLAIM_MISSING: CLAIMS,
+    Code.RESOURCE_CLAIM_TEMPLATE_MISSING: TEMPLATES,
+}
+"""Reasons that need no devices, and the kind without which they are uncertain."""
+
+_WITHOUT_SLICES = frozenset(
+    {
+        Code.RESOURCE_CLAIM_NOT_CREATED,
+        Code.QUOTA_EXCEEDED,
+        Code.ADMIN_ACCESS_DENIED,
+        Code.CLAIM_OF_OTHER_POD,
+        Code.CLAIM_BEING_DELETED,
+        Code.CLAIM_NOT_ALLOCATED,
+        Code.CLAIM_NOT_RESERVED,
+        Code.BINDING_OUTSTANDING,
+        Code.BINDING_FAILED,
+        Code.NODE_GONE,
+        Code.NODE_NOT_READY,
+        Code.CLAIM_IN_USE,
+        Code.FINALIZER_HOLDS,
+        Code.NOT_UNPREPARED,
+    }
+)
+"""Reasons that follow from pods, claims and nodes alone."""
+
+_NODE_RULES = {
+    NodeProblem.SELECTOR: "node selector or affinity excludes them",
+    NodeProblem.TAINT: "taint {} is not tolerated",
+    NodeProblem.CORDONED: "cordoned",
+    NodeProblem.RESOURCES: "too little {} left",
+    NodeProblem.CLAIM: "allocated claim {} is not available there",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What there is to say about a pod or a claim."""
+
+    kind: str
+    namespace: str
+    name: str
+    verdict: Verdict
+    sentences: tuple[str, ...]
+    codes: tuple[str, ...] = ()
+    claims: tuple[ClaimReport, ...] = ()
+    nodes: Mapping[str, tuple[str, ...]]
+    """Nodes that cannot be used, by reason."""
+
+    fits_on: str = ""
+    scheduler: str = ""
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        return self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+
+    def body(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return {
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "reasons": [
+                {"code": code, "sentence": text}
+                for code, text in zip(self.codes, self.sentences, strict=False)
+            ],
+            "message": " ".join(self.sentences),
+            "claims": [_claim_body(each) for each in self.claims],
+            "fitsOn": self.fits_on,
+            "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
+            "schedulerMessage": self.scheduler,
+            "notEvaluated": list(self.unknown),
+        }
+
+
+def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
+    """
+    Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
+
+    :param settled: nothing about the pod has changed for a while.
+    """
+    subject = f"pod {pod.namespace}/{pod.name}"
+    explainer = Explainer(found.world, name_all_holders=True)
+    if waits(pod):
+        evaluate_selectors(found, explainer.expressions(pod))
+    explanation = explainer.explain(pod, settled=settled)
+    return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+
+
+def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
+    """Explain a claim: its state, or what a pod without other rules would find."""
+    subject = f"claim {claim.namespace}/{claim.name}"
+    pod = PodFacts(
+        namespace=claim.namespace,
+        name=claim.name,
+        uid="",
+        claims=(PodClaim(name=claim.name, claim=claim.name),),
+    )
+    if claim.deleting or claim.allocated:
+        explanation = _placed_claim(claim, found)
+    else:
+        explainer = Explainer(found.world, name_all_holders=True)
+        evaluate_selectors(found, explainer.expressions(pod))
+        explanation = explainer.explain(pod)
+    report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
+    if report.verdict is Verdict.NOT_PENDING:
+        return replace(report, sentences=_claim_state(claim, subject))
+    if report.verdict is Verdict.UNDECIDED and claim.allocated:
+        undecided = "whether its devices are in order is undecided"
+        return replace(report, sentences=(*_claim_state(claim, subject), undecided))
+    return report
+
+
+def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
+    if claim.deleting:
+        reasons = claim_stays(claim, found.world, all_pods=not found.lacks(PODS))
+        verdict = Verdict.DELETING if reasons else Verdict.NOT_PENDING
+        return Explanation(verdict=verdict, reasons=reasons)
+    reasons = broken_claim(claim, found.world)
+    verdict = Verdict.BROKEN if reasons else Verdict.NOT_PENDING
+    return Explanation(verdict=verdict, reasons=reasons)
+
+
+def _claim_state(claim: ClaimFacts, subject: str) -> tuple[str, ...]:
+    if claim.deleting:
+        return (f"{subject} is being deleted",)
+    names = ", ".join(dict.fromkeys("/".join(each.device) for each in claim.results))
+    pods = ", ".join(sorted(claim.reserved_for))
+    used = f"it is reserved for pod {pods}" if pods else "no pod uses it"
+    return f"{subject} is allocated: {names or 'no device'}", used
+
+
+def wanted(request: Request) -> str:
+    """Return how many devices a request asks for."""
+    return "all" if request.every else str(request.count)
+
+
+def holders(found: Availability) -> list[str]:
+    """Name the claims that hold devices, hardware or shares of a request."""
+    claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
+    return sorted(holder(claim) for claim in claims.values())
+
+
+def holder(claim: ClaimFacts) -> str:
+    """Name a claim and its pods."""
+    pods = ", ".join(f"pod {name}" for name in sorted(claim.reserved_for)) or "no pod"
+    return f"claim {claim.namespace}/{claim.name} ({pods})"
+
+
+def _state(pod: PodFacts, subject: str) -> str:
+    """Describe a pod that is scheduled, or not to be scheduled."""
+    if pod.deleting:
+        return f"{subject} is being deleted"
+    if pod.gated:
+        return f"{subject} has scheduling gates: the scheduler ignores it until they are removed"
+    phase = f"(phase {pod.phase or 'unknown'})"
+    if pod.node is None:
+        return f"{subject} does not wait for devices {phase}"
+    return f"{subject} is scheduled to node {pod.node} {phase}; its devices show no problem"
+
+
+def _report(
+    explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
+) -> Report:
+    reasons = [each for each in explanation.reasons if _is_certain(each, found)]
+    verdict = _narrowed(explanation, reasons, found, pod)
+    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if reasons and len(reasons) < len(explanation.reasons):
+        unknown.append("further reasons need what may not be listed")
+    return Report(
+        kind=kind,
+        namespace=pod.namespace,
+        name=pod.name,
+        verdict=verdict,
+        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject)),
+        codes=tuple(each.code.value for each in reasons),
+        # Without slices, all counts are zero and mean nothing.
+        claims=() if found.lacks_all(SLICES) else explanation.claims,
+        nodes=_grouped(explanation.nodes),
+        fits_on=explanation.fits_on,
+        scheduler="" if pod.node else pod.scheduling_message,
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _narrowed(
+    explanation: Explanation, reasons: Sequence[Reason], found: Gathered, pod: PodFacts
+) -> Verdict:
+    """Return the verdict, or "undecided" where it depends on what the user may not see."""
+    verdict = explanation.verdict
+    if explanation.reasons and not reasons:
+        return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
+    if verdict is Verdict.FITS and explanation.fits_on:
+        uncertain = found.lacks(CLAIMS, NODES, SLICES, RULES)
+    elif verdict is Verdict.NOT_PENDING and pod.node and pod.claims:
+        uncertain = found.lacks_all(SLICES) or found.lacks_all(CLAIMS)
+    else:
+        uncertain = False
+    return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _sentences(
+    verdict: Verdict,
+    reasons: Sequence[Reason],
+    explanation: Explanation,
+    pod: PodFacts,
+    kind: str,
+    subject: str,
+) -> list[str]:
+    match verdict:
+        case Verdict.FITS:
+            return [_fits(pod, subject, explanation)]
+        case Verdict.NOT_PENDING:
+            return [_state(pod, subject)]
+        case Verdict.UNDECIDED if pod.node:
+            return [f"whether the devices of {subject} are in order is undecided"]
+        case Verdict.UNDECIDED:
+            where = f": devices on node {explanation.fits_on} match" if explanation.fits_on else ""
+            verb = "scheduled" if kind == "Pod" else "allocated"
+            return [f"whether {subject} can be {verb} is undecided{where}"]
+        case _:
+            waits = f"pod {pod.namespace}/{pod.name} waits: "
+            alone = f"{subject} cannot be allocated: "
+            start = waits if kind == "Pod" else alone
+            return [
+                start + each.sentence.removeprefix(waits)
+                if each.sentence.startswith(waits)
+                else each.sentence
+                for each in reasons
+            ]
+
+
+def _fits(pod: PodFacts, subject: str, explanation: Explanation) -> str:
+    if not pod.claims:
+        return f"{subject} uses no ResourceClaim: it does not wait for devices of one"
+    if not explanation.fits_on:
+        return f"all claims of {subject} are allocated; it does not wait for devices"
+    return (
+        f"the devices for {subject} are available on node {explanation.fits_on}; "
+        "if it keeps waiting, it waits for something else"
+    )
+
+
+def _is_certain(reason: Reason, found: Gathered) -> bool:
+    """Return whether no missing permission can be the cause of a reason."""
+    if (kind := _MISSING.get(reason.code)) is not None:
+        return not found.lacks_all(kind)
+    if reason.code in _WITHOUT_SLICES:
+        return True
+    if found.lacks_all(SLICES):
+        return False
+    # Without nodes, only devices of a node by its name are found.
+    return not found.lacks_all(NODES) or all(_names_node(each) for each in found.world.slices())
+
+
+def _names_node(of: SliceFacts) -> bool:
+    return of.place is not None and bool(of.place.node)
+
+
+def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:
+    groups: dict[str, list[str]] = {}
+    for name, problem in sorted(nodes.items()):
+        if problem is not None:
+            text = _NODE_RULES[problem.problem].format(problem.detail)
+            groups.setdefault(text, []).append(name)
+    return {reason: tuple(names) for reason, names in groups.items()}
+
+
+def counts(report: RequestReport) -> dict[str, int]:
+    """Return the counts of a request by the words of the table."""
+    found, analysis = report.found, report.analysis
+    return {
+        "published": analysis.published,
+        "matching": analysis.matching,
+        "free": found.free,
+        "allocated": found.releasable,
+        "tainted": found.tainted.devices,
+        "elsewhere": found.elsewhere.devices,
+        "tooSmall": found.small,
+    }
+
+
+def _claim_body(claim: ClaimReport) -> dict[str, Any]:
+    return {
+        "origin": claim.origin,
+        "claim": claim.claim,
+        "allocated": claim.allocated,
+        "requests": [_request_body(each) for each in claim.requests],
+    }
+
+
+def _request_body(report: RequestReport) -> dict[str, Any]:
+    found, analysis = report.found, report.analysis
+    return {
+        "name": report.name,
+        "deviceClass": analysis.request.device_class,
+        "wants": wanted(analysis.request),
+        **counts(report),
+        "rejected": [
+            {"by": owner, "expression": expression, "devices": number}
+            for owner, expression, number in analysis.rejected
+        ],
+        "selectorErrors": [
+            {"device": "/".join(error.device), "error": error.text} for error in analysis.errors
+        ],
+        "holders": holders(found),
+        "taints": sorted(found.tainted.words),
+    }
+
+
+def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
+    """Return the lines below the table of a request."""
+    found, analysis = report.found, report.analysis
+    texts = [
+        f"{owner} rejects {number} of {analysis.published}: {expression}"
+        for owner, expression, number in analysis.rejected
+        if number or wide
+    ]
+    texts += _cut([f"selector error: {each.text}" for each in analysis.errors], wide=wide)
+    texts += _cut([f"allocated to {each}" for each in holders(found)], wide=wide)
+    if words := sorted(found.tainted.words):
+        texts.append(f"tainted with {', '.join(words)}")
+    return [f"{report.name}: {text}" for text in texts]
+
+
+def _cut(texts: Sequence[str], *, wide: bool) -> list[str]:
+    most = len(texts) if wide else 3
+    rest = len(texts) - most
+    return [*texts[:most], *([f"and {rest} more (-o wide)"] if rest > 0 else [])]

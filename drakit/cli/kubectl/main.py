@@ -1,0 +1,130 @@
+"""
+``kubectl drakit``: its commands and exit codes.
+
+0: nothing is wrong. 1: a problem was found, or the answer is undecided. 2: wrong usage, or an
+unusable kubeconfig. 3: the API server does not answer, or refuses everything.
+
+It must not know what the commands compute: the modules of commands are imported when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from drakit.cli.errors import CommandError, UsageError
+
+__all__ = ("main",)
+
+_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+
+_FORMATS = ("wide", "json", "yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        from drakit.cli.kubectl.commands import run
+
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ImportError as error:
+        print(f"kubectl drakit needs the extra drakit[kubectl]: {error}", file=sys.stderr)
+        return UsageError.exit_code
+    except BrokenPipeError:
+        # Whoever reads has enough (``| head``); the interpreter must not complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kubectl drakit",
+        description="Explains pods that wait for devices, and shows the devices of the cluster. "
+        "Uses your kubeconfig and your permissions, and writes nothing.",
+        epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the answer is undecided, "
+        "2 invalid arguments or kubeconfig, 3 the API server is unavailable or refuses everything.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_explain(commands)
+    _add_listings(commands)
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands in a shell",
+        description="Prints a script that completes the program `kubectl-drakit`. It is not needed "
+        "for `kubectl drakit`: the completion of kubectl itself knows the plugin.",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh"), help="the shell")
+    completion.set_defaults(command="completion")
+    return parser
+
+
+def _add_explain(commands: _Group) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="explain why a pod or a claim waits, does not start, or is not deleted",
+        description="Explains why a pod waits for its devices: what each request finds, what is in "
+        "the way, and the remedy. Also explains why a pod does not start on its node, and what "
+        "holds a pod or claim that is being deleted. A claim that is not allocated is explained as "
+        "if a pod without other rules used it.",
+    )
+    explain.add_argument("target", metavar="KIND/NAME", help="the object: pod/NAME or claim/NAME")
+    explain.set_defaults(command="explain")
+    _add_connection(explain)
+
+
+def _add_listings(commands: _Group) -> None:
+    devices = commands.add_parser(
+        "devices",
+        help="show the pools of devices, and what is free",
+        description="Shows each pool with its devices: free, allocated and to which claims, "
+        "tainted, and unhealthy.",
+    )
+    claims = commands.add_parser(
+        "claims",
+        help="show claims with their devices and pods",
+        description="Shows claims with their state, node, devices, and pods.",
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the cluster, and your permissions",
+        description="Checks API versions, pools, nodes, classes, the releases of drakit, and your "
+        "permissions. Each finding has a remedy.",
+    )
+    for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
+        each.set_defaults(command=name)
+        _add_connection(each)
+    claims.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="show the claims of all namespaces"
+    )
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig file (default: $KUBECONFIG, then ~/.kube/config)",
+    )
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="namespace (default: that of the context)"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=_FORMATS, default="", help="more columns, JSON, or YAML"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""
+The reasons of explanations: a closed set of words, for Events, metrics and scripts.
+
+It must not know how a reason is found or reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drakit.explain.model import ObjectReference
+
+__all__ = ("Code", "Finding", "Reason")
+
+
+class Code(StrEnum):
+    """Why a pod waits, or what is wrong with an object."""
+
+    DEVICE_CLASS_MISSING = "DeviceClassMissing"
+    RESOURCE_CLAIM_MISSING = "ResourceClaimMissing"
+    RESOURCE_CLAIM_TEMPLATE_MISSING = "ResourceClaimTemplateMissing"
+    NO_DEVICE_PUBLISHED = "NoDevicePublished"
+    DEVICES_ALLOCATED = "DevicesAllocated"
+    """The pod goes on when claims release something."""
+
+    DEVICES_TAINTED = "DevicesTainted"
+    """The pod does not go on while devices are tainted, whatever is released."""
+
+    DEVICES_ON_OTHER_NODES = "DevicesOnOtherNodes"
+    """Devices exist, but only on nodes that the pod cannot use."""
+
+    SELECTOR_FAILED = "SelectorFailed"
+    """A selector fails on a device, and so the scheduler ends the search on its node."""
+
+    CONSTRAINT_NOT_MET = "ConstraintNotMet"
+    """Enough devices are free on a node, but none that satisfy the claim's constraints."""
+
+    POOL_INVALID = "PoolInvalid"
+    """A pool contradicts itself, and the scheduler allocates nothing from it."""
+
+    REQUESTS_COMPETE = "RequestsCompete"
+    """Each request alone could be allocated, but no node has devices for all of them."""
+
+    RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    ADMIN_ACCESS_DENIED = "AdminAccessDenied"
+    CLAIM_OF_OTHER_POD = "ClaimOfOtherPod"
+    CLAIM_BEING_DELETED = "ClaimBeingDeleted"
+    CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
+    """A pod has a node, but a claim without devices: the scheduler did not place the pod."""
+
+    CLAIM_NOT_RESERVED = "ClaimNotReserved"
+    """A pod has a node, but its claim is not reserved for it, so the kubelet rejects the claim."""
+
+    BINDING_OUTSTANDING = "BindingConditionsOutstanding"
+    BINDING_FAILED = "BindingConditionsFailed"
+    NODE_GONE = "NodeGone"
+    NODE_NOT_READY = "NodeNotReady"
+    DRIVER_UNAVAILABLE = "DriverUnavailable"
+    """The driver of an allocated device publishes nothing on the node, or has stopped there."""
+
+    POOL_GONE = "PoolGone"
+    DEVICE_GONE = "DeviceGone"
+    DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    EVICTION_BY_TAINT = "EvictionByDeviceTaint"
+    NOT_PREPARED = "ClaimsNotPrepared"
+    """All facts are in order, but the kubelet has not prepared the claims."""
+
+    CLAIM_IN_USE = "ClaimInUse"
+    """A claim is being deleted, but still reserved for pods."""
+
+    FINALIZER_HOLDS = "FinalizerHolds"
+    """An object is being deleted, but a finalizer holds it."""
+
+    NOT_UNPREPARED = "ClaimsNotUnprepared"
+    """A pod is being deleted, but the kubelet has not unprepared its claims."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A problem, as a clause of a sentence about an object."""
+
+    code: Code
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One reason, in a sentence for the Event of an object."""
+
+    code: Code
+    sentence: str
+    regarding: ObjectReference

@@ -1,0 +1,92 @@
+"""
+Whether a pod can run on a node, apart from its devices: what the scheduler's own filters decide.
+
+Covered are node selector and required affinity, taints, cordons and resources. Rules that depend on
+other pods (affinity between pods, topology spread, ports, volumes) are not.
+
+It must not know claims, devices, clients or the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from drakit.explain.model import NodeFacts, Placement, PodToleration, TaintFacts
+from drakit.resource.nodeselector import selects_node
+
+__all__ = ("NodeProblem", "Unusable", "unusable")
+
+
+class NodeProblem(Enum):
+    """Why a pod cannot run on a node."""
+
+    SELECTOR = "selector"
+    TAINT = "taint"
+    CORDONED = "cordoned"
+    RESOURCES = "resources"
+    CLAIM = "claim"
+    """A claim of the pod is allocated for other nodes."""
+
+
+class Unusable(NamedTuple):
+    """A problem, and the taint or resource that it is about."""
+
+    problem: NodeProblem
+    detail: str = ""
+
+
+def unusable(
+    placement: Placement,
+    node: NodeFacts,
+    *,
+    requests: Mapping[str, int] | None = None,
+    free: Mapping[str, int] | None = None,
+) -> Unusable | None:
+    """
+    Return the first reason why a pod cannot run on a node, or None.
+
+    :param requests: what the pod asks for, in billionths.
+    :param free: what the node has left of it; None means unknown, which is no reason.
+    """
+    if not _selected(placement, node):
+        return Unusable(NodeProblem.SELECTOR)
+    if node.unschedulable and not _tolerated(_CORDON, placement.tolerations):
+        return Unusable(NodeProblem.CORDONED)
+    for taint in node.taints:
+        if not _tolerated(taint, placement.tolerations):
+            if taint.key == _CORDON.key:
+                return Unusable(NodeProblem.CORDONED)
+            return Unusable(NodeProblem.TAINT, taint.key)
+    if free is not None:
+        for resource, amount in sorted((requests or {}).items()):
+            if amount > free.get(resource, 0):
+                return Unusable(NodeProblem.RESOURCES, resource)
+    return None
+
+
+_CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+
+
+def _selected(placement: Placement, node: NodeFacts) -> bool:
+    labels = node.labels
+    if any(labels.get(key) != value for key, value in placement.node_selector):
+        return False
+    return placement.affinity is None or selects_node(
+        placement.affinity, name=node.name, labels=labels
+    )
+
+
+def _tolerated(taint: TaintFacts, tolerations: tuple[PodToleration, ...]) -> bool:
+    return any(_tolerates(each, taint) for each in tolerations)
+
+
+def _tolerates(toleration: PodToleration, taint: TaintFacts) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return toleration.operator in ("", "Equal") and toleration.value == taint.value

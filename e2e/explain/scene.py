@@ -1,0 +1,327 @@
+"""
+A scene: the namespace, driver and objects of one situation, and what is said of its pod.
+
+Devices are those of made-up slices: no driver prepares them, so a pod that has a node is as good as
+running. It must not know single situations.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from drakit.cel.helper import Helper
+from drakit.explain.pending import Explainer, Explanation
+from drakit.explain.projection import (
+    project_claim,
+    project_class,
+    project_node,
+    project_pod,
+    project_slice,
+    project_taint_rule,
+    project_template,
+)
+from drakit.explain.selectors import evaluate
+from drakit.explain.world import World
+from e2e.explain.api import DRA, KINDS, Api, Body, RefusedError
+from e2e.kit import wait_for
+
+LABEL = "explain.test/scene"
+ADMIN_LABEL = "resource.kubernetes.io/admin-access"
+WAITS = "waits"
+CLUSTER_WIDE = ("resourceslices", "deviceclasses", "devicetaintrules")
+
+VERDICT_SECONDS = 30
+SCHEDULED_SECONDS = 60
+"""The scheduler tries a pod again after at most ten seconds."""
+
+_PROJECTIONS: dict[str, Callable[[Body], Any]] = {
+    "nodes": project_node,
+    "pods": project_pod,
+    "resourceclaims": project_claim,
+    "resourceclaimtemplates": project_template,
+    "resourceslices": project_slice,
+    "deviceclasses": project_class,
+    "devicetaintrules": project_taint_rule,
+}
+
+
+class Explaining:
+    """Explains pods with the operator's own program. For threads."""
+
+    def __init__(self, api: Api, helper: Helper) -> None:
+        self._api = api
+        self._helper = helper
+        self._one = threading.Lock()
+
+    def explain(self, namespace: str, name: str) -> Explanation:
+        """Explain a pod by the objects that the API server has now."""
+        lists = {
+            plural: self._api.list(plural)
+            for plural in _PROJECTIONS
+            if plural != "devicetaintrules" or self._api.taint_rules_path()
+        }
+        with self._one:
+            world = World()
+            for plural, bodies in lists.items():
+                for body in bodies:
+                    world.apply(_PROJECTIONS[plural](body))
+            pod = world.pod(namespace, name)
+            assert pod is not None, f"pod {namespace}/{name} does not exist"
+            explainer = Explainer(world)
+            expressions = explainer.expressions(pod)
+            index = world.selectors
+            if unread := index.unread(expressions):
+                index.learn(dict(zip(unread, self._helper.reads(unread), strict=True)))
+            work = index.work(expressions, [each.slice for each in world.reachable()])
+            index.store(work, evaluate(self._helper, work))
+            return explainer.explain(pod)
+
+
+def device(name: str, attributes: dict[str, Any] | None = None, **fields: Any) -> Body:
+    """A device; attributes are plain values, capacity and counters quantities."""
+    kinds = {str: "string", int: "int", bool: "bool"}
+    values = {key: {kinds[type(value)]: value} for key, value in (attributes or {}).items()}
+    capacity = {key: {"value": amount} for key, amount in fields.pop("capacity", {}).items()}
+    found: Body = {"name": name, "attributes": values, **fields}
+    if capacity:
+        found["capacity"] = capacity
+    return found
+
+
+def devices(*names: str, **fields: Any) -> list[Body]:
+    return [device(name, **fields) for name in names]
+
+
+def counters(name: str, **amounts: str) -> Body:
+    return {"name": name, "counters": {key: {"value": value} for key, value in amounts.items()}}
+
+
+def consumes(**amounts: str) -> list[Body]:
+    """What a partition takes of the counter set `board`."""
+    body = counters("board", **amounts)
+    return [{"counterSet": body["name"], "counters": body["counters"]}]
+
+
+@dataclass
+class Scene:
+    """One situation's part of the cluster; `driver` names its driver and its class."""
+
+    api: Api
+    explaining: Explaining
+    name: str
+    namespace: str
+    node: str
+    other: str
+    cleanups: list[Callable[[], object]] = field(default_factory=list)
+    held: bool = False
+    """Whether the pod that is explained is kept from the scheduler until it was."""
+
+    @property
+    def driver(self) -> str:
+        return f"{self.name}.test"
+
+    # ---- classes and slices
+
+    def device_class(self, *selectors: str, name: str = "", exclusive: bool = True) -> None:
+        """Create a class of the scene's devices, or replace it."""
+        own = [f'device.driver == "{self.driver}"'] if exclusive else []
+        expressions = [*own, *(each.replace("DRIVER", self.driver) for each in selectors)]
+        spec = {"selectors": [{"cel": {"expression": each}} for each in expressions]}
+        self._put(self._body("DeviceClass", name or self.driver, spec=spec))
+
+    def publish(
+        self,
+        *published: Body | list[Body],
+        pool: str = "",
+        number: int = 0,
+        of: int = 1,
+        generation: int = 1,
+        **spec: Any,
+    ) -> None:
+        """Create a slice, or replace it; on the first node unless `spec` has another place."""
+        flat = [x for each in published for x in (each if isinstance(each, list) else [each])]
+        places = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
+        if not any(place in spec for place in places):
+            spec["nodeName"] = self.node
+        pool = pool or spec.get("nodeName", "shared")
+        about = {"name": pool, "generation": generation, "resourceSliceCount": of}
+        body = {"driver": self.driver, "pool": about, **spec}
+        if flat:
+            body["devices"] = flat
+        self._put(self._body("ResourceSlice", f"{self.name}-{pool}-{number}", spec=body))
+
+    def taint_rule(self, **taint: str) -> str:
+        """Create a DeviceTaintRule for all devices of the scene."""
+        name = f"{self.name}-rule"
+        spec = {"deviceSelector": {"driver": self.driver}, "taint": taint}
+        body = self._body("DeviceTaintRule", name, spec=spec)
+        path = self.api.taint_rules_path()
+        assert path is not None
+        body["apiVersion"] = path.removeprefix("/apis/")
+        self._put(body)
+        return name
+
+    # ---- claims and pods
+
+    def request(self, name: str = "gpu", *selectors: str, **exact: Any) -> Body:
+        """A request of the scene's class."""
+        return {"name": name, "exactly": self._exact(selectors, exact)}
+
+    def alternatives(self, *alternatives: Body, name: str = "gpu") -> Body:
+        found = [{"name": each["name"], **each["exactly"]} for each in alternatives]
+        return {"name": name, "firstAvailable": found}
+
+    def claim(self, name: str, *requests: Body, constraints: Sequence[Body] = ()) -> None:
+        spec = self._claim_spec(requests, constraints)
+        self._put(self._body("ResourceClaim", name, spec=spec, namespaced=True))
+
+    def template(self, name: str, *requests: Body, constraints: Sequence[Body] = ()) -> None:
+        spec = {"spec": self._claim_spec(requests, constraints)}
+        self._put(self._body("ResourceClaimTemplate", name, spec=spec, namespaced=True))
+
+    def pod(
+        self,
+        *requests: Body,
+        name: str = WAITS,
+        constraints: Sequence[Body] = (),
+        claims: Sequence[str] = (),
+        templates: Sequence[str] = (),
+        cpu: str = "1m",
+        **spec: Any,
+    ) -> None:
+        """Create a pod, or replace it: its requests become a template of its name."""
+        if requests:
+            self.api.delete("pods", name, namespace=self.namespace)
+            self.template(name, *requests, constraints=constraints)
+        used = [{"resourceClaimName": each} for each in claims]
+        made = [*([name] if requests else []), *templates]
+        used += [{"resourceClaimTemplateName": each} for each in made]
+        names = [f"claim-{number}" for number in range(len(used))]
+        container = {
+            "name": "main",
+            "image": "localhost/nothing:dev",
+            "imagePullPolicy": "Never",
+            "resources": {"requests": {"cpu": cpu}, "claims": [{"name": each} for each in names]},
+        }
+        body = {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "resourceClaims": [
+                {"name": each, **source} for each, source in zip(names, used, strict=True)
+            ],
+            **spec,
+        }
+        if self.held and name == WAITS:
+            body["schedulerName"] = "nobody"
+        self._put(self._body("Pod", name, spec=body, namespaced=True))
+
+    def release(self) -> None:
+        """Give the held pod to the scheduler."""
+        body = self.api.get("pods", WAITS, namespace=self.namespace)
+        spec = {key: value for key, value in body["spec"].items() if key != "schedulerName"}
+        self._put(self._body("Pod", WAITS, spec=spec, namespaced=True))
+
+    def holder(self, *requests: Body, name: str = "holder", **spec: Any) -> None:
+        """Create a pod and wait until it has its devices."""
+        self.pod(*requests, name=name, **spec)
+        self.wait_scheduled(name)
+
+    def delete(self, plural: str, name: str) -> None:
+        self.api.delete(plural, name, namespace="" if plural in CLUSTER_WIDE else self.namespace)
+
+    def change_node(self, **spec: Any) -> None:
+        """Change the spec of the first node until the scene is closed; None removes a field."""
+        undone = {"spec": dict.fromkeys(spec)}
+        self.cleanups.append(lambda: self.api.patch("nodes", self.node, undone))
+        self.api.patch("nodes", self.node, {"spec": spec})
+
+    # ---- what is said of it
+
+    def explain(self, name: str = WAITS) -> Explanation:
+        return self.explaining.explain(self.namespace, name)
+
+    def scheduled_on(self, name: str = WAITS) -> str:
+        return self.api.get("pods", name, namespace=self.namespace)["spec"].get("nodeName", "")
+
+    def wait_scheduled(self, name: str = WAITS) -> str:
+        what = f"pod {self.namespace}/{name} gets a node"
+        return wait_for(what, lambda: self.scheduled_on(name), seconds=SCHEDULED_SECONDS)
+
+    def wait_refused(self, name: str = WAITS) -> str:
+        """Wait until the scheduler reports that the pod fits nowhere; return its message."""
+
+        def refused() -> str:
+            body = self.api.get("pods", name, namespace=self.namespace)
+            for condition in body["status"].get("conditions", ()):
+                if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                    return f"{condition.get('reason')}: {condition.get('message')}"
+            return ""
+
+        what = f"the scheduler refuses pod {self.namespace}/{name}"
+        return wait_for(what, refused, seconds=VERDICT_SECONDS)
+
+    # ---- bookkeeping
+
+    def open(self) -> None:
+        labels = {LABEL: "1", ADMIN_LABEL: "true"}
+        metadata = {"name": self.namespace, "labels": labels}
+        self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount"}
+        account["metadata"] = {"name": "default"}  # its controller may be slower than our pods
+        try:
+            self.api.call("POST", f"/api/v1/namespaces/{self.namespace}/serviceaccounts", account)
+        except RefusedError as error:
+            if error.code != 409:
+                raise
+
+    def close(self) -> None:
+        for cleanup in self.cleanups:
+            cleanup()
+        for pod in self.api.list("pods", namespace=self.namespace):
+            self.api.delete("pods", pod["metadata"]["name"], namespace=self.namespace, wait=False)
+        self.api.delete("namespaces", self.namespace, wait=False)
+        for plural in CLUSTER_WIDE:
+            self.api.delete_all(plural, labels=f"{LABEL}={self.namespace}")
+
+    def create(self, kind: str, body: Body) -> Body:
+        """Create a raw object as one of this scene."""
+        namespaced = kind in ("ResourceClaim", "ResourceClaimTemplate")
+        name, spec = body["metadata"]["name"], body["spec"]
+        return self.api.create(self._body(kind, name, spec=spec, namespaced=namespaced))
+
+    def _exact(self, selectors: Sequence[str], exact: dict[str, Any]) -> Body:
+        body: Body = {"deviceClassName": exact.pop("of", self.driver), **exact}
+        if selectors:
+            texts = [each.replace("DRIVER", self.driver) for each in selectors]
+            body["selectors"] = [{"cel": {"expression": each}} for each in texts]
+        if "capacity" in body:
+            body["capacity"] = {"requests": body["capacity"]}
+        return body
+
+    def _claim_spec(self, requests: Sequence[Body], constraints: Sequence[Body]) -> Body:
+        spec: Body = {"requests": list(requests)}
+        if constraints:
+            spec["constraints"] = list(constraints)
+        return {"devices": spec}
+
+    def _body(self, kind: str, name: str, *, spec: Body, namespaced: bool = False) -> Body:
+        metadata: Body = {"name": name, "labels": {LABEL: self.namespace}}
+        if namespaced:
+            metadata["namespace"] = self.namespace
+        version = "v1" if kind == "Pod" else DRA.removeprefix("/apis/")
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+    def _put(self, body: Body) -> None:
+        """Create an object; one of its name is deleted before."""
+        try:
+            self.api.create(body)
+        except RefusedError as error:
+            if error.code != 409:
+                raise
+            metadata = body["metadata"]
+            plural, namespace = KINDS[body["kind"]], metadata.get("namespace", "")
+            self.api.delete(plural, metadata["name"], namespace=namespace)
+            self.api.create(body)

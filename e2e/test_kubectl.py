@@ -1,0 +1,205 @@
+"""`kubectl drakit` as three users: an administrator, and two users of a namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.kit import from_template, pod, template, wait_for
+from e2e.scripted.stage import CLASSES, DEVICES, LAMPS, number
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
+
+CLUSTER_WIDE = "drakit-e2e-devices"
+"""A ClusterRole of what a user needs beside a namespace: nodes and claims of others are missing."""
+
+
+def rules(group: str, *resources: str) -> dict:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": ["get", "list"]}
+
+
+def account(stage, name: str) -> list[dict]:
+    """A user who may read pods and claims of the namespace."""
+    meta = {"name": name, "namespace": stage.name}
+    group = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": meta,
+            "rules": [
+                rules("", "pods"),
+                rules("resource.k8s.io", "resourceclaims", "resourceclaimtemplates"),
+            ],
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", **meta}],
+        },
+    ]
+
+
+class User:
+    """The command as one user runs it."""
+
+    def __init__(self, stage, kubeconfig: Path) -> None:
+        self._stage = stage
+        self._kubeconfig = kubeconfig
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        return self.run([sys.executable, "-m", "drakit.cli.kubectl.main", *arguments])
+
+    def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        result = subprocess.run(
+            [*argv, "-n", self._stage.name],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "KUBECONFIG": str(self._kubeconfig), "PATH": path},
+        )
+        return result.returncode, result.stdout, result.stderr
+
+    def json(self, *arguments: str) -> tuple[int, dict]:
+        code, out, error = self(*arguments, "-o", "json")
+        assert out, error
+        return code, json.loads(out)
+
+
+@pytest.fixture
+def user_of(stage, tmp_path):
+    """Make a user of an account in the namespace."""
+
+    def make(name: str) -> User:
+        config = yaml.safe_load(stage.cluster.kubeconfig.read_text())
+        token = stage.kubectl("create", "token", name).strip()
+        config["users"] = [{"name": name, "user": {"token": token}}]
+        config["contexts"][0]["context"]["user"] = name
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(config))
+        path.chmod(0o600)
+        return User(stage, path)
+
+    return make
+
+
+@pytest.fixture
+def admin(stage) -> User:
+    return User(stage, stage.cluster.kubeconfig)
+
+
+@pytest.fixture
+def tenant(stage, user_of):
+    """A user of the namespace who may list slices and classes, but no nodes."""
+    stage.apply(*account(stage, "tenant"))
+    name = f"{CLUSTER_WIDE}-{stage.name}"
+    role = ["resourceslices.resource.k8s.io", "deviceclasses.resource.k8s.io"]
+    stage.cluster.kubectl(
+        *("create", "clusterrole", name, "--verb=get,list", f"--resource={','.join(role)}")
+    )
+    stage.cluster.kubectl(
+        *("create", "clusterrolebinding", name, f"--clusterrole={name}"),
+        f"--serviceaccount={stage.name}:tenant",
+    )
+    yield user_of("tenant")
+    stage.cluster.kubectl("delete", f"clusterrole/{name}", f"clusterrolebinding/{name}")
+
+
+@pytest.fixture
+def stranger(stage, user_of) -> User:
+    """A user of the namespace who may not list slices, classes or nodes."""
+    stage.apply(*account(stage, "stranger"))
+    return user_of("stranger")
+
+
+@pytest.fixture
+def stuck(stage):
+    """A pod that wants the device of another pod."""
+    stage.apply(template("lamp", ("lamp", "lamp.test", number(LAMPS, 0))))
+    stage.apply(pod("holder", ("lamp", from_template("lamp"))))
+    stage.wait_phase("holder", "Running")
+    stage.apply(pod("waits", ("lamp", from_template("lamp"))))
+    wait_for("the scheduler's message", lambda: _message(stage))
+    return stage
+
+
+def _message(stage) -> str:
+    conditions = stage.get("pod", "waits")["status"].get("conditions") or [{}]
+    return conditions[0].get("message", "")
+
+
+def test_an_administrator_gets_the_whole_answer(stuck, admin):
+    code, body = admin.json("explain", "pod/waits")
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
+    assert f"claim {stuck.name}/holder-lamp-" in body["message"]
+    assert body["notEvaluated"] == []
+    assert body["schedulerMessage"] == _message(stuck)
+
+    stuck.delete("pod", "holder")
+    stuck.wait_phase("waits", "Running")
+    code, body = admin.json("explain", "pod/waits")
+    assert (code, body["verdict"]) == (0, "not pending")
+    assert f"is scheduled to node {stuck.cluster.nodes[0]}" in body["message"]
+
+
+def test_it_is_a_plugin_of_kubectl_and_shows_devices_and_claims(stuck, admin):
+    kubectl = stuck.cluster.program("kubectl")
+    code, out, error = admin.run([kubectl, "drakit", "devices"])
+    assert (code, error) == (0, "")
+    (row,) = [line.split() for line in out.splitlines() if line.startswith(LAMPS)]
+    assert row[2] == stuck.cluster.nodes[0]
+    assert int(row[3]) >= DEVICES
+    assert any(each.startswith(f"{stuck.name}/holder-lamp-") for each in row)
+
+    code, body = admin.json("claims")
+    states = {each["state"]: each for each in body["claims"]}
+    assert (code, set(states)) == (0, {"in use", "pending"})
+    assert states["in use"]["pods"] == ["holder"]
+    assert states["in use"]["node"] == stuck.cluster.nodes[0]
+
+
+def test_the_doctor_finds_no_problem_with_a_driver_that_runs(stuck, admin):
+    _, body = admin.json("doctor")
+    drivers = {each["name"]: each for each in body["drivers"]}
+    assert set(CLASSES.values()) <= set(drivers)
+    assert "v1" in body["api"]["served"]
+    (release,) = [each for each in body["releases"] if each["release"] == "scripted"]
+    assert (release["component"], release["ready"]) == ("nodeplugin", release["desired"])
+    problems = [each["finding"] for each in body["findings"] if each["severity"] == "problem"]
+    assert not [each for each in problems if LAMPS in each or "scripted" in each]
+
+
+def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked(stuck, tenant):
+    code, body = tenant.json("explain", "pod/waits")
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
+    missing = " ".join(body["notEvaluated"])
+    assert "nodes may not be listed: node rules are not checked" in missing
+    assert "ResourceClaims of other namespaces may not be listed" in missing
+
+
+def test_a_user_without_slices_gets_no_guess(stuck, stranger):
+    code, body = stranger.json("explain", "pod/waits")
+    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert body["schedulerMessage"] == _message(stuck)
+    assert "ResourceSlices may not be listed: devices are unknown" in body["notEvaluated"]
+
+    code, out, error = stranger("devices")
+    assert (code, out, error) == (3, "", "error: ResourceSlices may not be listed\n")
+    assert stranger.json("claims")[0] == 0
+    code, body = stranger.json("doctor")
+    assert code == 0
+    assert {each["severity"] for each in body["findings"]} == {"note"}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"k8s.io/dynamic-resource-allocation/cel"
+)
+
+func ask(t *testing.T, lines ...string) []map[string]any {
+	t.Helper()
+	var out bytes.Buffer
+	input := strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if err := serve(input, &out, cel.Features{EnableConsumableCapacity: true}); err != nil {
+		t.Fatal(err)
+	}
+	var answers []map[string]any
+	decoder := json.NewDecoder(&out)
+	for decoder.More() {
+		var each map[string]any
+		if err := decoder.Decode(&each); err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, each)
+	}
+	return answers
+}
+
+const devices = `[
+	{"driver": "a", "attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "20Gi"}}},
+	{"driver": "a"},
+	{"driver": "b", "attributes": {"a/model": {"string": "y"}}, "allowMultipleAllocations": true}]`
+
+func TestSelect(t *testing.T) {
+	for _, test := range []struct{ expression, outcomes, text string }{
+		{`device.driver == "a"`, "ttf", ""},
+		{`device.attributes["a"].model == "x"`, "tef", "no such key: model"},
+		{`"model" in device.attributes["a"] && device.attributes["a"].model == "y"`, "fft", ""},
+		{`device.attributes["unknown"].model == "x"`, "eee", "no such key: model"},
+		{`device.capacity["a"].memory.compareTo(quantity("10Gi")) > 0`, "tee", "no such key: memory"},
+		{`device.allowMultipleAllocations`, "fft", ""},
+	} {
+		t.Run(test.expression, func(t *testing.T) {
+			quoted, _ := json.Marshal(test.expression)
+			line := `{"select": {"expressions": [` + string(quoted) + `], "devices": ` + devices + `}}`
+			answer := ask(t, strings.ReplaceAll(line, "\n", ""))[0]
+			selection := answer["selections"].([]any)[0].(map[string]any)
+			if selection["outcomes"] != test.outcomes {
+				t.Errorf("got %v", selection)
+			}
+			if test.text != "" && selection["errors"].([]any)[0] != test.text {
+				t.Errorf("got %v", selection["errors"])
+			}
+		})
+	}
+}
+
+func TestAnExpressionThatDoesNotCompile(t *testing.T) {
+	answer := ask(t, `{"select": {"expressions": ["device.foo"], "devices": [{"driver": "a"}]}}`)[0]
+	selection := answer["selections"].([]any)[0].(map[string]any)
+	if !strings.Contains(selection["error"].(string), "undefined field 'foo'") || selection["outcomes"] != nil {
+		t.Errorf("got %v", selection)
+	}
+}
+
+func TestReads(t *testing.T) {
+	for expression, want := range map[string]map[string]any{
+		`device.driver == "a"`: {},
+		`device.attributes["a"].model == "x" && device.capacity["b"]["m"].isGreaterThan(quantity("1"))`: {
+			"attributes": []any{"a/model"}, "capacity": []any{"b/m"}},
+		`"q" in device.attributes["a"]`:                   {"attributes": []any{"a/q"}},
+		`has(device.attributes["a"].z)`:                   {"attributes": []any{"a/z"}},
+		`cel.bind(d, device.attributes["a"], d.b && d.c)`: {"attributes": []any{"a/*"}},
+		`device.attributes["a"].exists(k, k == "model")`:  {"attributes": []any{"a/*"}},
+		`device.attributes.exists(d, d == "x")`:           {"everything": true},
+		`device.attributes[device.driver].model == "x"`:   {"everything": true},
+		`device.allowMultipleAllocations && true`:         {"allowMultipleAllocations": true},
+	} {
+		t.Run(expression, func(t *testing.T) {
+			quoted, _ := json.Marshal(expression)
+			answer := ask(t, `{"reads": {"expressions": [`+string(quoted)+`]}}`)[0]
+			got := answer["reads"].([]any)[0].(map[string]any)
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestALineThatCannotBeUsedCostsOneAnswer(t *testing.T) {
+	answers := ask(t, "nonsense", `{"x": 1}`, `{"reads": {"expressions": []}}`)
+	if len(answers) != 3 || answers[0]["error"] == nil || answers[1]["error"] == nil || answers[2]["error"] != nil {
+		t.Errorf("got %v", answers)
+	}
+}
+
+func TestAllocate(t *testing.T) {
+	const world = `"node": {"metadata": {"name": "n"}},
+		"classes": [{"metadata": {"name": "c"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'a'"}}]}}],
+		"slices": [{"metadata": {"name": "s"}, "spec": {"driver": "a", "nodeName": "n",
+			"pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "d"}]}}],
+		"claims": [{"metadata": {"name": "new", "namespace": "lab"}, "spec": {"devices": {"requests": [
+			{"name": "r", "exactly": {"deviceClassName": "c", "allocationMode": "ExactCount", "count": 1}}]}}}]`
+	const held = `, "allocated": [{"status": {"allocation": {"devices": {"results": [
+		{"driver": "a", "pool": "p", "device": "d", "request": "r"}]}}}}]`
+	answers := ask(t,
+		strings.ReplaceAll(`{"allocate": {`+world+`}}`, "\n", ""),
+		strings.ReplaceAll(`{"allocate": {`+world+held+`}}`, "\n", ""))
+	if answers[0]["fits"] != true || answers[1]["fits"] != false || answers[1]["failed"] != nil {
+		t.Errorf("got %v", answers)
+	}
+}

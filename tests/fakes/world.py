@@ -1,0 +1,68 @@
+"""Worlds of facts for tests of explanations, with selectors evaluated by the Python library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drakit.cel.library import Library
+from drakit.explain.model import (
+    AttributeFact,
+    CapacityFacts,
+    DeviceFacts,
+    DeviceKind,
+    NodeFacts,
+    Place,
+    PodFacts,
+)
+from drakit.explain.pending import Explainer, Explanation
+from drakit.explain.selectors import Selectors, evaluate
+from drakit.explain.world import Fact, World
+
+
+def device(
+    name: str,
+    *,
+    attributes: dict[str, AttributeFact] | None = None,
+    capacity: Iterable[CapacityFacts] = (),
+    shareable: bool = False,
+    **facts: object,
+) -> DeviceFacts:
+    """A device as `projection` would make it."""
+    given = attributes or {}
+    kind = DeviceKind(attributes=tuple(given), capacity=tuple(capacity), shareable=shareable)
+    return DeviceFacts(name=name, kind=kind, values=tuple(given.values()), **facts)  # pyright: ignore[reportArgumentType]
+
+
+def node(name: str, **facts: object) -> NodeFacts:
+    """A node without labels and taints, unless they are given."""
+    return NodeFacts(**{"name": name, "uid": name, "labels": {}} | facts)  # pyright: ignore[reportArgumentType]
+
+
+def on(name: str) -> Place:
+    """The place of a slice of one node."""
+    return Place(node=name)
+
+
+def world_of(*facts: Fact) -> World:
+    """A world with these facts."""
+    world = World()
+    for fact in facts:
+        world.apply(fact)
+    return world
+
+
+def evaluate_for(explainer: Explainer, world: World, pod: PodFacts, selectors: Selectors) -> None:
+    """Evaluate what the explanation of a pod needs."""
+    expressions = explainer.expressions(pod)
+    index = world.selectors
+    if unread := index.unread(expressions):
+        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
+    work = index.work(expressions, [each.slice for each in world.reachable()])
+    index.store(work, evaluate(selectors, work))
+
+
+def explain(pod: PodFacts, world: World, *, name_all_holders: bool = False) -> Explanation:
+    """Explain a pod, selectors evaluated."""
+    explainer = Explainer(world, name_all_holders=name_all_holders)
+    evaluate_for(explainer, world, pod, Library())
+    return explainer.explain(pod)

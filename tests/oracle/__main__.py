@@ -1,0 +1,37 @@
+"""`python -m tests.oracle`: random worlds against the scheduler's allocator; exit code 1 if one
+disagrees."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from e2e.images.go import cel_program
+from tests.oracle.run import compare_all
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.worlds)
+    program = arguments.program or cel_program()
+    started = time.monotonic()
+    tally = compare_all(seeds, program=program, processes=arguments.processes)
+    for line in tally.lines():
+        print(line)
+    print(f"{time.monotonic() - started:.1f} s")
+    return 0 if tally.good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__)
+    parser.add_argument("--worlds", type=int, default=20_000, help="number of worlds")
+    parser.add_argument("--first", type=int, default=0, help="the first world's seed")
+    parser.add_argument("--processes", type=int, help="processes; by default one a core")
+    parser.add_argument("--program", type=Path, help="drakit-cel; by default it is built")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

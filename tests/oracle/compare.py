@@ -1,0 +1,124 @@
+"""Our answer and the allocator's for one world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drakit.cel.helper import Helper, HelperError
+from drakit.explain.allocation import (
+    Answer,
+    Outcome,
+    SearchedClaim,
+    Selected,
+    allocate,
+)
+from drakit.explain.capacity import Consumed, summed
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceFacts,
+    DeviceID,
+    Request,
+    SliceFacts,
+    TaintFacts,
+)
+from drakit.explain.pools import NodeView, pools_of_node
+from drakit.explain.projection import project_claim, project_class, project_slice
+from drakit.explain.selectors import SelectorIndex, evaluate
+from tests.oracle.worlds import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two answers; ``theirs`` has the allocator's words."""
+
+    ours: Answer
+    theirs: Outcome
+    """UNDECIDED where the allocator itself finds no end in time."""
+
+    text: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.ours.outcome is self.theirs or Outcome.UNDECIDED in (
+            self.ours.outcome,
+            self.theirs,
+        )
+
+
+class Facts:
+    """What the search asks, of one world."""
+
+    def __init__(self, world: World, index: SelectorIndex) -> None:
+        self._index = index
+        self.slices = [project_slice(body) for body in world.slices]
+        self.claims = [project_claim(body) for body in world.claims]
+        self.held = [project_claim(body) for body in world.allocated]
+        self.classes = {body["metadata"]["name"]: project_class(body) for body in world.classes}
+
+    def expressions(self) -> list[str]:
+        found = [each for cls in self.classes.values() for each in cls.selectors]
+        for claim in self.claims:
+            for request in claim.requests:
+                for exact in request.alternatives or (request,):
+                    found += exact.selectors
+        return found
+
+    def is_allocated(self, device: DeviceID) -> bool:
+        return any(device in claim.devices for claim in self.held)
+
+    def consumed(self, device: DeviceID) -> Consumed | None:
+        shares = [share for claim in self.held for share in claim.shares if share.device == device]
+        if not any(share.consumed for share in shares):
+            return None
+        return summed(amount for share in shares for amount in share.consumed)
+
+    def is_shared(self, device: DeviceID) -> bool:
+        return any(share.device == device for claim in self.held for share in claim.shares)
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        return facts.taints
+
+    def broken(self, request: Request) -> str | None:
+        return None if request.device_class in self.classes else "class is missing"
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        alive = (1 << len(of.devices)) - 1
+        errors: dict[int, str] = {}
+        device_class: ClassFacts = self.classes[request.device_class]
+        for expression in (*device_class.selectors, *request.selectors):
+            found = self._index.evaluated(expression, of)
+            errors |= {i: text for i, text in found.errors.items() if alive >> i & 1}
+            alive &= found.matches
+        return Selected(matches=alive, errors=errors)
+
+
+def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
+    """Ask both."""
+    facts = Facts(world, index)
+    expressions = facts.expressions()
+    if unread := index.unread(expressions):
+        index.learn(dict(zip(unread, helper.reads(unread), strict=True)))
+    work = index.work(expressions, facts.slices)
+    index.store(work, evaluate(helper, work))
+    metadata = world.node["metadata"]
+    ours = allocate(
+        [_searched(claim) for claim in facts.claims],
+        pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"])),
+        allocated=facts,
+        selections=facts,
+    )
+    try:
+        answer = helper.ask(world.question())
+    except HelperError as error:
+        if "deadline exceeded" not in str(error):
+            raise
+        return Comparison(ours=ours, theirs=Outcome.UNDECIDED)
+    if answer.get("failed"):
+        return Comparison(ours=ours, theirs=Outcome.FAILED, text=answer["failed"])
+    return Comparison(ours=ours, theirs=Outcome.FITS if answer["fits"] else Outcome.NO_FIT)
+
+
+def _searched(claim: ClaimFacts) -> SearchedClaim:
+    return SearchedClaim(name=claim.name, requests=claim.requests, constraints=claim.constraints)

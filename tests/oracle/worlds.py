@@ -1,0 +1,325 @@
+"""
+Random small clusters, as raw objects of the API: one node, classes, slices, and claims to allocate.
+
+A seed makes the same world each time. Names, counts and values come from few choices, so that
+requests compete, constraints bind, and pools contradict themselves often.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+Body = dict[str, Any]
+
+DRIVERS = ("a.example.com", "b.example.com")
+NODE = "node-1"
+LABELS = {"kubernetes.io/hostname": NODE, "zone": "x"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One cluster, as the allocator needs it."""
+
+    seed: int
+    node: Body
+    classes: list[Body]
+    slices: list[Body]
+    claims: list[Body]
+    allocated: list[Body]
+
+    def question(self) -> Body:
+        """The question to the helper's allocator."""
+        return {
+            "allocate": {
+                "node": self.node,
+                "classes": self.classes,
+                "slices": self.slices,
+                "claims": self.claims,
+                "allocated": self.allocated,
+                "features": {
+                    "AdminAccess": True,
+                    "ConsumableCapacity": True,
+                    "DeviceBindingAndStatus": True,
+                    "DeviceTaints": True,
+                    "PartitionableDevices": True,
+                    "PrioritizedList": True,
+                },
+            }
+        }
+
+
+def make_world(seed: int) -> World:
+    """Make the world of a seed."""
+    return _Maker(random.Random(seed)).world(seed)
+
+
+class _Maker:
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def world(self, seed: int) -> World:
+        slices = [
+            body
+            for driver in DRIVERS[: self._chance.choice((1, 1, 2))]
+            for number in range(self._chance.choice((1, 1, 2)))
+            for body in self._pool(driver, f"pool-{number}")
+        ]
+        self._chance.shuffle(slices)
+        classes = [self._class(f"class-{number}") for number in range(3)]
+        return World(
+            seed=seed,
+            node={"metadata": {"name": NODE, "labels": LABELS}},
+            classes=classes,
+            slices=slices,
+            claims=[self._claim(f"claim-{n}") for n in range(self._chance.choice((1, 1, 2, 3)))],
+            allocated=self._allocated(slices),
+        )
+
+    def _maybe(self, probability: float) -> bool:
+        return self._chance.random() < probability
+
+    # ---- slices
+
+    def _pool(self, driver: str, name: str) -> list[Body]:
+        partitioned = self._maybe(0.3)
+        generation = self._chance.choice((1, 1, 2))
+        bodies: list[Body] = []
+        count = self._chance.choice((1, 1, 2))
+        place = self._place()
+        for number in range(count):
+            devices = [
+                self._device(f"dev-{number}-{index}", partitioned=partitioned)
+                for index in range(self._chance.choice((2, 3, 4, 6)))
+            ]
+            if self._maybe(0.03):
+                devices.append(dict(devices[0]))  # two devices of one name
+            bodies.append({"devices": devices, **place})
+        if partitioned:
+            place = {"nodeName": NODE} if place == {"perDeviceNodeSelection": True} else place
+            sets = [
+                {"name": "board", "counters": {"slots": {"value": "4"}, "mem": {"value": "8Gi"}}}
+            ]
+            if self._maybe(0.03):
+                sets = [{"name": "other", "counters": {"slots": {"value": "4"}}}]
+            bodies.append({"sharedCounters": sets, **place})
+        total = len(bodies) + (1 if self._maybe(0.05) else 0)
+        found: list[Body] = []
+        for number, body in enumerate(bodies):
+            each_generation = generation
+            if self._maybe(0.03):
+                each_generation += 1
+            pool = {"name": name, "generation": each_generation, "resourceSliceCount": total}
+            spec = {"driver": driver, "pool": pool, **body}
+            if self._maybe(0.1) and "nodeName" in spec and count > 1:
+                spec["nodeName"] = "node-2"
+            if spec.get("perDeviceNodeSelection"):
+                for device in spec.get("devices", ()):
+                    device.update(
+                        self._chance.choice(
+                            ({"nodeName": NODE}, {"nodeName": "node-2"}, {"allNodes": True})
+                        )
+                    )
+            slice_name = f"{driver}-{name}-{number}-{self._chance.randrange(1000)}"
+            found.append({"metadata": {"name": slice_name, "uid": slice_name}, "spec": spec})
+        return found
+
+    def _place(self) -> Body:
+        zone = self._chance.choice(("x", "y"))
+        term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
+        return self._chance.choice(
+            (
+                {"nodeName": NODE},
+                {"nodeName": NODE},
+                {"nodeName": NODE},
+                {"allNodes": True},
+                {"nodeSelector": {"nodeSelectorTerms": [term]}},
+                {"perDeviceNodeSelection": True},
+            )
+        )
+
+    def _device(self, name: str, *, partitioned: bool) -> Body:
+        device: Body = {"name": name, "attributes": self._attributes()}
+        if self._maybe(0.5):
+            device["capacity"] = self._capacity()
+        if self._maybe(0.2):
+            device["allowMultipleAllocations"] = True
+        if self._maybe(0.1):
+            effect = self._chance.choice(("NoSchedule", "NoExecute", "None"))
+            value = self._chance.choice(("", "v"))
+            device["taints"] = [{"key": "example.com/t", "value": value, "effect": effect}]
+        if partitioned and self._maybe(0.8):
+            counters = {"slots": {"value": str(self._chance.choice((1, 2, 3)))}}
+            if self._maybe(0.5):
+                counters["mem"] = {"value": self._chance.choice(("1Gi", "4Gi"))}
+            device["consumesCounters"] = [{"counterSet": "board", "counters": counters}]
+        if self._maybe(0.05):
+            device["bindingConditions"] = ["example.com/attached"]
+            device["bindingFailureConditions"] = ["example.com/failed"]
+        return device
+
+    def _attributes(self) -> Body:
+        attributes: Body = {"model": {"string": self._chance.choice(("x", "x", "y"))}}
+        if self._maybe(0.9):
+            attributes["numa"] = {"int": self._chance.choice((0, 1))}
+        if self._maybe(0.4):
+            attributes["fast"] = {"bool": self._chance.choice((True, False))}
+        if self._maybe(0.4):
+            attributes["version"] = {"version": self._chance.choice(("1.0.0", "1.2.0"))}
+        if self._maybe(0.3):
+            attributes["common.example.com/root"] = {"string": self._chance.choice(("r0", "r1"))}
+        return attributes
+
+    def _capacity(self) -> Body:
+        capacity: Body = {"memory": {"value": self._chance.choice(("4Gi", "8Gi"))}}
+        if self._maybe(0.5):
+            capacity["memory"]["requestPolicy"] = self._chance.choice(
+                (
+                    {"default": "1Gi", "validRange": {"min": "1Gi", "max": "4Gi", "step": "1Gi"}},
+                    {"default": "2Gi", "validRange": {"min": "1Gi"}},
+                    {"default": "1Gi", "validValues": ["1Gi", "2Gi", "4Gi"]},
+                    {"default": "1Gi"},
+                )
+            )
+        if self._maybe(0.3):
+            capacity["share"] = {"value": "10"}
+            if self._maybe(0.5):
+                capacity["share"]["requestPolicy"] = {
+                    "default": "1",
+                    "validRange": {"min": "1", "step": "3"},
+                }
+        return capacity
+
+    # ---- classes and claims
+
+    def _class(self, name: str) -> Body:
+        choices = [f'device.driver == "{driver}"' for driver in DRIVERS]
+        choices.append('"model" in device.attributes["a.example.com"]')
+        selectors = [] if self._maybe(0.6) else [self._chance.choice(choices)]
+        return {
+            "metadata": {"name": name, "uid": name},
+            "spec": {"selectors": [{"cel": {"expression": each}} for each in selectors]},
+        }
+
+    def _selector(self) -> str:
+        domain = self._chance.choice(DRIVERS[:1] * 3 + DRIVERS[1:])
+        of = f'device.attributes["{domain}"]'
+        return self._chance.choice(
+            (
+                f'{of}.model == "x"',
+                f'"numa" in {of} && {of}.numa == 0',
+                f'"fast" in {of} && {of}.fast',
+                f'"version" in {of} && {of}.version.isGreaterThan(semver("1.1.0"))',
+                f"{of}.model != 'y'",
+                f'"memory" in device.capacity["{domain}"] '
+                f'&& device.capacity["{domain}"].memory.compareTo(quantity("6Gi")) > 0',
+                "device.allowMultipleAllocations",
+                "!device.allowMultipleAllocations",
+            )
+        )
+
+    def _claim(self, name: str) -> Body:
+        requests = [self._request(f"r{n}") for n in range(self._chance.choice((1, 1, 2, 3)))]
+        spec: Body = {"requests": requests}
+        constraints: list[Body] = []
+        for _ in range(self._chance.choice((0, 0, 0, 1, 2))):
+            kind = self._chance.choice(("matchAttribute", "matchAttribute", "distinctAttribute"))
+            attribute = self._chance.choice(
+                (
+                    "a.example.com/numa",
+                    "a.example.com/model",
+                    "common.example.com/root",
+                    "a.example.com/version",
+                )
+            )
+            constraint: Body = {kind: attribute}
+            if self._maybe(0.4):
+                constraint["requests"] = [self._chance.choice(_names(requests))]
+            constraints.append(constraint)
+        if constraints:
+            spec["constraints"] = constraints
+        metadata = {"name": name, "namespace": "lab", "uid": name}
+        return {"metadata": metadata, "spec": {"devices": spec}}
+
+    def _request(self, name: str) -> Body:
+        if self._maybe(0.2):
+            return {
+                "name": name,
+                "firstAvailable": [
+                    {"name": f"s{n}", **self._exact(admin=False)}
+                    for n in range(self._chance.choice((1, 2, 3)))
+                ],
+            }
+        return {"name": name, "exactly": self._exact(admin=True)}
+
+    def _exact(self, *, admin: bool) -> Body:
+        body: Body = {"deviceClassName": f"class-{self._chance.choice((0, 1, 2))}"}
+        if self._maybe(0.12):
+            body["allocationMode"] = "All"
+        else:
+            body |= {
+                "allocationMode": "ExactCount",
+                "count": self._chance.choice((1, 1, 1, 1, 2, 3)),
+            }
+        if self._maybe(0.3):
+            body["selectors"] = [
+                {"cel": {"expression": self._selector()}}
+                for _ in range(self._chance.choice((1, 1, 2)))
+            ]
+        if self._maybe(0.2):
+            body["tolerations"] = [
+                self._chance.choice(
+                    (
+                        {"key": "example.com/t", "operator": "Exists"},
+                        {"operator": "Exists", "effect": "NoSchedule"},
+                        {"key": "example.com/t", "operator": "Equal", "value": "v"},
+                    )
+                )
+            ]
+        if self._maybe(0.15):
+            amounts = {"memory": self._chance.choice(("1Gi", "1500Mi", "3Gi", "6Gi"))}
+            if self._maybe(0.3):
+                amounts["share"] = self._chance.choice(("2", "5", "500m"))
+            body["capacity"] = {"requests": amounts}
+        if admin and self._maybe(0.05):
+            body["adminAccess"] = True
+        return body
+
+    def _allocated(self, slices: list[Body]) -> list[Body]:
+        results: list[Body] = []
+        held = self._chance.choice((0, 0.1, 0.3))
+        for body in slices:
+            spec = body["spec"]
+            for device in spec.get("devices", ()):
+                if not self._maybe(held):
+                    continue
+                result: Body = {
+                    "request": "r",
+                    "driver": spec["driver"],
+                    "pool": spec["pool"]["name"],
+                    "device": device["name"],
+                }
+                if device.get("allowMultipleAllocations"):
+                    result["shareID"] = f"share-{len(results)}"
+                    consumed = dict.fromkeys(device.get("capacity", {}), "1")
+                    if "memory" in consumed:
+                        consumed["memory"] = self._chance.choice(("1Gi", "3Gi"))
+                    if consumed:
+                        result["consumedCapacity"] = consumed
+                elif self._maybe(0.1):
+                    result["adminAccess"] = True
+                results.append(result)
+        if not results:
+            return []
+        status = {"allocation": {"devices": {"results": results}}}
+        metadata = {"name": "held", "namespace": "lab", "uid": "held"}
+        return [{"metadata": metadata, "spec": {}, "status": status}]
+
+
+def _names(requests: list[Body]) -> list[str]:
+    names: list[str] = []
+    for request in requests:
+        names.append(request["name"])
+        names += [f"{request['name']}/{sub['name']}" for sub in request.get("firstAvailable", ())]
+    return names

@@ -1,0 +1,347 @@
+"""What is wrong with allocated claims: of pods that have a node, and of claims by themselves."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.explain.broken import broken_claim, node_of_claim
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    Consumer,
+    DeviceID,
+    PodClaim,
+    PodFacts,
+    Result,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+    Toleration,
+)
+from drakit.explain.pending import Explainer, Verdict
+from drakit.explain.world import Name
+from tests.fakes.world import device, explain, node, on, world_of
+
+DEVICE = DeviceID("d", "pool", "g0")
+RESULT = Result(request="gpu", device=DEVICE)
+ON_N1 = {
+    "nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    ]
+}
+CLAIM = ClaimFacts(
+    namespace="lab",
+    name="mine",
+    uid="m",
+    allocated=True,
+    devices=(DEVICE,),
+    results=(RESULT,),
+    reserved_for=("train",),
+    consumers=(Consumer("pods", "train", "p"),),
+    nodes=ON_N1,
+)
+POD = PodFacts(
+    namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),), node="n1"
+)
+SLICE = SliceFacts(
+    name="s", uid="s", driver="d", pool="pool", place=on("n1"), devices=(device("g0"),)
+)
+EVICTING = TaintFacts(key="lab/leak", effect="NoExecute")
+THE_DEVICE = 'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine,'
+EVICTED = (
+    f"{THE_DEVICE} has the taint lab/leak with effect NoExecute, so the pods that use it are "
+    f"evicted{{}}; resolve the cause of the taint, or tolerate its key and effect in the request"
+)
+
+
+def tainted(*taints):
+    return replace(SLICE, devices=(device("g0", taints=taints),))
+
+
+def world(*changes):
+    """The world of a pod that can start, with other facts in place of some."""
+    facts = {type(fact): fact for fact in (node("n1"), SLICE, CLAIM)}
+    facts |= {type(fact): fact for fact in changes}
+    return world_of(*facts.values())
+
+
+def explained(pod, facts, *, settled=True):
+    return Explainer(facts).explain(pod, settled=settled)
+
+
+def test_a_pod_that_can_start_has_no_reason():
+    assert explained(replace(POD, sandbox=True), world()).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "what"),
+    [
+        pytest.param(
+            [replace(CLAIM, allocated=False, results=())],
+            "ClaimNotAllocated",
+            "its claim mine is not allocated; a pod that names its node itself is not scheduled, "
+            "and so gets no devices: remove nodeName from its spec, use a node selector, and "
+            "create it again",
+            id="not-allocated",
+        ),
+        pytest.param(
+            [replace(CLAIM, consumers=(Consumer("pods", "other", "o"),))],
+            "ClaimNotReserved",
+            "its claim mine is not reserved for it (status.reservedFor), so the kubelet does not "
+            "prepare it; delete the pod and create it again",
+            id="reserved-for-another-pod",
+        ),
+        pytest.param(
+            [replace(CLAIM, consumers=(Consumer("pods", "train", "old"),))],
+            "ClaimNotReserved",
+            "its claim mine is reserved for an earlier pod of the same name; when that pod has "
+            "stopped, its entry in status.reservedFor is removed",
+            id="reserved-for-its-predecessor",
+        ),
+        pytest.param(
+            [node("n2")],
+            "NodeGone",
+            "node n1 does not exist any more; Kubernetes deletes its "
+            "pods, and kubectl delete --force does so at once",
+            id="node-gone",
+        ),
+        pytest.param(
+            [node("n1", ready=False)],
+            "NodeNotReady",
+            "node n1 is not ready; check its kubelet (kubectl describe node n1)",
+            id="node-not-ready",
+        ),
+        pytest.param(
+            [replace(SLICE, pool="other", driver="e")],
+            "DriverUnavailable",
+            "driver d of its claim mine publishes nothing on node n1; check that the driver runs "
+            "on that node and is registered with the kubelet",
+            id="driver-publishes-nothing-on-the-node",
+        ),
+        pytest.param(
+            [replace(SLICE, pool="other")],
+            "PoolGone",
+            "pool pool of driver d, from which claim mine is allocated, is no longer published; "
+            "check the driver, or delete the pod and the claim, so that another device is "
+            "allocated",
+            id="pool-gone",
+        ),
+        pytest.param(
+            [replace(SLICE, devices=(device("g1"),))],
+            "DeviceGone",
+            f"{THE_DEVICE} is no longer published; connect the device again, or delete the pod "
+            f"and the claim, so that another device is allocated",
+            id="device-gone",
+        ),
+        pytest.param(
+            [tainted(TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule"))],
+            "DeviceUnhealthy",
+            f"{THE_DEVICE} is unhealthy; check the device, or delete the pod and the claim, so "
+            f"that another device is allocated",
+            id="device-unhealthy",
+        ),
+        pytest.param(
+            [tainted(TaintFacts(key="drakit.dev/stopped", effect="NoSchedule"))],
+            "DriverUnavailable",
+            f"driver d of {THE_DEVICE} has stopped on node n1; check its log",
+            id="driver-stopped",
+        ),
+        pytest.param(
+            [tainted(EVICTING)], "EvictionByDeviceTaint", EVICTED.format(""), id="taint-evicts"
+        ),
+        pytest.param(
+            [TaintRuleFacts(name="r", uid="r", taint=EVICTING, driver="d")],
+            "EvictionByDeviceTaint",
+            EVICTED.format(""),
+            id="taint-rule-evicts",
+        ),
+        pytest.param(
+            [
+                tainted(EVICTING),
+                replace(
+                    CLAIM,
+                    results=(
+                        replace(RESULT, tolerations=(Toleration(operator="Exists", seconds=60),)),
+                    ),
+                ),
+            ],
+            "EvictionByDeviceTaint",
+            EVICTED.format(" after the 60 s that the request tolerates"),
+            id="taint-evicts-after-tolerated-seconds",
+        ),
+        pytest.param(
+            [replace(CLAIM, results=(replace(RESULT, failed=("lost",)),))],
+            "BindingConditionsFailed",
+            f"{THE_DEVICE} failed its binding condition lost; the scheduler allocates again, so "
+            f"check the controller of driver d that sets it",
+            id="binding-failed",
+        ),
+        pytest.param(
+            [replace(CLAIM, results=(replace(RESULT, outstanding=("attached",)),))],
+            "BindingConditionsOutstanding",
+            f"{THE_DEVICE} waits for its binding condition attached; the controller of driver d "
+            f"sets it in status.devices of the claim",
+            id="binding-outstanding",
+        ),
+        pytest.param(
+            [],
+            "ClaimsNotPrepared",
+            "its devices are published and free of problems, but the kubelet has not prepared its "
+            "claims, volumes or network; read its Events (kubectl describe pod), such as "
+            "FailedPrepareDynamicResources, and the log of the driver on node n1",
+            id="not-prepared",
+        ),
+    ],
+)
+def test_why_a_pod_does_not_start_on_its_node(changes, code, what):
+    explanation = explained(POD, world(*changes))
+    assert explanation.verdict is Verdict.BROKEN
+    (reason,) = explanation.reasons
+    assert str(reason.code) == code
+    assert reason.sentence == f"pod lab/train cannot start on node n1: {what}"
+    assert reason.regarding == POD.reference
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([], id="it-starts-right-now"),
+        pytest.param([tainted(TaintFacts(key="x", effect="NoSchedule"))], id="taint-for-new-pods"),
+        pytest.param(
+            [
+                tainted(EVICTING),
+                replace(
+                    CLAIM, results=(replace(RESULT, tolerations=(Toleration(operator="Exists"),)),)
+                ),
+            ],
+            id="taint-is-tolerated",
+        ),
+        pytest.param(
+            [replace(SLICE, generation=2, pool_slices=2, devices=())], id="pool-is-being-updated"
+        ),
+        pytest.param([replace(SLICE, driver="", pool="")], id="a-slice-could-not-be-read"),
+        pytest.param(
+            [replace(CLAIM, consumers=(Consumer("podgroups", "g", "g"),))],
+            id="claim-is-reserved-for-a-group",
+        ),
+    ],
+)
+def test_what_is_no_problem_yet_or_not_certain(changes):
+    explanation = explained(POD, world(*changes), settled=False)
+    assert (explanation.verdict, explanation.reasons) == (Verdict.NOT_PENDING, ())
+    assert [claim.allocated for claim in explanation.claims] == [True]
+
+
+def test_without_facts_of_nodes_none_is_missing():
+    facts = world()
+    facts.replace(type(node("n1")), [])
+    assert explained(replace(POD, sandbox=True), facts).reasons == ()
+
+
+def test_a_running_pod_loses_its_device():
+    facts = world(replace(SLICE, devices=()))
+    (reason,) = explained(replace(POD, phase="Running"), facts).reasons
+    assert reason.sentence.startswith(f"pod lab/train runs on node n1, but {THE_DEVICE} is no ")
+
+
+def test_a_pod_whose_claim_was_deleted():
+    facts = world()
+    facts.remove(ClaimFacts, Name("lab", "mine"))
+    (reason,) = explained(POD, facts).reasons
+    assert str(reason.code) == "ResourceClaimMissing"
+
+
+def test_a_pod_with_a_node_of_its_own_waits_for_the_claim_of_its_template():
+    pod = replace(POD, claims=(PodClaim(name="c", template="tpl"),))
+    assert explained(pod, world(), settled=False).reasons == ()
+    (reason,) = explained(pod, world()).reasons
+    assert str(reason.code) == "ClaimNotAllocated"
+    assert 'no ResourceClaim has been created from template "tpl" for its claim "c"' in (
+        reason.sentence
+    )
+
+
+def test_the_claim_of_extended_resources_counts_too():
+    pod = replace(POD, claims=(), extended_claim="mine")
+    (reason,) = explained(pod, world(replace(SLICE, devices=()))).reasons
+    assert str(reason.code) == "DeviceGone"
+
+
+def test_a_pod_that_is_done_needs_nothing_any_more():
+    done = replace(POD, phase="Succeeded")
+    assert explained(done, world(replace(SLICE, devices=()))).reasons == ()
+
+
+def test_a_pod_that_a_device_taint_evicts():
+    evicted = replace(POD, phase="Running", disruption="DeletionByDeviceTaintManager")
+    (reason,) = explained(evicted, world()).reasons
+    assert str(reason.code) == "EvictionByDeviceTaint"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(
+            {"results": (replace(RESULT, outstanding=("attached",)),)},
+            "BindingConditionsOutstanding",
+            id="binding-conditions",
+        ),
+        pytest.param(
+            {"consumers": tuple(Consumer("pods", f"p{n}", f"u{n}") for n in range(256))},
+            "ClaimNotReserved",
+            id="reserved-for-256-pods",
+        ),
+    ],
+)
+def test_a_pod_without_a_node_whose_claim_is_allocated(change, code):
+    facts = world(replace(CLAIM, **change), ClassFacts(name="any", uid="c"))
+    explanation = explain(replace(POD, node=None), facts)
+    assert explanation.verdict is Verdict.BLOCKED
+    assert [str(reason.code) for reason in explanation.reasons] == [code]
+    assert explanation.reasons[0].sentence.startswith("pod lab/train waits: ")
+
+
+def test_a_claim_by_itself():
+    facts = world(replace(SLICE, devices=()))
+    (reason,) = broken_claim(CLAIM, facts)
+    assert reason.regarding == CLAIM.reference
+    assert reason.sentence.startswith(
+        f"ResourceClaim lab/mine is allocated, but {THE_DEVICE} is no longer published"
+    )
+    assert broken_claim(replace(CLAIM, allocated=False), facts) == ()
+    (reason,) = broken_claim(CLAIM, world(node("n2")))
+    assert str(reason.code) == "NodeGone"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name"),
+    [
+        pytest.param(ON_N1, "n1", id="one-node"),
+        pytest.param(None, None, id="all-nodes"),
+        pytest.param({"nodeSelectorTerms": [{"matchExpressions": []}]}, None, id="by-labels"),
+    ],
+)
+def test_the_only_node_of_an_allocation(nodes, name):
+    assert node_of_claim(replace(CLAIM, nodes=nodes)) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "cordoned", "verdict"),
+    [
+        pytest.param({}, True, Verdict.BLOCKED, id="used-on-a-cordoned-node"),
+        pytest.param({}, False, Verdict.FITS, id="used-on-a-node-for-the-pod"),
+        pytest.param(
+            {"consumers": ()}, True, Verdict.FITS, id="unused-so-the-scheduler-allocates-again"
+        ),
+    ],
+)
+def test_a_pod_whose_claim_is_in_use_on_a_node(change, cordoned, verdict):
+    facts = world(replace(CLAIM, **change))
+    facts.apply(node("n1", unschedulable=cordoned))
+    facts.apply(node("n2"))
+    explanation = explain(replace(POD, node=None, name="second", uid="s"), facts)
+    assert explanation.verdict is verdict
+    assert [reason.sentence for reason in explanation.reasons] == [
+        "pod lab/second waits: its claim mine is allocated on node n1, where the pod cannot run, "
+        "and other pods use the claim; let the pod run there, or use another claim"
+    ] * (verdict is Verdict.BLOCKED)

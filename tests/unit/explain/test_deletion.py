@@ -1,0 +1,193 @@
+"""What holds claims and pods that are being deleted."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.explain.deletion import claim_stays, pod_stays
+from drakit.explain.model import (
+    ClaimFacts,
+    Consumer,
+    DeviceID,
+    PodClaim,
+    PodFacts,
+    Result,
+    SliceFacts,
+    TaintFacts,
+)
+from drakit.explain.pending import Explainer, Verdict
+from tests.fakes.world import device, node, on, world_of
+
+PROTECTION = "resource.kubernetes.io/delete-protection"
+CLAIM = ClaimFacts(
+    namespace="lab",
+    name="mine",
+    uid="m",
+    allocated=True,
+    results=(Result(request="gpu", device=DeviceID("d", "pool", "g0")),),
+    consumers=(Consumer("pods", "train", "p"),),
+    deleting=True,
+    finalizers=(PROTECTION,),
+)
+POD = PodFacts(
+    namespace="lab",
+    name="train",
+    uid="p",
+    claims=(PodClaim(name="c", claim="mine"),),
+    node="n1",
+    phase="Running",
+)
+START = "ResourceClaim lab/mine is being deleted, but "
+CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
+GONE = (
+    "its node n1 does not exist any more, so that no kubelet confirms its end; delete it with "
+    "kubectl delete --force"
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "facts", "code", "what"),
+    [
+        pytest.param(
+            CLAIM,
+            [POD],
+            "ClaimInUse",
+            "it is reserved for pod train (Running); it goes when they end, so delete them",
+            id="a-pod-runs",
+        ),
+        pytest.param(
+            CLAIM,
+            [replace(POD, deleting=True), node("n1")],
+            "ClaimInUse",
+            "pod train, which uses it, is being deleted as well and still exists",
+            id="the-pod-is-being-deleted",
+        ),
+        pytest.param(
+            CLAIM,
+            [replace(POD, deleting=True), node("n2")],
+            "NodeGone",
+            f"pod train, which uses it, is being deleted as well and still exists: {GONE}",
+            id="the-pod-is-on-a-node-that-is-gone",
+        ),
+        pytest.param(
+            CLAIM,
+            [replace(POD, uid="younger")],
+            "ClaimInUse",
+            f"it is reserved for pod train, which does not exist any more; {CONTROLLER} removes "
+            f"this entry of status.reservedFor, so check that it runs",
+            id="the-pod-is-gone",
+        ),
+        pytest.param(
+            replace(CLAIM, consumers=tuple(Consumer("podgroups", f"g{n}", "") for n in range(5))),
+            [],
+            "ClaimInUse",
+            "it is reserved for podgroup g0, podgroup g1, podgroup g2 and 2 more; it goes when "
+            "they end, so delete them",
+            id="groups-use-it",
+        ),
+        pytest.param(
+            replace(CLAIM, consumers=()),
+            [],
+            "ClaimInUse",
+            f"it is still allocated, though no pod uses it; {CONTROLLER} ends this, so check that "
+            f"it runs",
+            id="allocated-without-a-pod",
+        ),
+        pytest.param(
+            replace(CLAIM, consumers=(), allocated=False),
+            [],
+            "ClaimInUse",
+            f"it still has its finalizer, though no pod uses it; {CONTROLLER} ends this, so check "
+            f"that it runs",
+            id="only-the-finalizer-is-left",
+        ),
+        pytest.param(
+            replace(CLAIM, finalizers=("lab.io/keep",)),
+            [],
+            "FinalizerHolds",
+            "finalizer lab.io/keep holds it; check the controller that sets this finalizer",
+            id="a-finalizer-of-others",
+        ),
+    ],
+)
+def test_what_holds_a_claim(claim, facts, code, what):
+    (reason,) = claim_stays(claim, world_of(*facts), all_pods=True)
+    assert (str(reason.code), reason.sentence) == (code, START + what)
+    assert reason.regarding == claim.reference
+
+
+def test_pods_that_may_not_be_listed_are_named_as_they_are():
+    (reason,) = claim_stays(CLAIM, world_of())
+    assert "it is reserved for pod train; it goes when they end" in reason.sentence
+
+
+def test_what_is_not_deleted_is_not_held():
+    assert claim_stays(replace(CLAIM, deleting=False), world_of(POD)) == ()
+    assert pod_stays(POD, world_of(), settled=True) == ()
+
+
+def unpreparing(*keys):
+    taints = tuple(TaintFacts(key=key, effect="NoSchedule") for key in keys)
+    return SliceFacts(
+        name="s",
+        uid="s",
+        driver="d",
+        pool="pool",
+        place=on("n1"),
+        devices=(device("g0", taints=taints),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "code", "what"),
+    [
+        pytest.param(POD, [node("n2")], "NodeGone", GONE, id="node-gone"),
+        pytest.param(
+            POD,
+            [node("n1", ready=False)],
+            "NodeNotReady",
+            "its node n1 is not ready, so that no kubelet confirms its end; repair the node, or "
+            "delete its Node object if it never returns",
+            id="node-not-ready",
+        ),
+        pytest.param(
+            replace(POD, finalizers=("lab.io/keep",)),
+            [node("n1")],
+            "FinalizerHolds",
+            "finalizer lab.io/keep holds it; check the controller that sets this finalizer",
+            id="a-finalizer",
+        ),
+        pytest.param(
+            POD,
+            [node("n1"), CLAIM, unpreparing("drakit.dev/unpreparing")],
+            "ClaimsNotUnprepared",
+            'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine, is not '
+            "unprepared; read the Events of the claim (UnprepareFailed) and the log of the driver "
+            "on node n1",
+            id="a-device-is-not-unprepared",
+        ),
+        pytest.param(
+            POD,
+            [node("n1"), CLAIM, unpreparing()],
+            "ClaimsNotUnprepared",
+            "the kubelet on node n1 still stops its containers, or cannot unprepare its claims; "
+            "read the Events of the pod and its claims (kubectl describe), such as "
+            "UnprepareFailed, and the log of the driver on that node",
+            id="the-kubelet-has-not-finished",
+        ),
+    ],
+)
+def test_what_holds_a_pod(pod, facts, code, what):
+    explanation = Explainer(world_of(*facts)).explain(replace(pod, deleting=True), settled=True)
+    assert explanation.verdict is Verdict.DELETING
+    (reason,) = explanation.reasons
+    assert (str(reason.code), reason.sentence) == (
+        code,
+        f"pod lab/train is being deleted, but {what}",
+    )
+
+
+def test_within_its_grace_period_nothing_holds_a_pod():
+    pod = replace(POD, deleting=True)
+    explanation = Explainer(world_of(node("n1"), CLAIM, unpreparing())).explain(pod)
+    assert (explanation.verdict, explanation.reasons) == (Verdict.NOT_PENDING, ())

@@ -1,0 +1,307 @@
+"""What is wrong with the claims that a pod asks for, before devices are searched."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.cel.library import Library
+from drakit.explain.model import (
+    Amount,
+    ClaimFacts,
+    ClassFacts,
+    ExtendedRequest,
+    NamespaceFacts,
+    PodClaim,
+    PodFacts,
+    QuotaFacts,
+    Request,
+    SliceFacts,
+    TemplateFacts,
+)
+from drakit.explain.pending import Explainer, Verdict
+from drakit.explain.projection import (
+    project_class,
+    project_namespace,
+    project_pod,
+    project_quota,
+)
+from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
+
+ANY = ClassFacts(name="any", uid="c")
+REQUEST = Request(name="r", device_class="any", count=2)
+TEMPLATE = TemplateFacts(namespace="lab", name="tpl", uid="t", requests=(REQUEST,))
+POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", template="tpl"),))
+WITH_CLAIM = replace(POD, claims=(PodClaim(name="c", template="tpl", generated="train-c-x"),))
+CLAIM = ClaimFacts(
+    namespace="lab",
+    name="train-c-x",
+    uid="m",
+    requests=(REQUEST,),
+    owner_pod="train",
+    owner_uid="p",
+)
+SLICE = SliceFacts(
+    name="s",
+    uid="s",
+    driver="d",
+    pool="n1",
+    place=on("n1"),
+    devices=(device("g0"), device("g1")),
+)
+ADMIN = replace(TEMPLATE, requests=(replace(REQUEST, admin_access=True),))
+PER_CLASS = "any.deviceclass.resource.k8s.io/devices"
+
+
+def quota(name, hard, used):
+    return QuotaFacts(
+        namespace="lab",
+        name="q",
+        uid="q",
+        hard=(Amount(name, hard),),
+        used=(Amount(name, used),),
+    )
+
+
+def explained(pod, *facts, settled=True):
+    world = world_of(ANY, SLICE, node("n1"), *facts)
+    explainer = Explainer(world)
+    evaluate_for(explainer, world, pod, Library())
+    return explainer.explain(pod, settled=settled)
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "code", "what"),
+    [
+        pytest.param(
+            POD,
+            [TEMPLATE],
+            "ResourceClaimNotCreated",
+            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; read '
+            "its Events (FailedResourceClaimCreation), and check that the kube-controller-manager "
+            "runs",
+            id="not-created",
+        ),
+        pytest.param(
+            POD,
+            [TEMPLATE, quota(PER_CLASS, "4", "3")],
+            "QuotaExceeded",
+            'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
+            f'ResourceQuota "q" allows 4 of {PER_CLASS}, 3 are used and the claim needs 2; delete '
+            "claims that are not needed, or ask an admin for more",
+            id="quota-of-devices",
+        ),
+        pytest.param(
+            POD,
+            [TEMPLATE, quota("count/resourceclaims.resource.k8s.io", "1", "1")],
+            "QuotaExceeded",
+            'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
+            'ResourceQuota "q" allows 1 of count/resourceclaims.resource.k8s.io, 1 are used and '
+            "the claim needs 1; delete claims that are not needed, or ask an admin for more",
+            id="quota-of-claims",
+        ),
+        pytest.param(
+            POD,
+            [ADMIN, NamespaceFacts(name="lab", uid="n")],
+            "AdminAccessDenied",
+            'claim template "tpl" of its claim "c" asks for admin access, which namespace "lab" '
+            "does not allow; ask an admin for the label resource.kubernetes.io/admin-access: "
+            '"true" on the namespace',
+            id="admin-access",
+        ),
+        pytest.param(
+            WITH_CLAIM,
+            [replace(CLAIM, owner_pod="older", owner_uid="o")],
+            "ClaimOfOtherPod",
+            'ResourceClaim "train-c-x" of its claim "c" was created for another pod with the name '
+            '"older"; delete that claim and create the pod again',
+            id="claim-of-another-pod",
+        ),
+        pytest.param(
+            WITH_CLAIM,
+            [replace(CLAIM, deleting=True)],
+            "ClaimBeingDeleted",
+            'ResourceClaim "train-c-x" of its claim "c" is being deleted; when it is gone, create '
+            "the claim or the pod again",
+            id="claim-is-being-deleted",
+        ),
+    ],
+)
+def test_what_keeps_a_claim_from_its_pod(pod, facts, code, what):
+    explanation = explained(pod, *facts)
+    assert explanation.verdict is Verdict.BLOCKED
+    (reason,) = explanation.reasons
+    assert (str(reason.code), reason.sentence) == (code, f"pod lab/train waits: {what}")
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "settled"),
+    [
+        pytest.param(POD, [TEMPLATE, quota(PER_CLASS, "4", "3")], False, id="pod-is-young"),
+        pytest.param(WITH_CLAIM, [CLAIM], True, id="claim-of-the-pod"),
+        pytest.param(
+            WITH_CLAIM, [replace(CLAIM, owner_uid="", owner_pod=None)], True, id="owner-is-no-pod"
+        ),
+        pytest.param(
+            POD,
+            [ADMIN, NamespaceFacts(name="lab", uid="n", admin_access=True)],
+            False,
+            id="namespace-allows-admin-access",
+        ),
+        pytest.param(POD, [ADMIN], False, id="namespace-is-unknown"),
+    ],
+)
+def test_what_is_no_problem(pod, facts, settled):
+    assert explained(pod, *facts, settled=settled).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("request_", "hard", "fits"),
+    [
+        pytest.param(REQUEST, "2", True, id="just-enough"),
+        pytest.param(replace(REQUEST, count=0), "31", False, id="all-counts-32"),
+        pytest.param(
+            Request(
+                name="r",
+                device_class="",
+                alternatives=(
+                    Request(name="a", device_class="any", count=3),
+                    Request(name="b", device_class="any", count=2),
+                ),
+            ),
+            "3",
+            True,
+            id="the-largest-alternative-counts",
+        ),
+    ],
+)
+def test_what_a_claim_counts_in_a_quota(request_, hard, fits):
+    template = replace(TEMPLATE, requests=(request_,))
+    (reason,) = explained(POD, template, quota(PER_CLASS, hard, "0")).reasons
+    assert (str(reason.code) == "ResourceClaimNotCreated") is fits
+
+
+# ---- extended resources
+
+GPUS = ClassFacts(name="gpus", uid="g", extended_resource="lab.io/gpu", created="2026-01-02")
+EXTENDED = replace(POD, claims=(), extended=(ExtendedRequest("main", "lab.io/gpu", 3),))
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "verdict"),
+    [
+        pytest.param(EXTENDED, [GPUS], Verdict.BLOCKED, id="too-few-devices"),
+        pytest.param(
+            replace(EXTENDED, extended=(ExtendedRequest("main", "lab.io/gpu", 2),)),
+            [GPUS],
+            Verdict.FITS,
+            id="enough-devices",
+        ),
+        pytest.param(EXTENDED, [], Verdict.FITS, id="no-class-provides-it"),
+        pytest.param(
+            replace(
+                EXTENDED,
+                extended=(ExtendedRequest("main", "deviceclass.resource.kubernetes.io/any", 3),),
+            ),
+            [],
+            Verdict.BLOCKED,
+            id="by-the-name-of-the-class",
+        ),
+        pytest.param(
+            replace(EXTENDED, extended=(ExtendedRequest("first", "lab.io/gpu", 3, init=True),)),
+            [GPUS],
+            Verdict.UNDECIDED,
+            id="init-container",
+        ),
+        pytest.param(
+            EXTENDED,
+            [GPUS, node("n1", allocatable=(Amount("lab.io/gpu", "8"),))],
+            Verdict.UNDECIDED,
+            id="a-device-plugin-provides-it-too",
+        ),
+        pytest.param(
+            replace(EXTENDED, extended_claim="train-extended"),
+            [GPUS],
+            Verdict.FITS,
+            id="its-claim-exists",
+        ),
+    ],
+)
+def test_extended_resources(pod, facts, verdict):
+    assert explained(pod, *facts).verdict is verdict
+
+
+def test_the_class_of_an_extended_resource_is_named():
+    (reason,) = explained(EXTENDED, GPUS).reasons
+    assert reason.sentence == (
+        'pod lab/train waits: request "main" of extended resource "lab.io/gpu" asks for 3 devices '
+        'of DeviceClass "gpus", but only 2 are published that it could use; lower count or add '
+        "devices"
+    )
+
+
+@pytest.mark.parametrize(
+    ("created", "named"),
+    [
+        pytest.param("2026-01-03", "zeta", id="the-youngest"),
+        pytest.param("2026-01-02", "gpus", id="by-name-if-equally-old"),
+    ],
+)
+def test_of_several_classes_one_provides_the_resource(created, named):
+    (reason,) = explained(EXTENDED, GPUS, replace(GPUS, name="zeta", created=created)).reasons
+    assert f'DeviceClass "{named}"' in reason.sentence
+
+
+# ---- facts
+
+META = {"namespace": "lab", "name": "x", "uid": "u"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "allowed"),
+    [
+        pytest.param({"resource.kubernetes.io/admin-access": "true"}, True, id="true"),
+        pytest.param({"resource.kubernetes.io/admin-access": "yes"}, False, id="another-value"),
+        pytest.param({}, False, id="no-label"),
+    ],
+)
+def test_namespaces_that_allow_admin_access(labels, allowed):
+    assert project_namespace({"metadata": {**META, "labels": labels}}).admin_access is allowed
+
+
+def test_quotas_with_scopes_limit_no_claims():
+    body = {"metadata": META, "status": {"hard": {PER_CLASS: "4"}, "used": {PER_CLASS: "3"}}}
+    assert project_quota(body) == replace(quota(PER_CLASS, "4", "3"), name="x", uid="u")
+    assert project_quota({**body, "spec": {"scopes": ["BestEffort"]}}).hard == ()
+
+
+def test_extended_resources_of_containers():
+    def container(name, limits, **more):
+        return {"name": name, "resources": {"limits": limits}, **more}
+
+    pod = project_pod(
+        {
+            "metadata": META,
+            "spec": {
+                "initContainers": [
+                    container("first", {"lab.io/gpu": "1"}),
+                    container("beside", {"lab.io/gpu": "1"}, restartPolicy="Always"),
+                ],
+                "containers": [container("main", {"cpu": "1", "lab.io/gpu": 2, "lab.io/no": "0"})],
+            },
+        }
+    )
+    assert pod.extended == (
+        ExtendedRequest("first", "lab.io/gpu", 1, init=True),
+        ExtendedRequest("beside", "lab.io/gpu", 1),
+        ExtendedRequest("main", "lab.io/gpu", 2),
+    )
+
+
+def test_a_class_knows_its_extended_resource_and_its_age():
+    body = {"metadata": {**META, "creationTimestamp": "t"}, "spec": {"extendedResourceName": "e/r"}}
+    found = project_class(body)
+    assert (found.extended_resource, found.created) == ("e/r", "t")
+
+
+def test_an_unbacked_pod_needs_no_selectors():
+    assert explain(replace(EXTENDED, extended=()), world_of(ANY)).verdict is Verdict.FITS

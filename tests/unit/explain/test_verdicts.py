@@ -1,0 +1,226 @@
+"""Verdicts that depend on nodes, constraints and on requests that compete."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
+    DeviceID,
+    Placement,
+    PodClaim,
+    PodFacts,
+    PodToleration,
+    Request,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+)
+from drakit.explain.pending import Verdict
+from drakit.explain.world import Name
+from tests.fakes.world import device, explain, node, on, world_of
+
+ANY = ClassFacts(name="any", uid="c")
+POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),))
+GPU_TAINT = TaintFacts(key="gpus-only", effect="NoSchedule")
+
+
+def request(name="r", **changes):
+    return Request(**{"name": name, "device_class": "any"} | changes)
+
+
+def claim(*requests, constraints=()):
+    return ClaimFacts(
+        namespace="lab", name="mine", uid="m", requests=requests, constraints=tuple(constraints)
+    )
+
+
+def slice_on(place, *devices):
+    return SliceFacts(
+        name=f"s-{place}", uid=place, driver="d", pool=place, place=on(place), devices=devices
+    )
+
+
+def holding(name, *devices, pool="n1"):
+    return ClaimFacts(
+        namespace="lab",
+        name=name,
+        uid=name,
+        allocated=True,
+        devices=tuple(DeviceID("d", pool, each) for each in devices),
+    )
+
+
+def only_reason(world, pod=POD):
+    explanation = explain(pod, world)
+    assert explanation.verdict is Verdict.BLOCKED
+    (reason,) = explanation.reasons
+    return str(reason.code), reason.sentence.removeprefix("pod lab/train waits: ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "placement", "why"),
+    [
+        pytest.param(
+            {"taints": (GPU_TAINT,)},
+            Placement(),
+            "it does not tolerate their taint gpus-only",
+            id="a-taint",
+        ),
+        pytest.param(
+            {"labels": {"zone": "a"}},
+            Placement(node_selector=(("zone", "b"),)),
+            "its node selector or affinity excludes them",
+            id="a-node-selector",
+        ),
+        pytest.param({"unschedulable": True}, Placement(), "they are cordoned", id="a-cordon"),
+    ],
+)
+def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
+    world = world_of(
+        ANY,
+        node("n1", **facts),
+        node("n2"),
+        slice_on("n1", device("g0"), device("g1")),
+        claim(request()),
+    )
+    code, sentence = only_reason(world, replace(POD, placement=placement))
+    assert code == "DevicesOnOtherNodes"
+    assert sentence == (
+        f'all 2 devices of DeviceClass "any" that request "r" of claim "mine" could use are on '
+        f"nodes that the pod cannot use ({why}); let the pod run on those nodes, or publish "
+        f"devices on its own"
+    )
+
+
+def test_a_pod_that_tolerates_the_taint_fits():
+    tolerating = Placement(tolerations=(PodToleration(key="gpus-only", operator="Exists"),))
+    world = world_of(
+        ANY, node("n1", taints=(GPU_TAINT,)), slice_on("n1", device("g0")), claim(request())
+    )
+    explanation = explain(replace(POD, placement=tolerating), world)
+    assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n1")
+
+
+def test_an_allocated_claim_excludes_other_nodes():
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+    other = replace(holding("other"), nodes={"nodeSelectorTerms": [term]})
+    world = world_of(
+        ANY, node("n1"), node("n2"), slice_on("n1", device("g0")), claim(request()), other
+    )
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    code, sentence = only_reason(world, pod)
+    assert code == "DevicesOnOtherNodes"
+    assert "its allocated claim other is not available there" in sentence
+
+
+def test_a_constraint_without_which_it_fits_is_named():
+    world = world_of(
+        ANY,
+        node("n1"),
+        slice_on("n1", device("a", attributes={"numa": 0}), device("b", attributes={"numa": 1})),
+        claim(request(count=2), constraints=[Constraint(attribute="d/numa")]),
+    )
+    assert only_reason(world) == (
+        "ConstraintNotMet",
+        "no node has enough free devices with one value of d/numa, which matchAttribute of claim "
+        '"mine" requires; without this constraint it fits on node n1',
+    )
+
+
+def test_requests_that_need_the_same_device():
+    world = world_of(
+        ANY, node("n1"), slice_on("n1", device("a")), claim(request("one"), request("two"))
+    )
+    assert only_reason(world) == (
+        "RequestsCompete",
+        "node n1 never has devices for all requests of its claims together, though for each of "
+        "them alone; reduce the requests, or add devices to one node",
+    )
+
+
+def test_requests_that_need_the_same_device_beside_an_allocated_one():
+    world = world_of(
+        ANY,
+        node("n1"),
+        slice_on("n1", device("a"), device("b")),
+        holding("other", "a"),
+        claim(request("one"), request("two")),
+    )
+    code, sentence = only_reason(world)
+    assert code == "DevicesAllocated"
+    assert sentence.startswith("its requests need the same free devices")
+
+
+def test_devices_that_are_free_on_different_nodes():
+    world = world_of(
+        ANY,
+        node("n1"),
+        node("n2"),
+        slice_on("n1", device("a")),
+        slice_on("n2", device("a")),
+        claim(request(count=2)),
+    )
+    code, sentence = only_reason(world)
+    assert code == "RequestsCompete"
+    assert "no node has so many free: node n2 has the most (1)" in sentence
+
+
+def test_a_taint_rule_taints_the_devices_that_it_selects():
+    rule = TaintRuleFacts(
+        name="repair",
+        uid="t",
+        taint=TaintFacts(key="example.com/repair", effect="NoSchedule"),
+        pool="n1",
+    )
+    world = world_of(ANY, node("n1"), slice_on("n1", device("a")), claim(request()), rule)
+    code, sentence = only_reason(world)
+    assert code == "DevicesTainted"
+    assert "tainted with example.com/repair" in sentence
+
+
+def test_a_taint_rule_without_a_preventing_effect_is_ignored():
+    rule = TaintRuleFacts(name="r", uid="r", taint=TaintFacts(key="t", effect="None"), driver="d")
+    world = world_of(ANY, node("n1"), slice_on("n1", device("g0")), claim(request()), rule)
+    assert explain(POD, world).verdict is Verdict.FITS
+
+
+def twins(driver, **changes):
+    """A pool with two devices of one name."""
+    broken = slice_on("n1", device("g0"), device("g0"))
+    return replace(broken, name=f"twins-{driver}", driver=driver, pool="twins", **changes)
+
+
+@pytest.mark.parametrize(
+    ("driver", "changes", "verdict", "code"),
+    [
+        pytest.param("d", {}, Verdict.BLOCKED, "PoolInvalid", id="its-pool-is-invalid"),
+        pytest.param("e", {}, Verdict.BLOCKED, "NoDevicePublished", id="another-pool-is-invalid"),
+        pytest.param("d", {"pool_slices": 2}, Verdict.UNDECIDED, None, id="its-pool-is-incomplete"),
+        pytest.param(
+            *("e", {"pool_slices": 2}, Verdict.BLOCKED, "NoDevicePublished"),
+            id="another-pool-is-incomplete",
+        ),
+    ],
+)
+def test_a_pool_that_is_not_ready_matters_if_the_class_could_select_its_devices(
+    driver, changes, verdict, code
+):
+    only = replace(ANY, selectors=('device.driver == "d"',))
+    world = world_of(only, node("n1"), twins(driver, **changes), claim(request()))
+    explanation = explain(POD, world)
+    assert explanation.verdict is verdict
+    assert [str(reason.code) for reason in explanation.reasons] == ([code] if code else [])
+
+
+def test_a_change_of_the_world_changes_the_verdict():
+    world = world_of(
+        ANY, node("n1"), slice_on("n1", device("a")), holding("other", "a"), claim(request())
+    )
+    assert only_reason(world)[0] == "DevicesAllocated"
+    world.remove(ClaimFacts, Name("lab", "other"))
+    assert explain(POD, world).verdict is Verdict.FITS
+    world.apply(slice_on("n1"))
+    assert only_reason(world)[0] == "NoDevicePublished"

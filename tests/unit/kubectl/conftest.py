@@ -1,0 +1,152 @@
+"""A cluster in memory, and the command as a user runs it against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from drakit.cli.kubectl.main import main
+from drakit.testing.objects import merge
+from tests.fakes.kube import FakeApiServer
+
+DRIVER = "gpu.example.com"
+
+
+class Site(FakeApiServer):
+    """What a user sees of a cluster; ``pod`` and the like are what others create."""
+
+    folder: Path
+    version: str = "v1"
+
+    def serve(self, version: str) -> None:
+        self.version = version
+        self.served = {"resource.k8s.io": [version]}
+
+    def resource(self, plural: str, name: str, body: dict, *, namespace: str = "") -> None:
+        where = f"/namespaces/{namespace}" if namespace else ""
+        self.store(f"/apis/resource.k8s.io/{self.version}{where}/{plural}/{name}", body)
+
+    def change(self, path: str, change: dict) -> None:
+        """Change an object, status included, by a merge patch."""
+        self.store(path, merge(self.object(path), change))
+
+    def forbid(self, path: str) -> None:
+        self.fail("*", path, status=403, reason="Forbidden", message="no", times=1000)
+
+    def node(self, name: str, *, labels: dict | None = None, **spec: object) -> None:
+        ready = {"type": "Ready", "status": "True"}
+        body = {"metadata": {"labels": labels or {}}, "spec": spec}
+        self.store(f"/api/v1/nodes/{name}", {**body, "status": {"conditions": [ready]}})
+
+    def device_class(self, name: str, expression: str = f'device.driver == "{DRIVER}"') -> None:
+        self.resource(
+            "deviceclasses", name, {"spec": {"selectors": [{"cel": {"expression": expression}}]}}
+        )
+
+    def slice(self, name: str, *devices: str, node: str = "n1", **spec: object) -> None:
+        listed: list[dict] = [{"name": device} for device in devices]
+        if self.version == "v1beta1":
+            listed = [{"name": device, "basic": {}} for device in devices]
+        self.resource(
+            "resourceslices",
+            name,
+            {
+                "spec": {
+                    "driver": DRIVER,
+                    "nodeName": node,
+                    "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                    "devices": listed,
+                }
+                | spec
+            },
+        )
+
+    def claim(
+        self,
+        name: str,
+        *,
+        device: str = "",
+        pod: str = "",
+        namespace: str = "lab",
+        device_class: str = "gpu",
+        pool: str = "n1",
+    ) -> None:
+        status: dict = {}
+        if device:
+            result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
+            field = {"key": "metadata.name", "operator": "In", "values": [pool]}
+            selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+            status["allocation"] = {"devices": {"results": [result]}, "nodeSelector": selector}
+        if pod:
+            status["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod}]
+        exact: dict = {"deviceClassName": device_class}
+        request = {"name": "gpu", "exactly": exact}
+        if self.version == "v1beta1":
+            request = {"name": "gpu", **exact}
+        body = {"spec": {"devices": {"requests": [request]}}, "status": status}
+        self.resource("resourceclaims", name, body, namespace=namespace)
+
+    def pod(self, name: str, claim: str = "", *, message: str = "", **spec: object) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "message": message}
+        claims = [{"name": "gpu", "resourceClaimName": claim}] if claim else []
+        self.store(
+            f"/api/v1/namespaces/lab/pods/{name}",
+            {
+                "spec": {"resourceClaims": claims} | spec,
+                "status": {"phase": "Pending", "conditions": [condition]},
+            },
+        )
+
+
+class Run:
+    """The command, run in a thread beside the server."""
+
+    def __init__(self, site: Site, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self._site = site
+        self._capsys = capsys
+        self._folder = folder
+
+    async def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        kubeconfig = self._site.write_kubeconfig(self._folder)
+        given = ["--kubeconfig", str(kubeconfig), "-n", "lab"]
+        code = await asyncio.to_thread(main, [arguments[0], *given, *arguments[1:]])
+        out, error = self._capsys.readouterr()
+        return code, out, error
+
+    async def json(self, *arguments: str) -> tuple[int, dict]:
+        code, out, error = await self(*arguments, "-o", "json")
+        assert error == ""
+        return code, json.loads(out)
+
+
+@pytest.fixture(autouse=True)
+def python_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate selectors as on a machine without the helper program."""
+    monkeypatch.setattr("drakit.cel.choice.find_helper", lambda environ: None)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with Site() as server:
+        assert isinstance(server, Site)
+        server.serve("v1")
+        yield server
+
+
+@pytest.fixture
+def run(site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return Run(site, capsys, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Restore the level that the command sets for its process."""
+    logger = logging.getLogger("drakit")
+    level = logger.level
+    yield
+    logger.setLevel(level)

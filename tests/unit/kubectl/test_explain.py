@@ -1,0 +1,318 @@
+"""``kubectl drakit explain``: verdicts, counts, and what missing permissions leave of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+API = "/apis/resource.k8s.io/v1"
+
+
+@pytest.fixture
+def stuck(site):
+    """One device, which another claim has."""
+    site.node("n1")
+    site.device_class("gpu")
+    site.slice("s1", "gpu-0")
+    site.claim("mine")
+    site.claim("other", device="gpu-0", pod="holder", namespace="elsewhere")
+    site.pod("waiting", "mine", message="0/1 nodes are available")
+    return site
+
+
+async def test_a_blocked_pod_is_explained_with_counts_and_holders(stuck, run):
+    code, out, error = await run("explain", "pod/waiting")
+    assert error == ""
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[0].startswith("Pod lab/waiting waits: the only device of DeviceClass")
+    assert "claim elsewhere/other (pod holder)" in lines[0]
+    head, row = lines[3:5]
+    assert head.split()[:6] == ["REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING", "FREE"]
+    assert row.split() == ["gpu", "gpu", "1", "1", "1", "0", "1", "0", "0", "0"]
+    assert "  gpu: allocated to claim elsewhere/other (pod holder)" in lines
+    assert lines[-2:] == ["The scheduler reports:", "  0/1 nodes are available"]
+    assert "\x1b" not in out
+    assert stuck.writes() == []
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+async def test_programs_get_the_same_facts(stuck, run, form):
+    if form == "json":
+        code, body = await run.json("explain", "pod/waiting")
+    else:
+        import yaml
+
+        code, out, _ = await run("explain", "pod/waiting", "-o", "yaml")
+        body = yaml.safe_load(out)
+    assert code == 1
+    assert body["verdict"] == "blocked"
+    assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
+    (request,) = body["claims"][0]["requests"]
+    assert (request["published"], request["free"], request["allocated"]) == (1, 0, 1)
+    assert request["holders"] == ["claim elsewhere/other (pod holder)"]
+
+
+async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
+    stuck.slice("s2", "gpu-0", node="n2")
+    stuck.node("n2")
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
+
+
+async def test_nodes_are_grouped_by_why_the_pod_cannot_use_them(stuck, run):
+    for number in range(3, 8):
+        stuck.node(f"n{number}", unschedulable=True)
+    _, out, _ = await run("explain", "pod/waiting")
+    assert "  n3, n4, n5 and 2 more: cordoned" in out.splitlines()
+    _, out, _ = await run("explain", "pod/waiting", "-o", "wide")
+    assert "  n3, n4, n5, n6, n7: cordoned" in out.splitlines()
+
+
+async def test_a_v1beta1_server_gives_the_same_answer(site, run):
+    site.serve("v1beta1")
+    site.node("n1")
+    site.device_class("gpu")
+    site.slice("s1", "gpu-0")
+    site.claim("mine")
+    site.claim("other", device="gpu-0", pod="holder")
+    site.pod("waiting", "mine")
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
+    assert body["notEvaluated"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "verdict", "named"),
+    [
+        pytest.param(
+            f"{API}/resourceslices",
+            "undecided",
+            "ResourceSlices may not be listed: devices are unknown",
+            id="without-slices-nothing-is-guessed",
+        ),
+        pytest.param(
+            "/api/v1/nodes",
+            "blocked",
+            "nodes may not be listed: node rules are not checked",
+            id="without-nodes-the-devices-still-decide",
+        ),
+        pytest.param(
+            f"{API}/deviceclasses",
+            "undecided",
+            "DeviceClasses may not be listed: it is unknown which devices a class selects",
+            id="without-classes-none-counts-as-missing",
+        ),
+        pytest.param(
+            f"{API}/resourceclaims",
+            "undecided",
+            "ResourceClaims of other namespaces may not be listed: devices that such claims hold "
+            "count as free",
+            id="without-claims-of-others-devices-may-be-held",
+        ),
+    ],
+)
+async def test_a_kind_that_may_not_be_listed_is_named(stuck, run, path, verdict, named):
+    stuck.forbid(path)
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (1, verdict)
+    assert named in body["notEvaluated"]
+    if verdict == "undecided":
+        assert body["reasons"] == []
+
+
+async def test_a_missing_node_permission_spoils_only_what_depends_on_nodes(stuck, run):
+    stuck.forbid("/api/v1/nodes")
+    selector = {"nodeSelectorTerms": [{"matchExpressions": []}]}
+    stuck.slice("s2", "gpu-9", node="", nodeSelector=selector)
+    _, body = await run.json("explain", "pod/waiting")
+    assert (body["verdict"], body["reasons"]) == ("undecided", [])
+
+
+async def test_a_user_without_any_permission_gets_the_refusal(stuck, run):
+    stuck.forbid("/")
+    code, out, error = await run("explain", "pod/waiting")
+    assert (code, out) == (3, "")
+    assert error.startswith("error: ")
+
+
+async def test_a_server_that_does_not_answer_is_named(stuck, run):
+    stuck.fail("*", "/", disconnect=True, times=100)
+    code, out, error = await run("explain", "pod/waiting")
+    assert (code, out) == (3, "")
+    assert "no answer from the API server" in error
+
+
+async def test_a_cluster_without_the_api_is_named(site, run):
+    site.served = {"resource.k8s.io": ["v1alpha3"]}
+    site.pod("waiting", "mine")
+    code, _, error = await run("explain", "pod/waiting")
+    assert code == 3
+    assert "only v1alpha3 of the API group resource.k8s.io" in error
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "text"),
+    [
+        pytest.param("waiting", 2, "neither pod/NAME nor claim/NAME", id="no-kind"),
+        pytest.param("node/n1", 2, "neither pod/NAME nor claim/NAME", id="another-kind"),
+        pytest.param("pod/absent", 1, 'pod "absent" does not exist', id="no-such-pod"),
+        pytest.param("claim/absent", 1, 'claim "absent" does not exist', id="no-such-claim"),
+    ],
+)
+async def test_wrong_targets(stuck, run, target, code, text):
+    found, out, error = await run("explain", target)
+    assert (found, out) == (code, "")
+    assert text in error
+
+
+async def test_a_claim_is_explained_as_if_a_pod_used_it_alone(stuck, run):
+    code, out, _ = await run("explain", "claim/mine")
+    assert code == 1
+    assert out.startswith("Claim lab/mine cannot be allocated: the only device of DeviceClass")
+
+
+async def test_an_allocated_claim_has_a_state(stuck, run):
+    stuck.remove(f"{API}/namespaces/elsewhere/resourceclaims/other")
+    stuck.claim("held", device="gpu-0", pod="user")
+    code, out, _ = await run("explain", "resourceclaim/held")
+    assert code == 0
+    assert out.splitlines() == [
+        "Claim lab/held is allocated: gpu.example.com/n1/gpu-0.",
+        "It is reserved for pod user.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        pytest.param({"schedulingGates": [{"name": "g"}]}, "has scheduling gates", id="gated"),
+    ],
+)
+async def test_a_pod_that_does_not_wait_is_described(stuck, run, spec, text):
+    stuck.pod("other", "mine", **spec)
+    code, body = await run.json("explain", "pod/other")
+    assert (code, body["verdict"]) == (0, "not pending")
+    assert text in body["message"]
+
+
+async def test_a_pod_that_cannot_start_on_its_node_is_explained(stuck, run):
+    stuck.pod("other", "mine", nodeName="n1")
+    code, body = await run.json("explain", "pod/other")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["ClaimNotAllocated"]
+    assert body["message"].startswith("pod lab/other cannot start on node n1: its claim mine is ")
+
+
+async def test_an_allocated_claim_whose_device_is_gone(stuck, run):
+    stuck.claim("held", device="gpu-9", pod="user")
+    code, body = await run.json("explain", "claim/held")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
+
+
+@pytest.fixture
+def placed(stuck):
+    """A pod on a node with its device, for a long time."""
+    stuck.remove(f"{API}/namespaces/elsewhere/resourceclaims/other")
+    stuck.claim("mine", device="gpu-0", pod="placed")
+    stuck.pod("placed", "mine", nodeName="n1")
+    uid = stuck.object("/api/v1/namespaces/lab/pods/placed")["metadata"]["uid"]
+    entry = {"resource": "pods", "name": "placed", "uid": uid}
+    path = f"{API}/namespaces/lab/resourceclaims/mine"
+    stuck.change(path, {"status": {"reservedFor": [entry]}})
+    stuck.change("/api/v1/namespaces/lab/pods/placed", {"status": {"phase": "Running"}})
+    return stuck
+
+
+async def test_a_pod_with_its_devices_has_no_problem(placed, run):
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"], body["reasons"]) == (0, "not pending", [])
+    assert body["message"].startswith("pod lab/placed is scheduled to node n1 (phase Running)")
+    code, out, _ = await run("explain", "claim/mine")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "Claim lab/mine is allocated: gpu.example.com/n1/gpu-0.",
+    )
+
+
+async def test_a_pod_whose_device_is_gone_is_broken(placed, run):
+    placed.slice("s1", "gpu-7")
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
+    code, body = await run.json("explain", "claim/mine")
+    assert (code, body["verdict"]) == (1, "broken")
+
+
+async def test_a_pod_that_is_never_prepared_is_broken_after_a_while(placed, run):
+    placed.change("/api/v1/namespaces/lab/pods/placed", {"status": {"phase": "Pending"}})
+    code, body = await run.json("explain", "pod/placed")
+    assert [each["code"] for each in body["reasons"]] == ["ClaimsNotPrepared"]
+    now = datetime.now(UTC).isoformat()
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
+    placed.change("/api/v1/namespaces/lab/pods/placed", {"status": {"conditions": [condition]}})
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["reasons"]) == (0, [])
+
+
+@pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])
+async def test_without_slices_no_device_is_gone(placed, run, target):
+    placed.forbid(f"{API}/resourceslices")
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert "in order is undecided" in body["message"]
+
+
+async def test_a_claim_that_stays_names_what_holds_it(placed, run):
+    meta = {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["resource.kubernetes.io/delete-protection"],
+    }
+    placed.change(f"{API}/namespaces/lab/resourceclaims/mine", {"metadata": meta})
+    code, body = await run.json("explain", "claim/mine")
+    assert (code, body["verdict"]) == (1, "deleting")
+    assert [each["code"] for each in body["reasons"]] == ["ClaimInUse"]
+    assert "it is reserved for pod placed (Running)" in body["message"]
+    _, body = await run.json("claims")
+    assert body["claims"][0]["state"] == "deleting"
+
+
+async def test_a_pod_that_stays_names_its_finalizer(placed, run):
+    meta = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/hold"]}
+    placed.change("/api/v1/namespaces/lab/pods/placed", {"metadata": meta})
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"]) == (1, "deleting")
+    assert [each["code"] for each in body["reasons"]] == ["FinalizerHolds"]
+
+
+async def test_hostile_text_reaches_no_terminal(stuck, run):
+    stuck.pod("evil", "mine", message="\x1b[2J\x1b]0;owned\x07 waits")
+    _, out, _ = await run("explain", "pod/evil")
+    assert "\x1b" not in out
+    assert "\\x1b[2J" in out
+
+
+async def test_an_unreadable_slice_is_named_and_costs_only_certainty(stuck, run):
+    stuck.resource("resourceslices", "odd", {"spec": {"devices": [{"name": 7, "taints": [3]}]}})
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (1, "undecided")
+    assert "ResourceSlice odd cannot be read: it is not checked" in body["notEvaluated"]
+
+
+async def test_a_taint_rule_taints_devices(site, run):
+    site.served = {"resource.k8s.io": ["v1", "v1beta2"]}
+    site.node("n1")
+    site.device_class("gpu")
+    site.slice("s1", "gpu-0")
+    site.claim("mine")
+    site.pod("waiting", "mine")
+    site.store(
+        "/apis/resource.k8s.io/v1/devicetaintrules/r1",
+        {"spec": {"deviceSelector": {}, "taint": {"key": "repair", "effect": "NoSchedule"}}},
+    )
+    _, body = await run.json("explain", "pod/waiting")
+    assert [each["code"] for each in body["reasons"]] == ["DevicesTainted"]
+    assert body["claims"][0]["requests"][0]["taints"] == ["repair"]

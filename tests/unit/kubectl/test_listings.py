@@ -1,0 +1,166 @@
+"""``kubectl drakit devices`` and ``claims``."""
+
+from __future__ import annotations
+
+import pytest
+
+API = "/apis/resource.k8s.io/v1"
+
+
+def table(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+async def test_devices_are_counted_by_pool(site, run):
+    site.node("n1")
+    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    site.slice("s1", devices=[{"name": "a"}, {"name": "b"}, {"name": "c", "taints": [taint]}])
+    site.claim("mine", device="a", pod="user")
+    code, out, error = await run("devices")
+    assert (code, error) == (0, "")
+    head, row = out.splitlines()
+    assert head.split()[:9] == [
+        *("DRIVER", "POOL", "NODE", "DEVICES", "FREE"),
+        *("ALLOCATED", "TAINTED", "UNHEALTHY", "STATE"),
+    ]
+    wanted = ["gpu.example.com", "n1", "n1", "3", "1", "1", "1", "1", "ready", "lab/mine"]
+    assert row.split() == wanted
+
+
+async def test_wide_shows_each_device(site, run):
+    site.node("n1")
+    site.slice("s1", "a", "b")
+    site.claim("mine", device="a", pod="user")
+    _, out, _ = await run("devices", "-o", "wide")
+    assert table(out)[1:] == [
+        ["gpu.example.com", "n1", "n1", "a", "allocated", "-", "lab/mine"],
+        ["gpu.example.com", "n1", "n1", "b", "free", "-", "-"],
+    ]
+
+
+async def test_a_partition_whose_hardware_is_in_use_is_not_free(site, run):
+    site.node("n1")
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
+    sets = [{"name": "card", "counters": {"slices": {"value": "2"}}}]
+    site.slice("s1", pool=pool, sharedCounters=sets)
+
+    def part(name: str, slices: str) -> dict:
+        consumed = {"counterSet": "card", "counters": {"slices": {"value": slices}}}
+        return {"name": name, "consumesCounters": [consumed]}
+
+    devices = [part("whole", "2"), part("half-0", "1"), part("half-1", "1")]
+    site.slice("s2", pool=pool, devices=devices)
+    site.claim("mine", device="half-0", pod="user")
+    _, body = await run.json("devices")
+    (found,) = body["pools"]
+    states = {each["name"]: each["state"] for each in found["devices"]}
+    assert states == {"whole": "hardware in use", "half-0": "allocated", "half-1": "free"}
+    assert found["free"] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "state"),
+    [
+        pytest.param(
+            {"pool": {"name": "n1", "generation": 1, "resourceSliceCount": 3}},
+            "incomplete: 1 of 3 slices",
+            id="slices-are-missing",
+        ),
+        pytest.param(
+            {"devices": [{"name": "a"}, {"name": "a"}]},
+            "invalid: two of its devices have the name a",
+            id="a-pool-contradicts-itself",
+        ),
+        pytest.param({"nodeName": "gone"}, "node does not exist", id="the-node-is-gone"),
+    ],
+)
+async def test_nothing_is_free_in_a_broken_pool(site, run, spec, state):
+    site.node("n1")
+    site.slice("s1", "a", **spec)
+    code, body = await run.json("devices")
+    (pool,) = body["pools"]
+    assert (code, pool["state"], pool["free"]) == (1, state, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    [
+        pytest.param({"nodeName": "", "allNodes": True}, "all", id="all-nodes"),
+        pytest.param(
+            {"nodeName": "", "nodeSelector": {"nodeSelectorTerms": []}}, "selected", id="selector"
+        ),
+        pytest.param({"nodeName": "", "perDeviceNodeSelection": True}, "by device", id="by-device"),
+    ],
+)
+async def test_a_pool_of_several_nodes_is_one_row(site, run, spec, place):
+    for name in ("n1", "n2"):
+        site.node(name)
+    site.slice("s1", "a", **spec)
+    code, body = await run.json("devices")
+    (pool,) = body["pools"]
+    assert (code, pool["node"], pool["state"]) == (0, place, "ready")
+
+
+async def test_the_newest_generation_counts(site, run):
+    site.node("n1")
+    site.slice("s1", "a")
+    site.slice("s2", "b", pool={"name": "n1", "generation": 2, "resourceSliceCount": 1})
+    _, body = await run.json("devices")
+    (pool,) = body["pools"]
+    assert [each["name"] for each in pool["devices"]] == ["b"]
+
+
+async def test_without_nodes_no_node_is_gone(site, run):
+    site.forbid("/api/v1/nodes")
+    site.slice("s1", "a")
+    code, body = await run.json("devices")
+    assert (code, body["pools"][0]["state"]) == (0, "ready")
+    assert body["notEvaluated"] == ["nodes may not be listed: node rules are not checked"]
+
+
+async def test_without_slices_there_is_no_answer(site, run):
+    site.forbid(f"{API}/resourceslices")
+    code, out, error = await run("devices")
+    assert (code, out, error) == (3, "", "error: ResourceSlices may not be listed\n")
+
+
+async def test_no_devices_at_all(site, run):
+    code, out, _ = await run("devices")
+    assert (code, out) == (0, "No ResourceSlice publishes a device.\n")
+
+
+async def test_claims_of_the_namespace(site, run):
+    site.claim("free", device="a")
+    site.claim("mine", device="b", pod="user")
+    site.claim("waiting")
+    site.claim("foreign", namespace="elsewhere")
+    code, out, error = await run("claims")
+    assert (code, error) == (0, "")
+    assert table(out) == [
+        ["NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS"],
+        ["lab", "free", "allocated", "n1", "gpu.example.com/n1/a", "-"],
+        ["lab", "mine", "in", "use", "n1", "gpu.example.com/n1/b", "user"],
+        ["lab", "waiting", "pending", "-", "-", "-"],
+    ]
+    assert ("GET", f"{API}/resourceclaims") not in site.requests
+
+
+async def test_claims_of_all_namespaces(site, run):
+    site.claim("mine")
+    site.claim("foreign", namespace="elsewhere")
+    _, body = await run.json("claims", "-A")
+    names = [(each["namespace"], each["name"]) for each in body["claims"]]
+    assert names == [("elsewhere", "foreign"), ("lab", "mine")]
+
+
+async def test_all_namespaces_without_the_permission_shows_the_own_one(site, run):
+    site.claim("mine")
+    site.forbid(f"{API}/resourceclaims")
+    code, out, _ = await run("claims", "-A", "-o", "wide")
+    assert code == 0
+    assert table(out)[1] == ["lab", "mine", "pending", "-", "-", "-", "gpu"]
+    assert "ResourceClaims of other namespaces may not be listed" in out
+
+
+async def test_no_claims(site, run):
+    assert (await run("claims"))[:2] == (0, "No claims in namespace lab.\n")

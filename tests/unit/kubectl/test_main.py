@@ -1,0 +1,214 @@
+"""The program: arguments, kubeconfig, credentials, completion, and what it imports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from drakit.cli.kubectl import commands
+from drakit.cli.kubectl.completion import main as complete
+from drakit.cli.kubectl.completion import script
+from drakit.cli.kubectl.main import _parser, main
+from drakit.cli.kubectl.output import Output
+
+EXEC = """\
+import json, os
+assert json.loads(os.environ["KUBERNETES_EXEC_INFO"])["kind"] == "ExecCredential"
+status = {"token": os.environ["GIVEN"]}
+kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+print(json.dumps(kind | {"status": status}))
+"""
+
+
+@pytest.fixture
+def kubeconfig(site, tmp_path):
+    """Write a kubeconfig with two contexts: `dead` is the current one, `live` has a namespace."""
+
+    def write(user: dict) -> list[str]:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "dead",
+            "clusters": [
+                {"name": "live", "cluster": {"server": site.url}},
+                {"name": "dead", "cluster": {"server": "http://127.0.0.1:1"}},
+            ],
+            "users": [{"name": "user", "user": user}],
+            "contexts": [
+                {"name": name, "context": {"cluster": name, "user": "user", "namespace": "lab"}}
+                for name in ("live", "dead")
+            ],
+        }
+        path = tmp_path / "contexts"
+        path.write_text(json.dumps(body))
+        return ["--kubeconfig", str(path)]
+
+    return write
+
+
+async def test_a_context_is_chosen_with_its_namespace(site, kubeconfig, capsys):
+    site.claim("mine")
+    given = kubeconfig({})
+    code = await asyncio.to_thread(main, ["claims", *given, "--context", "live"])
+    assert code == 0
+    assert "mine" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["claims", *given]) == 3, "the current one is dead"
+
+
+async def test_an_exec_plugin_gives_the_credentials(site, kubeconfig, capsys):
+    site.claim("mine")
+    site.token = "from-the-plugin"
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": sys.executable,
+        "args": ["-c", EXEC],
+        "env": [{"name": "GIVEN", "value": "from-the-plugin"}],
+        "interactiveMode": "IfAvailable",
+    }
+    given = kubeconfig({"exec": plugin})
+    assert await asyncio.to_thread(main, ["claims", *given, "--context", "live"]) == 0
+    assert "mine" in capsys.readouterr().out
+
+
+async def test_rejected_credentials_are_named(site, kubeconfig, capsys):
+    site.token = "right"
+    given = kubeconfig({"token": "wrong"})
+    code = await asyncio.to_thread(main, ["claims", *given, "--context", "live"])
+    assert code == 3
+    error = capsys.readouterr().err
+    assert "does not accept our credentials" in error
+    assert "wrong" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        pytest.param(["--kubeconfig", "/absent"], "/absent does not exist", id="no-file"),
+        pytest.param(["--context", "other"], "other", id="no-such-context"),
+    ],
+)
+async def test_an_unusable_kubeconfig_is_wrong_usage(kubeconfig, capsys, arguments, text):
+    given = arguments if "--kubeconfig" in arguments else [*kubeconfig({}), *arguments]
+    assert await asyncio.to_thread(main, ["claims", *given]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    assert commands._kubeconfig(None, home) is None
+    file = tmp_path / ".kube" / "config"
+    file.parent.mkdir()
+    file.write_text("{}")
+    assert commands._kubeconfig(None, home) == file
+    assert str(commands._kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
+    assert commands._kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
+
+
+@pytest.mark.parametrize("arguments", [[], ["absent"], ["explain"], ["devices", "-o", "xml"]])
+def test_wrong_arguments(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: kubectl drakit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_knows_every_command_and_option(shell, capsys):
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert text == script(shell) + "\n"
+    (commands_of,) = [each for each in _parser()._actions if each.choices]
+    assert commands_of.choices is not None
+    for name, parser in commands_of.choices.items():
+        assert f"{name}" in text
+        for action in parser._actions:
+            assert any(option in text for option in action.option_strings[-1:] or [""])
+
+
+def test_bash_completes(tmp_path):
+    text = f"{script('bash')}\nCOMP_WORDS=(kubectl-drakit d); COMP_CWORD=1; _kubectl_drakit\n"
+    result = subprocess.run(
+        ["bash", "-c", text + 'echo "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "devices doctor\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        pytest.param(["d"], ["devices", "doctor"], id="a-command"),
+        pytest.param(["explain", "p"], ["pod/"], id="a-kind"),
+        pytest.param(["devices", "-o", ""], ["wide", "json", "yaml"], id="a-format"),
+        pytest.param(["devices", "--na"], ["--namespace"], id="an-option"),
+    ],
+)
+def test_the_completion_of_kubectl_is_answered(words, found, capsys):
+    assert complete(words) == 0
+    assert capsys.readouterr().out.splitlines() == [*found, ":4"]
+
+
+class Terminal:
+    """A stream that is a terminal, or not."""
+
+    def __init__(self, *, tty: bool) -> None:
+        self.text = ""
+        self._tty = tty
+
+    def isatty(self) -> bool:
+        return self._tty
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.mark.parametrize(
+    ("tty", "environ", "coloured"),
+    [
+        pytest.param(True, {}, True, id="a-terminal"),
+        pytest.param(False, {}, False, id="a-pipe"),
+        pytest.param(True, {"NO_COLOR": "1"}, False, id="no-colour-wanted"),
+        pytest.param(True, {"TERM": "dumb"}, False, id="a-dumb-terminal"),
+    ],
+)
+def test_colour_only_on_a_terminal(monkeypatch, tty, environ, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal(tty=tty)
+    Output(stream=stream).line("bad news", colour="bad")  # pyright: ignore[reportArgumentType]
+    assert ("\x1b[31m" in stream.text) is coloured
+
+
+FRESH = """
+import sys
+from drakit.cli.kubectl.main import main
+code = main(sys.argv[1:])
+for name in ("grpc", "drakit_proto", "kopf", "drakit_nodeplugin", "drakit_operator"):
+    assert name not in sys.modules, name
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("command", ["devices", "claims", "doctor", "explain"])
+async def test_a_command_imports_neither_grpc_nor_the_daemons(site, tmp_path, command):
+    site.node("n1")
+    site.device_class("gpu")
+    site.slice("s1", "a")
+    site.claim("mine")
+    arguments = [command, *(["claim/mine"] if command == "explain" else [])]
+    kubeconfig = site.write_kubeconfig(tmp_path)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", FRESH, *arguments, "--kubeconfig", str(kubeconfig), "-n", "lab"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PATH": "/nonexistent"},
+    )
+    out, error = await process.communicate()
+    assert (process.returncode, error) == (0, b"")
+    assert out
