@@ -60,7 +60,7 @@ class Helper:
         self._command = [str(program), *arguments]
         self._answer_seconds = answer_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self.restarts = 0
+        self.restarts: int = 0
 
     def reads(self, expressions: Sequence[str]) -> list[Reads]:
         """Return what expressions read."""

@@ -148,8 +148,8 @@ class World:
         self._pools: dict[str, list[NodePool]] = {}
         self._reachable: tuple[Reachable, ...] | None = None
         self._allocated_in: dict[str, int] = {}
-        self.selectors = SelectorIndex()
-        self.revision = 0
+        self.selectors: SelectorIndex = SelectorIndex()
+        self.revision: int = 0
         """Grows with each change of what devices there are and who holds them."""
 
     # ---- what goes in
