@@ -219,8 +219,8 @@ def _print_report(report: explaining.Report, output: Output) -> None:
     for claim in report.claims:
         output.line()
         output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
-        if claim.allocated:
-            output.line("allocated", indent=2)
+        if claim.allocated or not claim.requests:
+            output.line("allocated" if claim.allocated else "not allocated", indent=2)
             continue
         rows: list[list[str]] = []
         for each in claim.requests:

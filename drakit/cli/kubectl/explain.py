@@ -255,7 +255,7 @@ def _sentences(
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, subject, explanation)]
+            return [_fits(pod, kind, subject, explanation)]
         case Verdict.NOT_PENDING:
             return [_state(pod, subject)]
         case Verdict.UNDECIDED if pod.node:
@@ -276,15 +276,15 @@ def _sentences(
             ]
 
 
-def _fits(pod: PodFacts, subject: str, explanation: Explanation) -> str:
+def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
     if not pod.claims:
         return f"{subject} uses no ResourceClaim: it does not wait for devices of one"
     if not explanation.fits_on:
         return f"all claims of {subject} are allocated; it does not wait for devices"
-    return (
-        f"the devices for {subject} are available on node {explanation.fits_on}; "
-        "if it keeps waiting, it waits for something else"
-    )
+    then = "if it keeps waiting, it waits for something else"
+    if kind != "Pod":
+        then = "it is allocated when a pod that uses it is scheduled"
+    return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
 
 
 def _is_certain(reason: Reason, found: Gathered) -> bool:

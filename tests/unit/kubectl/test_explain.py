@@ -174,6 +174,19 @@ async def test_a_claim_is_explained_as_if_a_pod_used_it_alone(stuck, run):
     assert out.startswith("Claim lab/mine cannot be allocated: the only device of DeviceClass")
 
 
+async def test_a_claim_with_free_devices_waits_for_its_pod(stuck, run):
+    stuck.remove(f"{API}/namespaces/elsewhere/resourceclaims/other")
+    code, body = await run.json("explain", "claim/mine")
+    assert (code, body["verdict"]) == (0, "fits")
+    assert body["message"].endswith("it is allocated when a pod that uses it is scheduled")
+
+
+async def test_a_claim_without_counts_has_no_table(stuck, run):
+    stuck.pod("other", "mine", nodeName="n1")
+    _, out, _ = await run("explain", "pod/other")
+    assert out.splitlines()[2:] == ['Claim "mine":', "  not allocated"]
+
+
 async def test_an_allocated_claim_has_a_state(stuck, run):
     stuck.remove(f"{API}/namespaces/elsewhere/resourceclaims/other")
     stuck.claim("held", device="gpu-0", pod="user")
