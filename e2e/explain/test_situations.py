@@ -15,9 +15,11 @@ import pytest
 
 from drakit.explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster
+from e2e.explain import devices as _devices  # noqa: F401 - fills the table
+from e2e.explain import places as _places  # noqa: F401
 from e2e.explain.api import Api
 from e2e.explain.scene import Explaining, Scene
-from e2e.explain.situations import SITUATIONS, Situation
+from e2e.explain.table import SITUATIONS, Situation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
 

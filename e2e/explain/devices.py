@@ -1,0 +1,305 @@
+"""Situations: what is missing, selectors, allocated and tainted devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drakit.explain.codes import Code
+from e2e.explain.scene import Scene, device, devices
+from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
+
+TAINT = {"key": "example.com/broken", "value": "yes", "effect": "NoSchedule"}
+
+
+# ------------------------------------------------------------ something is missing
+
+
+@situation(Code.DEVICE_CLASS_MISSING, words=("class-missing.test",))
+def class_missing(s: Scene) -> Iterator[None]:
+    s.publish(device("a"))
+    s.pod(s.request())
+    yield
+    s.device_class()
+
+
+@situation(Code.DEVICE_CLASS_MISSING, words=("absent.test", "gpu/best"))
+def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.pod(s.alternatives(s.request("best", of="absent.test"), s.request("good")))
+    yield
+    s.device_class(name="absent.test")
+
+
+@situation(Code.RESOURCE_CLAIM_MISSING, words=('"disk"', "resourceClaimName"), tried=False)
+def claim_missing(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.pod(claims=["disk"])
+    yield
+    s.claim("disk", s.request())
+
+
+@situation(Code.RESOURCE_CLAIM_TEMPLATE_MISSING, words=('"disk"',), tried=False)
+def template_missing(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.pod(templates=["disk"])
+    yield
+    s.template("disk", s.request())
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("nothing-published.test",))
+def nothing_published(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.pod(s.request())
+    yield
+    s.publish(device("a"))
+
+
+@situation(Code.NO_DEVICE_PUBLISHED)
+def all_of_nothing(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.pod(s.request(allocationMode="All"))
+    yield
+    s.publish(device("a"))
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("asks for 3 devices", "only 2"))
+def count_above_published(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(devices("a", "b"))
+    s.pod(s.request(count=3))
+    yield
+    s.pod(s.request(count=2))
+
+
+# ------------------------------------------------------------ selectors
+
+FAST = 'device.attributes["DRIVER"].fast'
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("rejects 2",))
+def class_selector_rejects(s: Scene) -> Iterator[None]:
+    s.device_class(MODEL_Z)
+    s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))
+    s.pod(s.request())
+    yield
+    s.device_class(MODEL_X)
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1",))
+def request_selector_rejects(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"model": "x"}))
+    s.pod(s.request("gpu", MODEL_Z))
+    yield
+    s.pod(s.request("gpu", MODEL_X))
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1 by",))
+def each_selector_rejects_one(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"model": "x", "fast": False}), device("b", {"model": "y"}))
+    s.pod(s.request("gpu", MODEL_X, FAST))
+    yield
+    s.publish(device("a", {"model": "x", "fast": True}), generation=2)
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("quantity",))
+def selector_of_capacity_rejects(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", capacity={"memory": "4Gi"}))
+    larger = 'device.capacity["DRIVER"].memory.compareTo(quantity("{}")) >= 0'
+    s.pod(s.request("gpu", larger.format("8Gi")))
+    yield
+    s.pod(s.request("gpu", larger.format("4Gi")))
+
+
+@situation(Code.SELECTOR_FAILED, words=("device a", "fast"))
+def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"), device("b", {"fast": True}))
+    s.pod(s.request("gpu", FAST))
+    yield
+    s.pod(s.request("gpu", f'"fast" in device.attributes["DRIVER"] && {FAST}'))
+
+
+@situation(Code.SELECTOR_FAILED, words=("device a", "model"))
+def selector_of_the_class_fails(s: Scene) -> Iterator[None]:
+    s.device_class(MODEL_X)
+    s.publish(device("a"), device("b", {"model": "x"}))
+    s.pod(s.request())
+    yield
+    s.device_class(f'"model" in device.attributes["DRIVER"] && {MODEL_X}')
+
+
+@fits()
+def selector_that_fails_is_not_reached(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"fast": True}), device("b"))
+    s.pod(s.request("gpu", FAST))
+    yield
+
+
+# ------------------------------------------------------------ allocated devices
+
+
+@situation(Code.DEVICES_ALLOCATED, words=("pod holder",))
+def allocated_to_a_pod(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.holder(s.request())
+    s.pod(s.request())
+    yield
+    s.delete("pods", "holder")
+
+
+@situation(Code.DEVICES_ALLOCATED, words=("/disk (pod holder)",))
+def allocated_to_a_named_claim(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"])
+    s.pod(s.request())
+    yield
+    s.delete("pods", "holder")
+
+
+@situation(Code.DEVICES_ALLOCATED)
+def all_with_one_allocated(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(devices("a", "b"))
+    s.holder(s.request())
+    s.pod(s.request(allocationMode="All"))
+    yield
+    s.delete("pods", "holder")
+
+
+@situation(Code.DEVICES_ALLOCATED)
+def all_of_a_node_allocated_to_all(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(devices("a", "b"))
+    s.holder(s.request(allocationMode="All"))
+    s.pod(s.request())
+    yield
+    s.delete("pods", "holder")
+
+
+@situation(Code.DEVICES_ALLOCATED)
+def too_few_are_free(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(devices("a", "b", "c"))
+    s.holder(s.request(count=2))
+    s.pod(s.request(count=2))
+    yield
+    s.delete("pods", "holder")
+
+
+@situation(Code.DEVICES_ALLOCATED)
+def requests_need_the_same_free_device(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(devices("a", "b"))
+    s.holder(s.request())
+    s.pod(s.request("one"), s.request("two"))
+    yield
+    s.delete("pods", "holder")
+
+
+@fits()
+def admin_access_to_an_allocated_device(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.holder(s.request())
+    s.pod(s.request(adminAccess=True))
+    yield
+
+
+@fits()
+def claim_shared_by_two_pods(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"])
+    s.pod(claims=["disk"])
+    yield
+
+
+# ------------------------------------------------------------ taints
+
+
+@situation(Code.DEVICES_TAINTED, words=("example.com/broken",))
+def tainted_by_the_driver(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", taints=[TAINT]))
+    s.pod(s.request())
+    yield
+    s.publish(device("a"), generation=2)
+
+
+@situation(Code.DEVICES_TAINTED, words=("example.com/broken", "tolerate"))
+def tainted_until_tolerated(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", taints=[TAINT]))
+    s.pod(s.request())
+    yield
+    s.pod(s.request(tolerations=[{"key": TAINT["key"], "operator": "Exists"}]))
+
+
+@situation(Code.DEVICES_TAINTED)
+def toleration_of_another_value(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", taints=[TAINT]))
+    equal = {"key": TAINT["key"], "operator": "Equal"}
+    s.pod(s.request(tolerations=[{**equal, "value": "no"}]))
+    yield
+    s.pod(s.request(tolerations=[{**equal, "value": "yes"}]))
+
+
+@situation(Code.DEVICES_TAINTED)
+def toleration_of_another_effect(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", taints=[{**TAINT, "effect": "NoExecute"}]))
+    s.pod(s.request(tolerations=[{"operator": "Exists", "effect": "NoSchedule"}]))
+    yield
+    # Without the effect, the scheduler finds the taint tolerated, but the controller that evicts
+    # pods from tainted devices does not, and deletes the pod at once.
+    s.pod(s.request(tolerations=[{"operator": "Exists", "effect": "NoExecute"}]))
+
+
+@situation(Code.DEVICES_TAINTED)
+def admin_access_to_a_tainted_device(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", taints=[TAINT]))
+    s.pod(s.request(adminAccess=True))
+    yield
+    s.pod(s.request(adminAccess=True, tolerations=[{"operator": "Exists"}]))
+
+
+@situation(Code.DEVICES_TAINTED, words=("example.com/broken",))
+def tainted_by_a_rule(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    rule = s.taint_rule(**TAINT)
+    s.pod(s.request())
+    yield
+    s.delete("devicetaintrules", rule)
+
+
+@fits()
+def rule_without_an_effect(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.taint_rule(**{**TAINT, "effect": "None"})
+    s.pod(s.request())
+    yield
+
+
+@situation(Code.DEVICES_ALLOCATED, words=("pod holder", "example.com/broken"))
+def one_tainted_one_allocated(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"), device("b", taints=[TAINT]))
+    s.holder(s.request())
+    s.pod(s.request())
+    yield
+    s.delete("pods", "holder")

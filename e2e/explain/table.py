@@ -1,0 +1,76 @@
+"""
+The table of situations: pods that wait, or fit, the verdict on each, and the remedy.
+
+Each is a generator: the part before `yield` makes the situation, the part after it applies the
+remedy that the explanation names. `DRIVER` in a selector means the scene's driver. They are in
+:mod:`.devices` and :mod:`.places`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from drakit.explain.codes import Code
+from drakit.explain.pending import Verdict
+from e2e.explain.scene import Scene
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """One situation and what must be said of it."""
+
+    name: str
+    steps: Callable[[Scene], Iterator[None]]
+    verdict: Verdict
+    codes: frozenset[Code]
+    words: tuple[str, ...]
+    """What the explanation must name, in any of its sentences."""
+
+    alone: bool
+    """Whether it changes what other situations see."""
+
+    tried: bool
+    """Whether the scheduler tries the pod, and reports that it fits nowhere. It does not try a pod
+    whose claim does not exist, and reports nothing."""
+
+
+@dataclass
+class Situations:
+    """All situations, in the order of their definition."""
+
+    found: list[Situation] = field(default_factory=list)
+
+    def add(
+        self,
+        *codes: Code,
+        words: tuple[str, ...] = (),
+        verdict: Verdict = Verdict.BLOCKED,
+        alone: bool = False,
+        tried: bool = True,
+    ) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+        def added(steps: Callable[[Scene], Iterator[None]]) -> None:
+            self.found.append(
+                Situation(
+                    name=steps.__name__.replace("_", "-"),
+                    steps=steps,
+                    verdict=verdict,
+                    codes=frozenset(codes),
+                    words=words,
+                    alone=alone,
+                    tried=tried and verdict is not Verdict.NOT_PENDING,
+                )
+            )
+
+        return added
+
+    def fits(self) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+        """One of which we say that it fits; the scheduler agrees without a remedy."""
+        return self.add(verdict=Verdict.FITS, tried=False)
+
+
+SITUATIONS = Situations()
+situation, fits = SITUATIONS.add, SITUATIONS.fits
+
+MODEL_X = 'device.attributes["DRIVER"].model == "x"'
+MODEL_Z = 'device.attributes["DRIVER"].model == "z"'
