@@ -176,7 +176,7 @@ images: deps venv ## build the images that the cluster runs
 .PHONY: driver-image
 driver-image: deps venv ## build the image IMAGE of the driver in FOLDER, and give it to the cluster's nodes
 	@test -n "$(IMAGE)" && test -n "$(FOLDER)" || { echo "name both: make driver-image IMAGE=localhost/lamps-nodeplugin:0.1.0 FOLDER=../lamps" >&2; exit 1; }
-	archive=$$($(BIN)/python -m e2e.images driver "$(IMAGE)" "$(FOLDER)") && $(BIN)/python -m e2e.cluster load-image "$$archive"
+	archive=$$($(BIN)/python -m e2e.images driver "$(IMAGE)" "$(FOLDER)") && $(BIN)/python -m e2e.cluster load-image --image "$(IMAGE)" "$$archive"
 
 .PHONY: kind-up
 kind-up: deps venv ## a private Docker engine for CLUSTER=kind, where none is installed (root)

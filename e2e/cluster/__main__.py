@@ -84,6 +84,8 @@ def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
 def load_image(chosen: Cluster, arguments: argparse.Namespace) -> int:
     for archive in arguments.archives:
         chosen.load_image(archive)
+    if arguments.image:
+        print(f"loaded {arguments.image} into {', '.join(chosen.nodes)}")
     return 0
 
 
@@ -119,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("kubectl", "helm"):
         command(name, program, f"run {name}: ... {name} -- ARGS").add_argument("words", nargs="*")
     loader = command("load-image", load_image, "give its nodes the images of docker-archive tars")
+    loader.add_argument("--image", help="the image's name, to report it")
     loader.add_argument("archives", nargs="+", type=Path)
     for name, action in (("restart-kubelet", restart_kubelet), ("reboot-node", reboot_node)):
         command(name, action, f"{name.replace('-', ' ')}").add_argument("node")
