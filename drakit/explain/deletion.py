@@ -103,14 +103,14 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
     if users:
         yield Finding(
             code=Code.CLAIM_IN_USE,
-            what=f"it is reserved for {_cut(users)}; it goes when they end, so delete them",
+            what=f"it is reserved for {_cut(users)}; delete them, and Kubernetes deletes the claim",
         )
     if not claim.consumers:
         state = "is still allocated" if claim.allocated else "still has its finalizer"
         yield Finding(
             code=Code.CLAIM_IN_USE,
-            what=f"it {state}, though no pod uses it; {_CONTROLLER} ends this, so check that it "
-            f"runs",
+            what=f"it {state}, though no pod uses it; {_CONTROLLER} corrects this, so check that "
+            f"it runs",
         )
 
 
@@ -146,14 +146,14 @@ def _of_node(name: str, world: World) -> Finding | None:
     if node is None:
         return Finding(
             code=Code.NODE_GONE,
-            what=f"its node {name} does not exist any more, so that no kubelet confirms its end; "
-            f"delete it with kubectl delete --force",
+            what=f"its node {name} does not exist any more, so no kubelet confirms that it has "
+            f"stopped; delete it with kubectl delete --force",
         )
     if not node.ready:
         return Finding(
             code=Code.NODE_NOT_READY,
-            what=f"its node {name} is not ready, so that no kubelet confirms its end; repair the "
-            f"node, or delete its Node object if it never returns",
+            what=f"its node {name} is not ready, so no kubelet confirms that it has stopped; "
+            f"repair the node, or delete its Node object if it never returns",
         )
     return None
 

@@ -149,8 +149,8 @@ def page() -> str:
             "CEL selectors of claims and DeviceClasses: [Use devices](../use/devices.md) has recipes.",
             "An attribute without a domain belongs to the domain of the driver:\n"
             '`device.attributes["hostdev.drakit.dev"].subsystem`. A device has only the attributes that the node reports for\n'
-            "it. Check for the others first, because a selector that reads a missing attribute fails: write\n"
-            '`"serial" in device.attributes["hostdev.drakit.dev"]`.',
+            "it. If a device can lack an attribute, test for it first, because a selector that reads a missing attribute\n"
+            'fails: write `"serial" in device.attributes["hostdev.drakit.dev"]`.',
             "## hostdev.drakit.dev",
             "The driver `hostdev` publishes these attributes. It does not publish a string of more than 64 bytes, which is\n"
             "the limit of the API. The examples are of a USB serial adapter and of an NVMe disk.",

@@ -71,7 +71,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "PoolInvalid": Text(
         regarding=POD,
-        when="A pool contradicts itself, and the scheduler allocates nothing from it.",
+        when="A pool is invalid, for example because two of its devices have the same name. "
+        "The scheduler allocates nothing from it.",
         action="Correct the driver that publishes the pool.",
     ),
     "RequestsCompete": Text(

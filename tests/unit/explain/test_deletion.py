@@ -40,8 +40,8 @@ POD = PodFacts(
 START = "ResourceClaim lab/mine is being deleted, but "
 CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 GONE = (
-    "its node n1 does not exist any more, so that no kubelet confirms its end; delete it with "
-    "kubectl delete --force"
+    "its node n1 does not exist any more, so no kubelet confirms that it has stopped; "
+    "delete it with kubectl delete --force"
 )
 
 
@@ -52,7 +52,7 @@ GONE = (
             CLAIM,
             [POD],
             "ClaimInUse",
-            "it is reserved for pod train (Running); it goes when they end, so delete them",
+            "it is reserved for pod train (Running); delete them, and Kubernetes deletes the claim",
             id="a-pod-runs",
         ),
         pytest.param(
@@ -81,24 +81,24 @@ GONE = (
             replace(CLAIM, consumers=tuple(Consumer("podgroups", f"g{n}", "") for n in range(5))),
             [],
             "ClaimInUse",
-            "it is reserved for podgroup g0, podgroup g1, podgroup g2 and 2 more; it goes when "
-            "they end, so delete them",
+            "it is reserved for podgroup g0, podgroup g1, podgroup g2 and 2 more; delete "
+            "them, and Kubernetes deletes the claim",
             id="groups-use-it",
         ),
         pytest.param(
             replace(CLAIM, consumers=()),
             [],
             "ClaimInUse",
-            f"it is still allocated, though no pod uses it; {CONTROLLER} ends this, so check that "
-            f"it runs",
+            f"it is still allocated, though no pod uses it; {CONTROLLER} corrects this, so check "
+            f"that it runs",
             id="allocated-without-a-pod",
         ),
         pytest.param(
             replace(CLAIM, consumers=(), allocated=False),
             [],
             "ClaimInUse",
-            f"it still has its finalizer, though no pod uses it; {CONTROLLER} ends this, so check "
-            f"that it runs",
+            f"it still has its finalizer, though no pod uses it; {CONTROLLER} corrects this, so "
+            f"check that it runs",
             id="only-the-finalizer-is-left",
         ),
         pytest.param(
@@ -118,7 +118,7 @@ def test_what_holds_a_claim(claim, facts, code, what):
 
 def test_pods_that_may_not_be_listed_are_named_as_they_are():
     (reason,) = claim_stays(CLAIM, world_of())
-    assert "it is reserved for pod train; it goes when they end" in reason.sentence
+    assert "it is reserved for pod train; delete them" in reason.sentence
 
 
 def test_what_is_not_deleted_is_not_held():
@@ -146,8 +146,8 @@ def unpreparing(*keys):
             POD,
             [node("n1", ready=False)],
             "NodeNotReady",
-            "its node n1 is not ready, so that no kubelet confirms its end; repair the node, or "
-            "delete its Node object if it never returns",
+            "its node n1 is not ready, so no kubelet confirms that it has stopped; repair the "
+            "node, or delete its Node object if it never returns",
             id="node-not-ready",
         ),
         pytest.param(

@@ -94,7 +94,7 @@ class KubeletResources:
         if resource in self._had:
             return Bar(
                 text=f"the kubelet's own device manager has served {resource} on this node; the "
-                f"node plugin uses the device plugin once the kubelet has been without the "
+                f"node plugin uses the device plugin after the kubelet has not listed the "
                 f"resource for {CLEAR_SECONDS:g} s",
                 reason="ResourceServedByKubelet",
             )

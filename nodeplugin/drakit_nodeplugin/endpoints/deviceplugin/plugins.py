@@ -231,7 +231,8 @@ class DevicePlugins:
         if len(self._plugins) >= MAX_RESOURCES and not self._forget_one():
             raise RefusedError(
                 f"another device plugin is refused: {MAX_RESOURCES} resources are registered on "
-                "this node, the maximum; one must be gone for an hour first",
+                "this node, the maximum; the node plugin removes a resource one hour after its "
+                "device plugin has disconnected",
                 code=grpc.StatusCode.RESOURCE_EXHAUSTED,
                 reason="TooManyResources",
             )
