@@ -115,7 +115,7 @@ class ClaimReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """What there is to say about a pod."""
+    """The explanation of a pod."""
 
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
@@ -133,7 +133,7 @@ def waits(pod: PodFacts) -> bool:
 
 
 class Explainer:
-    """Explains pods of one world; keeps what requests find until the world changes."""
+    """Explains pods of one world; caches the results of requests until the world changes."""
 
     def __init__(self, world: World, *, name_all_holders: bool = False) -> None:
         """
@@ -341,7 +341,7 @@ class Explainer:
     def _uncertain(
         self, wanted: Sequence[Wanted], nodes: Mapping[str, Unusable | None]
     ) -> tuple[str, ...]:
-        """Return what nobody knows of, but what may matter: then no reason is certain."""
+        """Return unknown facts that could make every reason uncertain."""
         for each in wanted:
             if not each.requests:
                 return (f"{each.origin} has no requests, or could not be read",)
