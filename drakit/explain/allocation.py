@@ -41,6 +41,7 @@ __all__ = (
     "Selected",
     "Selections",
     "allocate",
+    "bits",
     "tolerates",
 )
 
@@ -352,7 +353,7 @@ class _Search:
         request = plan.request
         for each in pool.slices:
             selected = self._selections.selected(request, each)
-            for index in _bits(selected.matches | _mask(selected.errors)):
+            for index in bits(selected.matches | _mask(selected.errors)):
                 facts = each.devices[index]
                 identity = DeviceID(pool.identity.driver, pool.identity.pool, facts.name)
                 if not request.every and not request.admin_access and self._held(identity):
@@ -680,7 +681,8 @@ def counters_of(facts: DeviceFacts) -> Iterator[tuple[Counter, int]]:
             yield Counter(each.name, amount.name), quantity_units(amount.quantity)
 
 
-def _bits(mask: int) -> Iterator[int]:
+def bits(mask: int) -> Iterator[int]:
+    """Give the indexes of the bits that are set, lowest first."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drakit.explain.allocation import NotEvaluatedError, counters_of, tolerates
+from drakit.explain.allocation import NotEvaluatedError, bits, counters_of, tolerates
 from drakit.explain.capacity import short_capacities
 from drakit.explain.model import (
     ClaimFacts,
@@ -92,11 +92,6 @@ class Availability:
         """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
-    @property
-    def reachable(self) -> int:
-        """Devices on nodes that the pod can use, whatever is in the way there."""
-        return self.total - self.elsewhere.devices
-
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
@@ -126,20 +121,12 @@ class Analysis:
     entries: tuple[tuple[Reachable, Availability], ...]
     """For each slice with matching devices."""
 
+    free_by_node: Mapping[str, int]
+    """How many devices each node could give to the request alone."""
+
     @property
     def matching(self) -> int:
         return sum(found.total + found.small for _, found in self.entries)
-
-    def free_by_node(self) -> dict[str, int]:
-        """Return how many devices each node could give to the request alone."""
-        free: dict[str, int] = {}
-        taken: set[str] = set()
-        for reach, found in self.entries:
-            for node in reach.nodes if found.free else ():
-                free[node] = free.get(node, 0) + found.free
-            if self.request.every and found.free < found.total:
-                taken.update(reach.nodes)
-        return {node: number for node, number in free.items() if node not in taken}
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
         """
@@ -157,7 +144,7 @@ class Analysis:
             else:
                 result.merge(found)
         usable = (
-            (name, free) for name, free in self.free_by_node().items() if nodes.get(name) is None
+            (name, free) for name, free in self.free_by_node.items() if nodes.get(name) is None
         )
         result.most_free = max(usable, key=lambda each: (each[1], each[0]), default=("", 0))
         return result
@@ -211,7 +198,21 @@ def analyze(request: Request, world: World) -> Analysis:
         ),
         errors=tuple(errors),
         entries=tuple(entries),
+        free_by_node=_free_by_node(request, entries),
     )
+
+
+def _free_by_node(
+    request: Request, entries: Sequence[tuple[Reachable, Availability]]
+) -> dict[str, int]:
+    free: dict[str, int] = {}
+    taken: set[str] = set()
+    for reach, found in entries:
+        for node in reach.nodes if found.free else ():
+            free[node] = free.get(node, 0) + found.free
+        if request.every and found.free < found.total:
+            taken.update(reach.nodes)
+    return {node: number for node, number in free.items() if node not in taken}
 
 
 def _passed(
@@ -237,8 +238,7 @@ def _passed(
         alive = left
     for index, text in selected.errors.items():
         identity = DeviceID(of.driver, of.pool, of.devices[index].name)
-        nodes = tuple(name for name in reach.nodes)
-        errors.append(SelectorError(identity, text, nodes))
+        errors.append(SelectorError(identity, text, tuple(reach.nodes)))
     return selected.matches
 
 
@@ -259,13 +259,13 @@ class _Sorting:
             return
         held = matches & world.allocated_in(of)
         found.free += (matches ^ held).bit_count()
-        for index in _bits(held):
+        for index in bits(held):
             holder = world.holder(DeviceID(of.driver, of.pool, of.devices[index].name))
             found.allocated.add(claims=[holder] if holder is not None else ())
 
     def sort(self, reach: Reachable, matches: int, found: Availability) -> None:
         of = reach.slice
-        for index in _bits(matches):
+        for index in bits(matches):
             device = of.devices[index]
             identity = DeviceID(of.driver, of.pool, device.name)
             self._sort_one(reach.pool, identity, device, found)
@@ -357,10 +357,3 @@ class Hardware:
                     entry.amount += amount
                     entry.claims.update({claim.uid: claim for claim in claims})
         return taken
-
-
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest

@@ -39,6 +39,7 @@ __all__ = (
     "device_of_result",
     "is_placed",
     "node_of_claim",
+    "node_problem",
     "not_bindable",
     "published_device",
 )
@@ -358,19 +359,27 @@ def _is_complete(slices: Collection[SliceFacts]) -> bool:
 # ---- the node
 
 
-def _node_problem(name: str, world: World) -> Finding | None:
+def node_problem(name: str, world: World) -> Code | None:
+    """Return whether a node is gone or not ready; None where nodes may not be listed."""
     if not world.of(NodeFacts):
-        return None  # nodes may not be listed
+        return None
     node = world.node(name)
     if node is None:
+        return Code.NODE_GONE
+    return None if node.ready else Code.NODE_NOT_READY
+
+
+def _node_problem(name: str, world: World) -> Finding | None:
+    problem = node_problem(name, world)
+    if problem is Code.NODE_GONE:
         return Finding(
-            code=Code.NODE_GONE,
+            code=problem,
             what=f"node {name} does not exist any more; Kubernetes deletes its pods, and "
             f"kubectl delete --force does so at once",
         )
-    if not node.ready:
+    if problem is Code.NODE_NOT_READY:
         return Finding(
-            code=Code.NODE_NOT_READY,
+            code=problem,
             what=f"node {name} is not ready; check its kubelet (kubectl describe node {name})",
         )
     return None

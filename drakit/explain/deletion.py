@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from drakit.explain.broken import device_of_result, published_device
+from drakit.explain.broken import device_of_result, node_problem, published_device
 from drakit.explain.codes import Code, Finding, Reason
-from drakit.explain.model import ClaimFacts, Consumer, NodeFacts, ObjectReference, PodFacts
+from drakit.explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
 from drakit.explain.world import World
 
 __all__ = ("claim_stays", "pod_stays")
@@ -140,18 +140,16 @@ def _cut(words: list[str]) -> str:
 
 
 def _of_node(name: str, world: World) -> Finding | None:
-    if not world.of(NodeFacts):
-        return None  # nodes may not be listed
-    node = world.node(name)
-    if node is None:
+    problem = node_problem(name, world)
+    if problem is Code.NODE_GONE:
         return Finding(
-            code=Code.NODE_GONE,
+            code=problem,
             what=f"its node {name} does not exist any more, so no kubelet confirms that it has "
             f"stopped; delete it with kubectl delete --force",
         )
-    if not node.ready:
+    if problem is Code.NODE_NOT_READY:
         return Finding(
-            code=Code.NODE_NOT_READY,
+            code=problem,
             what=f"its node {name} is not ready, so no kubelet confirms that it has stopped; "
             f"repair the node, or delete its Node object if it never returns",
         )

@@ -146,7 +146,6 @@ class Explainer:
         self._name_all = name_all_holders
         self._revision = -1
         self._analyses: dict[Request, Analysis] = {}
-        self._free: dict[Request, dict[str, int]] = {}
         self._nodes: dict[object, dict[str, Unusable | None]] = {}
 
     def expressions(self, pod: PodFacts) -> list[str]:
@@ -269,18 +268,12 @@ class Explainer:
         if self._revision != self._world.revision:
             self._revision = self._world.revision
             self._analyses.clear()
-            self._free.clear()
             self._nodes.clear()
 
     def _analysis(self, request: Request) -> Analysis:
         if request not in self._analyses:
             self._analyses[request] = analyze(request, self._world)
         return self._analyses[request]
-
-    def _free_by_node(self, request: Request) -> dict[str, int]:
-        if request not in self._free:
-            self._free[request] = self._analysis(request).free_by_node()
-        return self._free[request]
 
     def _usable(self, pod: PodFacts, allocated: Sequence[ClaimFacts]) -> dict[str, Unusable | None]:
         """Return for each node why the pod cannot use it."""
@@ -387,7 +380,7 @@ class Explainer:
 
     def _may_fit(self, request: Request, node: str) -> bool:
         return any(
-            self._free_by_node(exact).get(node, 0) >= needed(exact)
+            self._analysis(exact).free_by_node.get(node, 0) >= needed(exact)
             for _, exact in exact_requests(request)
         )
 
@@ -639,7 +632,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None) -> Finding:
     code = Code.DEVICES_TAINTED
     if released:
         code = Code.DEVICES_ALLOCATED
-    elif found.reachable + found.elsewhere.devices and not found.tainted.devices:
+    elif not found.tainted.devices:
         code = Code.DEVICES_ON_OTHER_NODES
     what = f"{state(found, of=devices, reader=reader)}; {remedy(found, released=released)}"
     return Finding(code=code, what=what)

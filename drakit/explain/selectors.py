@@ -24,6 +24,7 @@ __all__ = (
     "SelectorIndex",
     "Selectors",
     "Work",
+    "bring_up_to_date",
     "device_body",
     "evaluate",
 )
@@ -218,6 +219,19 @@ def evaluate(selectors: Selectors, work: Work) -> dict[str, list[Outcome]]:
         ]
         for expression, devices in work.devices.items()
     }
+
+
+def bring_up_to_date(
+    index: SelectorIndex,
+    selectors: Selectors,
+    expressions: Collection[str],
+    slices: Collection[SliceFacts],
+) -> None:
+    """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
+    if unread := index.unread(expressions):
+        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
+    work = index.work(expressions, slices)
+    index.store(work, evaluate(selectors, work))
 
 
 def _combined(outcomes: Sequence[Outcome]) -> Evaluated:

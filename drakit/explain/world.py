@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from drakit.explain.allocation import NotEvaluatedError, Selected
+from drakit.explain.allocation import NotEvaluatedError, Selected, bits
 from drakit.explain.capacity import Consumed, summed
 from drakit.explain.model import (
     PREVENTING,
@@ -146,6 +146,7 @@ class World:
         self._holders: dict[DeviceID, Name] = {}
         self._sharers: dict[DeviceID, set[Name]] = {}
         self._pools: dict[str, list[NodePool]] = {}
+        self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
         self._allocated_in: dict[str, int] = {}
         self.selectors: SelectorIndex = SelectorIndex()
@@ -243,12 +244,18 @@ class World:
             )
         return self._pools[node.name]
 
-    def views(self) -> dict[str, NodeView]:
-        """Return all nodes; where none may be listed, those that slices name, without labels."""
-        nodes = self.of(NodeFacts)
-        if nodes:
-            return {name.name: NodeView(name.name, node.labels) for name, node in nodes.items()}
-        return {name: NodeView(name, {}) for name in self.nodes_with_slices()}
+    def views(self) -> Mapping[str, NodeView]:
+        """
+        Return all nodes; where none may be listed, those that slices name, without labels.
+
+        The answer is kept until a node or a slice changes: each search of a node asks for it.
+        """
+        if self._views is None:
+            nodes = self.of(NodeFacts)
+            self._views = {
+                name.name: NodeView(name.name, node.labels) for name, node in nodes.items()
+            } or {name: NodeView(name, {}) for name in self.nodes_with_slices()}
+        return self._views
 
     def reachable(self) -> Sequence[Reachable]:
         """Return the slices from which nodes allocate devices; kept until a slice changes."""
@@ -358,7 +365,7 @@ class World:
             except KeyError:
                 raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
             if found is None:  # each device that reaches it ends the allocation
-                errors |= dict.fromkeys(_indexes(alive), f"selector of {owner}: {problem}")
+                errors |= dict.fromkeys(bits(alive), f"selector of {owner}: {problem}")
                 break
             if found.unknown:
                 raise NotEvaluatedError(f"a selector of {owner}: {found.unknown}")
@@ -437,6 +444,7 @@ class World:
 
     def _node_changed(self, fact: NodeFacts) -> None:
         self._pools.pop(fact.name, None)
+        self._views = None
         self._reachable = None
         self.revision += 1
 
@@ -449,6 +457,7 @@ class World:
 
     def _slice_changed(self, fact: SliceFacts) -> None:
         self.revision += 1
+        self._views = None
         self._reachable = None
         self._allocated_in.pop(fact.name, None)
         place = _place_of(fact)
@@ -480,10 +489,6 @@ def _is_plain(of: SliceFacts) -> bool:
     return not of.by_device and not any(
         device.taints or device.consumes or device.kind.shareable for device in of.devices
     )
-
-
-def _indexes(mask: int) -> list[int]:
-    return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
 def _claim_names(pod: PodFacts) -> list[Name]:

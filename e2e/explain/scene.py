@@ -23,7 +23,7 @@ from drakit.explain.projection import (
     project_taint_rule,
     project_template,
 )
-from drakit.explain.selectors import evaluate
+from drakit.explain.selectors import bring_up_to_date
 from drakit.explain.world import World
 from e2e.explain.api import DRA, KINDS, Api, Body, RefusedError
 from e2e.kit import wait_for
@@ -73,10 +73,9 @@ class Explaining:
             explainer = Explainer(world)
             expressions = explainer.expressions(pod)
             index = world.selectors
-            if unread := index.unread(expressions):
-                index.learn(dict(zip(unread, self._helper.reads(unread), strict=True)))
-            work = index.work(expressions, [each.slice for each in world.reachable()])
-            index.store(work, evaluate(self._helper, work))
+            bring_up_to_date(
+                index, self._helper, expressions, [each.slice for each in world.reachable()]
+            )
             return explainer.explain(pod)
 
 

@@ -15,7 +15,7 @@ from drakit.explain.model import (
     PodFacts,
 )
 from drakit.explain.pending import Explainer, Explanation
-from drakit.explain.selectors import Selectors, evaluate
+from drakit.explain.selectors import Selectors, bring_up_to_date
 from drakit.explain.world import Fact, World
 
 
@@ -55,10 +55,7 @@ def evaluate_for(explainer: Explainer, world: World, pod: PodFacts, selectors: S
     """Evaluate what the explanation of a pod needs."""
     expressions = explainer.expressions(pod)
     index = world.selectors
-    if unread := index.unread(expressions):
-        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-    work = index.work(expressions, [each.slice for each in world.reachable()])
-    index.store(work, evaluate(selectors, work))
+    bring_up_to_date(index, selectors, expressions, [each.slice for each in world.reachable()])
 
 
 def explain(pod: PodFacts, world: World, *, name_all_holders: bool = False) -> Explanation:

@@ -25,7 +25,7 @@ from drakit.explain.model import (
 )
 from drakit.explain.pools import NodeView, pools_of_node
 from drakit.explain.projection import project_claim, project_class, project_slice
-from drakit.explain.selectors import SelectorIndex, evaluate
+from drakit.explain.selectors import SelectorIndex, bring_up_to_date
 from tests.oracle.worlds import World
 
 
@@ -98,10 +98,7 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
     """Ask both."""
     facts = Facts(world, index)
     expressions = facts.expressions()
-    if unread := index.unread(expressions):
-        index.learn(dict(zip(unread, helper.reads(unread), strict=True)))
-    work = index.work(expressions, facts.slices)
-    index.store(work, evaluate(helper, work))
+    bring_up_to_date(index, helper, expressions, facts.slices)
     metadata = world.node["metadata"]
     ours = allocate(
         [_searched(claim) for claim in facts.claims],

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from drakit.cel import choice
 from drakit.cel.helper import HelperError
 from drakit.cli.kubectl.gather import Gap, Gathered
-from drakit.explain.selectors import evaluate
+from drakit.explain.selectors import bring_up_to_date
 
 __all__ = ("evaluate_selectors",)
 
@@ -29,10 +29,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
     index = found.world.selectors
     slices = [each.slice for each in found.world.reachable()]
     try:
-        if unread := index.unread(wanted):
-            index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-        work = index.work(wanted, slices)
-        index.store(work, evaluate(selectors, work))
+        bring_up_to_date(index, selectors, wanted, slices)
     except HelperError as error:
         _not_evaluated(found, str(error))
     finally:
