@@ -21,7 +21,7 @@ from bench.endpoints import measure_endpoints
 from bench.explain import measure_explain
 from bench.footprint import footprint
 from bench.machine import describe
-from bench.neighbours import measure_neighbours
+from bench.neighbors import measure_neighbors
 from bench.profile import OPERATIONS, profile
 from bench.rows import Row
 from bench.slices import measure_slices
@@ -38,7 +38,7 @@ PARTS = (
     "effects",
     "plain",
     "pods",
-    "neighbours",
+    "neighbors",
 )
 
 
@@ -101,8 +101,8 @@ def _measure(
     if not set(parts) - {"footprint", "slices", "endpoints", "explain"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
-    if "neighbours" in parts:
-        yield from measure_neighbours(
+    if "neighbors" in parts:
+        yield from measure_neighbors(
             api, kubeconfig, bench.claims_of(8), repetitions=plan.repetitions[8]
         )
     if "cost" in parts:

@@ -16,7 +16,7 @@ __all__ = (
     "Burst",
     "Endurance",
     "Memory",
-    "Neighbour",
+    "Neighbor",
     "Pods",
     "Row",
     "Samples",
@@ -28,7 +28,7 @@ __all__ = (
 RESIDENT_RATIO = 1.2
 """Of the p50 with resident claims to that with none."""
 
-NEIGHBOUR_RATIO = 1.1
+NEIGHBOR_RATIO = 1.1
 """Of the p50 beside a driver that misbehaves to that beside a quiet one; two runs beside a quiet
 one differ by as much."""
 
@@ -220,11 +220,11 @@ class Pods:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbour:
-    """A row of a driver whose neighbour in the same process misbehaves."""
+class Neighbor:
+    """A row of a driver whose neighbor in the same process misbehaves."""
 
-    behaviour: str
-    """The neighbour's."""
+    action: str
+    """What the neighbor does."""
 
     batch: int
     p50_ms: float
@@ -233,24 +233,24 @@ class Neighbour:
     get_info_ms: float
     """The longest that either driver's GetInfo took."""
 
-    quiet: Neighbour | None = None
+    quiet: Neighbor | None = None
     """The row that this one is compared with."""
 
     def line(self) -> str:
         line = (
-            f"neighbour does={self.behaviour} batch={self.batch} p50_ms={self.p50_ms:.2f} "
+            f"neighbor action={self.action} batch={self.batch} p50_ms={self.p50_ms:.2f} "
             f"p99_ms={self.p99_ms:.2f} floor_ms={self.floor_ms:.2f} "
             f"get_info_max_ms={self.get_info_ms:.0f}"
         )
         return line if self.quiet is None else f"{line} ratio={self.p50_ms / self.quiet.p50_ms:.2f}"
 
     def missed(self) -> Iterator[str]:
-        name = f"neighbour does={self.behaviour}"
+        name = f"neighbor action={self.action}"
         if self.get_info_ms > GET_INFO_MS:
             yield f"{name}: GetInfo took {self.get_info_ms:.0f} ms, at most {GET_INFO_MS:.0f}"
-        if self.quiet is not None and self.p50_ms > (limit := self.quiet.p50_ms * NEIGHBOUR_RATIO):
+        if self.quiet is not None and self.p50_ms > (limit := self.quiet.p50_ms * NEIGHBOR_RATIO):
             yield (
-                f"{name}: p50 is {self.p50_ms:.2f} ms, at most {limit:.2f} ({NEIGHBOUR_RATIO:g} "
+                f"{name}: p50 is {self.p50_ms:.2f} ms, at most {limit:.2f} ({NEIGHBOR_RATIO:g} "
                 f"times that beside a quiet one)"
             )
 

@@ -165,7 +165,7 @@ def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
 
 @pytest.mark.disruptive
 @pytest.mark.serial
-def test_a_backend_that_stays_away_loses_its_devices_until_it_returns(yard):
+def test_a_backend_that_is_gone_past_the_grace_period_loses_its_devices_until_it_returns(yard):
     with_blinker(yard, "user")
     yard.wait_phase("user", "Running")
     name = blinker_of(yard, "user")

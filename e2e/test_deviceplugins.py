@@ -256,7 +256,7 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
 
 @pytest.mark.disruptive
 @pytest.mark.serial
-def test_a_plugin_that_stays_away_loses_its_devices_and_no_other_plugin_does(yard):
+def test_a_plugin_that_is_gone_past_the_grace_period_loses_its_devices_and_no_other_does(yard):
     with_sample(yard, "user", "Dev-1")
     yard.remove(SAMPLE_SET)
     stopped_at = time.monotonic()

@@ -66,7 +66,7 @@ async def test_after_a_reboot_the_driver_is_asked_again(start, claims, devices):
     assert devices.prepares == 2
 
 
-async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_is_away(
+async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_is_unavailable(
     start, claims
 ):
     plugin = await start()

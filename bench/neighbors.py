@@ -18,23 +18,23 @@ from bench.drivers import DRIVER
 from bench.kubelet import get_info
 from bench.machine import folders
 from bench.plugin import running
-from bench.rows import Neighbour, Samples, percentile
+from bench.rows import Neighbor, Samples, percentile
 from drakit.device import ClaimReference
 
-__all__ = ("measure_neighbours",)
+__all__ = ("measure_neighbors",)
 
-WORDS = ("behave", "block", "end", "flood")
-"""What the neighbour does, the first of them for comparison."""
+ACTIONS = ("none", "block", "end", "flood")
+"""The neighbor's misbehavior; a neighbor without any comes first, for comparison."""
 
 TURNS = 3
 SETTLE_SECONDS = 1.5
-"""After a word, until calls are measured: a driver that was stopped is first started again."""
+"""Wait after a command before measuring: the plugin first restarts a stopped driver."""
 
 
-def measure_neighbours(
+def measure_neighbors(
     api: ApiServer, kubeconfig: Path, claims: Sequence[ClaimReference], *, repetitions: int
-) -> Iterator[Neighbour]:
-    """Measure batches of these claims beside each kind of neighbour."""
+) -> Iterator[Neighbor]:
+    """Measure batches of these claims beside each kind of neighbor."""
     samples: dict[str, Samples] = defaultdict(Samples)
     infos: dict[str, list[float]] = defaultdict(list)
     with folders() as places:
@@ -49,34 +49,34 @@ def measure_neighbours(
             no_collection(),
         ):
             for _ in range(TURNS):
-                for what in WORDS:
-                    report(f"a neighbour: {what}")
-                    _say(word, what)
+                for action in ACTIONS:
+                    report(f"a neighbor: {action}")
+                    _command(word, action)
                     for number in range(-WARM_UP, repetitions):
                         floor = api.floor(claims)
                         seconds = kubelet.prepare(claims)
                         kubelet.unprepare(claims)
                         if number >= 0:
-                            samples[what].floors.append(floor)
-                            samples[what].seconds.append(seconds)
-                            infos[what] += [get_info(path) for path in registry.glob("*.sock")]
-    quiet: Neighbour | None = None
-    for what in WORDS:
-        row = Neighbour(
-            behaviour=what,
+                            samples[action].floors.append(floor)
+                            samples[action].seconds.append(seconds)
+                            infos[action] += [get_info(path) for path in registry.glob("*.sock")]
+    quiet: Neighbor | None = None
+    for action in ACTIONS:
+        row = Neighbor(
+            action=action,
             batch=len(claims),
-            p50_ms=percentile(samples[what].seconds, 0.5) * 1000,
-            p99_ms=percentile(samples[what].seconds, 0.99) * 1000,
-            floor_ms=percentile(samples[what].floors, 0.5) * 1000,
-            get_info_ms=max(infos[what]) * 1000,
+            p50_ms=percentile(samples[action].seconds, 0.5) * 1000,
+            p99_ms=percentile(samples[action].seconds, 0.99) * 1000,
+            floor_ms=percentile(samples[action].floors, 0.5) * 1000,
+            get_info_ms=max(infos[action]) * 1000,
             quiet=quiet,
         )
         quiet = quiet or row
         yield row
 
 
-def _say(word: Path, what: str) -> None:
+def _command(word: Path, action: str) -> None:
     new = word.with_suffix(".new")
-    new.write_text(what)
+    new.write_text(action)
     new.replace(word)
     time.sleep(SETTLE_SECONDS)
