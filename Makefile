@@ -91,19 +91,20 @@ check-proto: venv ## nothing of drakit.backend.v1 is changed or removed
 proto-baseline: venv ## what was added to drakit.backend.v1 is kept from now on
 	$(BIN)/python -m tools.contract --update
 
-.PHONY: check-backend
-check-backend: ## the example backend: form, vet and its unit tests
-	@if ! command -v go > /dev/null; then echo "Go is not installed: examples/backend is not checked"; exit 0; fi; \
-	cd examples/backend; \
-	unformed=$$(gofmt -l .); if [ -n "$$unformed" ]; then echo "run gofmt -w on examples/backend:" $$unformed >&2; exit 1; fi; \
-	go vet ./... && go test ./...
+.PHONY: check-go
+check-go: ## the programs in Go (example backend, CEL helper): form, vet and unit tests
+	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
+	for folder in examples/backend operator/cel; do \
+		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
+		(cd $$folder && go vet ./... && go test ./...); \
+	done
 
 .PHONY: unit
 unit: venv ## unit tests, one process a core
 	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadgroup
 
 .PHONY: check
-check: lint check-generated check-proto check-backend unit ## everything that needs no cluster
+check: lint check-generated check-proto check-go unit ## everything that needs no cluster
 
 .PHONY: requirements
 requirements: venv ## pin the requirements anew

@@ -1,4 +1,4 @@
-"""The operator explains why a pod waits, writes only its own objects, and has a standby."""
+"""The operator explains why a pod waits, and writes only its own objects."""
 
 from __future__ import annotations
 
@@ -104,31 +104,18 @@ def test_a_claim_that_cannot_be_parsed_keeps_no_other_pod_from_its_event(space, 
     assert not events_about(space, "deep"), "the operator knows only its name"
 
 
-@pytest.mark.disruptive
-def test_when_the_leader_is_killed_the_second_replica_goes_on(space, release):
-    leader = wait_for("a leader", lambda: holder(release))
-    pods = release.get("pods", "-n", NAMESPACE, "-l", SELECTOR)["items"]
-    assert len(pods) == 2
-    (body,) = [item for item in pods if leader.startswith(item["metadata"]["name"])]
-    # Both replicas may be on one node: the leader is found by its pod's cgroup.
-    uid = body["metadata"]["uid"]
-    # The cgroup driver of systemd writes a UID with underscores.
-    marks = f"-e {uid} -e {uid.replace('-', '_')}"
-    kill = (
-        "for p in /proc/[0-9]*; do"
-        f" grep -q {marks} $p/cgroup 2>/dev/null &&"
-        " grep -q drakit-operator $p/cmdline 2>/dev/null && kill -KILL ${p#/proc/}; done; true"
-    )
-    killed = time.monotonic()
-    release.exec_on_node(body["spec"]["nodeName"], ["sh", "-c", kill])
-    wait_for("another leader", lambda: holder(release) not in ("", leader), seconds=30)
-    space.apply(
-        template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
-    )
-    wait_for("an Event of the new leader", lambda: events_about(space, "waits"), seconds=20)
-    seconds = time.monotonic() - killed
-    print(f"the second replica wrote its first Event {seconds:.1f} s after the kill")
-    assert seconds < 15
+def test_selectors_are_evaluated_with_the_feature_gates_of_the_cluster(release):
+    leader = wait_for("a leader", lambda: holder(release)).rpartition("_")[0]
+
+    def logged() -> list[dict]:
+        log = release.kubectl("-n", NAMESPACE, "logs", leader).stdout
+        lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        return [line for line in lines if "DRAListTypeAttributes" in line]
+
+    (line,) = wait_for("the feature gates in the log", logged, seconds=10)
+    # The first is on by default in Kubernetes 1.36, the second is off.
+    for gate, default in (("DRAConsumableCapacity", True), ("DRAListTypeAttributes", False)):
+        assert line[gate] is release.gates.get(gate, default)
 
 
 @pytest.mark.needs(Capability.AUDIT)

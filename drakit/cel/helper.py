@@ -2,8 +2,9 @@
 The helper program ``drakit-cel``: Kubernetes' own CEL compiler, asked over a pipe.
 
 One JSON object a line each way (``operator/cel/main.go``). The program is stateless: one that dies,
-hangs or answers nonsense is started again, and the question is asked once more. A question that
-fails twice raises :class:`HelperError`.
+hangs or gives a malformed answer is replaced, and the question is asked once more. A new process
+must first answer an empty question. So a failure has one of two causes: the program (then the next
+start waits for a backoff), or the question (then other questions are answered as before).
 
 It must not know slices, claims, or why a selector is evaluated.
 """
@@ -16,27 +17,54 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from drakit.explain.selectors import Outcome, Reads
+from drakit.backoff import Backoff
+from drakit.explain.selectors import FeatureGates, Outcome, Reads
 
-__all__ = ("Helper", "HelperError", "find_helper")
+__all__ = ("Helper", "HelperError", "QuestionError", "find_helper")
 
 NAME = "drakit-cel"
 
-ANSWER_SECONDS = 20.0
-"""Longest wait for one answer: 2,000 devices take 10 to 100 ms."""
+ANSWER_SECONDS = 10.0
+"""Longest wait for one answer: 2,000 devices take 10 to 100 ms, and the program itself gives up
+after 1 s."""
+
+FIRST_PAUSE_SECONDS = 1.0
+"""Pause after a start that failed; it doubles with each further one."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+
+QUESTION_SECONDS = 300.0
+"""Pause before a question that ended two processes is asked again."""
 
 MAX_ANSWER = 64 << 20
 """Bytes of an answer; one of 2,000 devices has some kilobytes."""
 
 CHUNK = 1 << 16
 
+PROBE = {"reads": {"expressions": list[str]()}}
+"""A question that every working program answers at once."""
+
+Parsed = TypeVar("Parsed")
+
 
 class HelperError(Exception):
-    """The helper gives no answer; the text says why."""
+    """The helper gives no answer; the text names the reason."""
+
+    def __init__(self, text: str, *, retry_seconds: float) -> None:
+        super().__init__(text)
+        self.retry_seconds: float = retry_seconds
+        """After this time the same question may get an answer."""
+
+
+class QuestionError(HelperError):
+    """The helper works, but two processes did not answer this question."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, retry_seconds=QUESTION_SECONDS)
 
 
 def find_helper(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -54,67 +82,76 @@ class Helper:
         self,
         program: Path,
         *,
-        arguments: Sequence[str] = (),
+        gates: FeatureGates | None = None,
         answer_seconds: float = ANSWER_SECONDS,
+        backoff: Backoff | None = None,
     ) -> None:
-        self._command = [str(program), *arguments]
+        """``backoff`` is for starts that fail."""
+        self._program = str(program)
+        self._gates = gates or FeatureGates()
         self._answer_seconds = answer_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self.restarts: int = 0
+        self._backoff = backoff or Backoff(
+            first_seconds=FIRST_PAUSE_SECONDS, limit_seconds=LONGEST_PAUSE_SECONDS
+        )
+        self._problem = ""
+        self._start_at = 0.0
+
+    def use(self, gates: FeatureGates) -> None:
+        """Evaluate with these feature gates from now on."""
+        if gates != self._gates:
+            self.close()
+            self._gates = gates
 
     def reads(self, expressions: Sequence[str]) -> list[Reads]:
         """Return what expressions read."""
-        answer = self.ask({"reads": {"expressions": list(expressions)}})
-        return [
-            Reads(
-                error=each.get("error", ""),
-                everything=each.get("everything", False),
-                attributes=frozenset(each.get("attributes", ())),
-                capacity=frozenset(each.get("capacity", ())),
-                shareable=each.get("allowMultipleAllocations", False),
-            )
-            for each in answer["reads"]
-        ]
+
+        def parse(answer: Any) -> list[Reads]:
+            return [
+                Reads(
+                    error=each.get("error", ""),
+                    everything=each.get("everything", False),
+                    attributes=frozenset(each.get("attributes", ())),
+                    capacity=frozenset(each.get("capacity", ())),
+                    shareable=each.get("allowMultipleAllocations", False),
+                )
+                for _, each in zip(expressions, answer["reads"], strict=True)
+            ]
+
+        return self.ask({"reads": {"expressions": list(expressions)}}, parse)
 
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Evaluate an expression that compiles for each device."""
         question = {"expressions": [expression], "devices": list(devices)}
-        (selection,) = self.ask({"select": question})["selections"]
-        if error := selection.get("error"):
-            return [Outcome(error=error)] * len(devices)
-        texts, numbers = selection.get("errors", []), iter(selection.get("errorOf", ()))
-        outcomes: list[Outcome] = []
-        for letter in selection.get("outcomes", ""):
-            if letter == "e":
-                number = next(numbers)
-                outcomes.append(Outcome(error=texts[number] if number >= 0 else "CEL error"))
-            else:
-                outcomes.append(_SELECTED if letter == "t" else _NOT_SELECTED)
-        if len(outcomes) != len(devices):
-            raise HelperError(f"{len(outcomes)} outcomes for {len(devices)} devices")
-        return outcomes
 
-    def ask(self, question: Mapping[str, Any]) -> Any:
-        """Ask one question; raise :class:`HelperError` if there is no answer, or a failure."""
-        line = json.dumps(question, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        def parse(answer: Any) -> list[Outcome]:
+            (selection,) = answer["selections"]
+            return _outcomes(selection, count=len(devices))
+
+        return self.ask({"select": question}, parse)
+
+    def ask(
+        self, question: Mapping[str, Any], parse: Callable[[Any], Parsed] = lambda answer: answer
+    ) -> Parsed:
+        """
+        Ask a question, and return its parsed answer.
+
+        :raises QuestionError: the helper does not answer this question.
+        :raises HelperError: the helper answers no question.
+        """
+        process = self._process or self._start()
         try:
-            text = self._exchange(line)
-        except OSError as first:
+            return self._exchange(process, question, parse)
+        except OSError as error:
             self.close()
-            self.restarts += 1
-            try:
-                text = self._exchange(line)
-            except OSError as second:
-                self.close()
-                raise HelperError(f"{self._command[0]}: {second}; before that: {first}") from second
+            first = error
+        # The process may have died long before, so only the answer of a new one counts.
+        process = self._start()
         try:
-            answer = json.loads(text)
-        except ValueError as error:
+            return self._exchange(process, question, parse)
+        except OSError as second:
             self.close()
-            raise HelperError(f"{self._command[0]} does not answer with JSON: {error}") from error
-        if "error" in answer:
-            raise HelperError(str(answer["error"]))
-        return answer
+            raise QuestionError(f"{self._program}: {second}; before that: {first}") from second
 
     def close(self) -> None:
         """End the process, if there is one; the next question starts another."""
@@ -133,20 +170,81 @@ class Helper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(self, line: bytes) -> bytes:
-        process = self._process
-        if process is None:
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a process that answers, unless the last start failed recently."""
+        left = self._start_at - time.monotonic()
+        if left > 0:
+            raise HelperError(self._problem, retry_seconds=left)
+        try:
             process = self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                [self._program, *_flags(self._gates)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
             )
+            self._exchange(process, PROBE, _parse_probe)
+        except OSError as error:
+            self.close()
+            seconds = self._backoff.next_seconds()
+            self._start_at = time.monotonic() + seconds
+            self._problem = f"{self._program} does not work: {error}"
+            raise HelperError(self._problem, retry_seconds=seconds) from error
+        self._backoff.succeeded()
+        return process
+
+    def _exchange(
+        self,
+        process: subprocess.Popen[bytes],
+        question: Mapping[str, Any],
+        parse: Callable[[Any], Parsed],
+    ) -> Parsed:
+        """Write a question and read its answer; OSError means that the process is of no use."""
         assert process.stdin is not None
         assert process.stdout is not None
+        line = json.dumps(question, ensure_ascii=False, separators=(",", ":"))
         end = time.monotonic() + self._answer_seconds
-        _write(process.stdin.fileno(), line, end)
-        return _read_line(process.stdout.fileno(), end)
+        if select.select([process.stdout], [], [], 0)[0] and process.poll() is None:
+            raise OSError("the process wrote more than one answer")
+        _write(process.stdin.fileno(), line.encode(errors="surrogatepass") + b"\n", end)
+        text = _read_line(process.stdout.fileno(), end)
+        try:
+            answer = json.loads(text)
+            failure = answer.get("error")
+            if failure is None:
+                return parse(answer)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise OSError(f"malformed answer ({type(error).__name__}: {error})") from error
+        raise QuestionError(f"{self._program}: {failure}")
 
 
-_SELECTED, _NOT_SELECTED = Outcome(selected=True), Outcome()
+_PLAIN = {
+    "t": Outcome(selected=True),
+    "f": Outcome(),
+    "u": Outcome(unknown="the selector takes too much time", expensive=True),
+}
+
+
+def _flags(gates: FeatureGates) -> list[str]:
+    return [
+        f"-consumable-capacity={str(gates.consumable_capacity).lower()}",
+        f"-list-attributes={str(gates.list_attributes).lower()}",
+    ]
+
+
+def _parse_probe(answer: Any) -> None:
+    if answer != {"reads": []}:
+        raise ValueError("not the answer to an empty question")
+
+
+def _outcomes(selection: Mapping[str, Any], *, count: int) -> list[Outcome]:
+    if error := selection.get("error"):
+        return [Outcome(error=error)] * count
+    letters = selection.get("outcomes", "")
+    texts, numbers = selection.get("errors", []), selection.get("errorOf", [])
+    if len(letters) != count or letters.count("e") != len(numbers):
+        raise ValueError(f"{len(letters)} outcomes for {count} devices")
+    errors = iter([texts[number] if number >= 0 else "CEL error" for number in numbers])
+    return [Outcome(error=next(errors)) if letter == "e" else _PLAIN[letter] for letter in letters]
 
 
 def _write(descriptor: int, data: bytes, end: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
 from cel_expr_python.ext import ext_bindings  # pyright: ignore[reportMissingTypeStubs]
 
-from drakit.explain.selectors import Outcome, Reads
+from drakit.explain.selectors import FeatureGates, Outcome, Reads
 
 __all__ = ("Library",)
 
@@ -36,6 +36,9 @@ class Library:
             variables={"device": cel.Type.DYN}, extensions=[ext_bindings.ExtBindings()]
         )
         self._compile = lru_cache(maxsize=512)(self._compiled)
+
+    def use(self, gates: FeatureGates) -> None:
+        """Do nothing: the library knows neither of them."""
 
     def reads(self, expressions: Sequence[str]) -> list[Reads]:
         """Return that an expression can read all of a device: the library does not tell."""

@@ -19,6 +19,7 @@ from drakit.explain.model import DeviceFacts, DeviceKind, ListValue, SliceFacts,
 
 __all__ = (
     "Evaluated",
+    "FeatureGates",
     "Outcome",
     "Reads",
     "SelectorIndex",
@@ -69,10 +70,30 @@ class Outcome:
     unknown: str = ""
     """Why this evaluator cannot evaluate the expression for the device."""
 
+    expensive: bool = False
+    """Whether that is because it takes too much time, which holds for other devices as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureGates:
+    """
+    Feature gates of Kubernetes that change what a selector means. Unknown gates count as on.
+
+    The API server rejects an expression that does not compile with its own gates. So a gate that
+    is on here and off in the cluster changes the outcome only for objects from before it was off.
+    """
+
+    consumable_capacity: bool = True
+    """``DRAConsumableCapacity`` (KEP-5075): ``device.allowMultipleAllocations``."""
+
+    list_attributes: bool = True
+    """``DRAListTypeAttributes`` (KEP-5491): attributes with lists of values, and ``includes``."""
+
 
 class Selectors(Protocol):
     """Evaluates selectors; devices have the JSON fields of the API and ``driver``."""
 
+    def use(self, gates: FeatureGates) -> None: ...
     def reads(self, expressions: Sequence[str]) -> list[Reads]: ...
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]: ...
     def close(self) -> None: ...
@@ -128,6 +149,10 @@ class SelectorIndex:
 
     def __init__(self) -> None:
         self._expressions: dict[str, _Expression] = {}
+
+    def clear(self) -> None:
+        """Drop everything: expressions are evaluated by other rules from now on."""
+        self._expressions.clear()
 
     def unread(self, expressions: Iterable[str]) -> list[str]:
         """Return the expressions of which it is not known what they read."""
@@ -209,16 +234,20 @@ def only_driver(expression: str) -> str | None:
     return found[2] if found else None
 
 
-def evaluate(selectors: Selectors, work: Work) -> dict[str, list[Outcome]]:
-    """Do the work; it may take seconds."""
-    return {
-        expression: [
-            outcome
-            for start in range(0, len(devices), BATCH)
-            for outcome in selectors.select(expression, devices[start : start + BATCH])
-        ]
-        for expression, devices in work.devices.items()
-    }
+def evaluate(
+    selectors: Selectors, expression: str, devices: Sequence[Mapping[str, Any]]
+) -> list[Outcome]:
+    """
+    Evaluate an expression for any number of devices; it may take seconds.
+
+    If the evaluator gives up during a batch, the expression is too expensive for all further ones.
+    """
+    outcomes: list[Outcome] = []
+    for start in range(0, len(devices), BATCH):
+        outcomes += selectors.select(expression, devices[start : start + BATCH])
+        if outcomes[-1].expensive:
+            break
+    return outcomes + outcomes[-1:] * (len(devices) - len(outcomes))
 
 
 def bring_up_to_date(
@@ -231,7 +260,13 @@ def bring_up_to_date(
     if unread := index.unread(expressions):
         index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
     work = index.work(expressions, slices)
-    index.store(work, evaluate(selectors, work))
+    index.store(
+        work,
+        {
+            expression: evaluate(selectors, expression, devices)
+            for expression, devices in work.devices.items()
+        },
+    )
 
 
 def _combined(outcomes: Sequence[Outcome]) -> Evaluated:

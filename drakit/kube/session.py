@@ -54,6 +54,9 @@ MAX_REQUESTS = 16
 """Concurrent requests, without watches. A TLS connection costs 256 KiB while it is kept, and 64 of
 them do not answer 64 reads sooner (median) than 16."""
 
+MAX_LINE = 1 << 20
+"""Bytes in a line of a text."""
+
 PAGE_SIZE = 100
 """Objects per page: with full slices, 3 MiB of JSON."""
 
@@ -235,6 +238,23 @@ class Session:
         return await read_list(
             fetch, keep, params=params or {}, page_size=page_size, metadata_only=metadata_only
         )
+
+    async def lines(self, path: str) -> AsyncGenerator[bytes]:
+        """Get a text that can be large, such as metrics, line by line."""
+        timeout = aiohttp.ClientTimeout(
+            total=self.timeouts.request_seconds, sock_connect=self.timeouts.connect_seconds
+        )
+        async with self._opened("GET", path, timeout=timeout, accept="text/plain") as response:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_LINE:
+                    why = f"a line has more than {MAX_LINE} bytes"
+                    raise UnavailableError.no_answer("GET", path, why=why)
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None

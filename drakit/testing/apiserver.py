@@ -91,6 +91,9 @@ class FakeApiServer:
     cluster: FakeCluster = field(default_factory=FakeCluster)
     """The stored objects."""
 
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    """Plain texts by path, such as that of ``/metrics``."""
+
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
     """Strings that the server replaces with JSON in answers, for values that are nested too deeply
     for Python."""
@@ -230,6 +233,8 @@ class FakeApiServer:
             await self._stumble(request)
             if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
                 raise StatusError(401, "Unauthorized")
+            if request.path in self.texts:
+                return web.Response(text=self.texts[request.path])
             if (group := self._discovered(request.path)) is not None:
                 return web.json_response(group)
             if not self._serves(request.path):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -11,6 +12,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
+
+// allocateTimeout ends a search for devices.
+const allocateTimeout = 2 * time.Second
 
 // allocateRequest asks the scheduler's allocator for devices on one node.
 type allocateRequest struct {
@@ -32,7 +36,7 @@ type allocateAnswer struct {
 }
 
 func (e *evaluator) allocate(ctx context.Context, asked *allocateRequest) (*allocateAnswer, error) {
-	ctx, cancel := context.WithTimeout(ctx, evaluationTimeout)
+	ctx, cancel := context.WithTimeout(ctx, allocateTimeout)
 	defer cancel()
 	allocator, err := structured.NewAllocator(
 		ctx, asked.Features, stateOf(asked.Allocated), lister(asked.Classes), asked.Slices,

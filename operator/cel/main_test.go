@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/dynamic-resource-allocation/cel"
 )
@@ -111,5 +112,29 @@ func TestAllocate(t *testing.T) {
 		strings.ReplaceAll(`{"allocate": {`+world+held+`}}`, "\n", ""))
 	if answers[0]["fits"] != true || answers[1]["fits"] != false || answers[1]["failed"] != nil {
 		t.Errorf("got %v", answers)
+	}
+}
+
+func TestAnExpensiveExpressionCostsItselfOnly(t *testing.T) {
+	const numbers = `[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31]`
+	expression := numbers + `.all(a, ` + numbers + `.all(b, ` + numbers + `.all(c, a + b + c >= 0)))`
+	quoted, _ := json.Marshal(expression)
+	device := `{"driver": "a", "attributes": {"model": {"string": "x"}}}`
+	many := "[" + strings.Repeat(device+",", 1999) + device + "]"
+	line := func(expression string) string {
+		return `{"select": {"expressions": [` + expression + `], "devices": ` + many + `}}`
+	}
+	began := time.Now()
+	answers := ask(t, line(string(quoted)), line(`"device.driver == \"a\""`))
+	outcomes := answers[0]["selections"].([]any)[0].(map[string]any)["outcomes"].(string)
+	if len(outcomes) != 2000 || !strings.HasSuffix(outcomes, "u") {
+		t.Errorf("got %d outcomes that end with %q", len(outcomes), outcomes[len(outcomes)-1:])
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	cheap := answers[1]["selections"].([]any)[0].(map[string]any)["outcomes"]
+	if cheap != strings.Repeat("t", 2000) {
+		t.Errorf("got %v", cheap)
 	}
 }

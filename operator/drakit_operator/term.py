@@ -14,9 +14,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from drakit import tasks
+from drakit.cel.gates import GatesUnknownError, read_gates
 from drakit.explain.selectors import Selectors
 from drakit.kube import ApiError, Session
 from drakit.kube.queue import WorkQueue
+from drakit.logs import ProblemLog
 from drakit_operator.announcing import Announcer, Recorder, Timing
 from drakit_operator.config import Config
 from drakit_operator.intake import Intake
@@ -60,6 +62,7 @@ class Term:
         selectors: Selectors,
     ) -> None:
         self._config = config
+        self._session = session
         self._connect = connect
         self._metrics = metrics
         self._store = Store()
@@ -100,6 +103,7 @@ class Term:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "watcher": self._watcher.run,
             "sweeper": self._sweep_for_ever,
+            "feature gates": self._follow_gates,
         }
         workers = {f"worker {number}": self._work.work for number in range(self._config.workers)}
         try:
@@ -132,6 +136,24 @@ class Term:
         relisted = await self._census.relist()
         self._versions = relisted.versions
         self._work.changed(relisted.changes)
+
+    async def _follow_gates(self) -> None:
+        """An upgrade of the cluster can change them while we lead."""
+        problems = ProblemLog(
+            logger,
+            "the cluster's feature gates are unknown",
+            recovered="the cluster's feature gates are known",
+        )
+        while True:
+            try:
+                gates = await read_gates(self._session)
+            except (ApiError, GatesUnknownError) as error:
+                problems.report(str(error))
+                await self._work.use(None)
+            else:
+                problems.report(None)
+                await self._work.use(gates)
+            await asyncio.sleep(self._config.sweep_period)
 
     async def _sweep_for_ever(self) -> None:
         pause = self._config.sweep_period

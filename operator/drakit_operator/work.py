@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from drakit.explain.codes import Reason
 from drakit.explain.pending import Explainer, waits
-from drakit.explain.selectors import Selectors
+from drakit.explain.selectors import FeatureGates, Selectors
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
 from drakit_operator.announcing import Announcer, NotWrittenError
@@ -135,13 +135,21 @@ class Work:
                 # Not at once: changes come in bursts, and the scheduler may be about to act.
                 self._add(Key(word, name), self._debounce_seconds)
 
+    async def use(self, gates: FeatureGates | None) -> None:
+        """Evaluate selectors with these feature gates; after a change, evaluate everything."""
+        if await self._evaluation.use(gates):
+            self._add_all()
+
     def add_dropped(self) -> None:
         """If the queue was full, queue everything again: the dropped objects are unknown."""
         if self._dropped:
             self._dropped = False
-            for word, concern in self._concerns.items():
-                for name in self._store.uids(concern.kind):
-                    self._add(Key(word, name), self._debounce_seconds)
+            self._add_all()
+
+    def _add_all(self) -> None:
+        for word, concern in self._concerns.items():
+            for name in self._store.uids(concern.kind):
+                self._add(Key(word, name), self._debounce_seconds)
 
     def _add(self, key: Key, seconds: float) -> None:
         try:
@@ -175,16 +183,17 @@ class Work:
         outcome = "ok"
         try:
             concern = self._concerns[key.concern]
+            retry = await self._evaluation.prepare(concern.expressions(key.name))
             async with self._turn:
-                await self._evaluation.prepare(concern.expressions(key.name))
                 unsettled = self._unsettled_seconds(concern, key.name)
                 judged = concern.judge(key.name, unsettled <= 0)
                 # One at a time: checking all devices of a large cluster takes a tenth of a
                 # second, and the renewal of the Lease needs several turns of the loop.
                 await asyncio.sleep(0)
             again = await self._announcer.announce(*judged) if judged is not None else None
-            if unsettled > 0 and judged is not None:
-                again = unsettled if again is None else min(again, unsettled)
+            if judged is not None:
+                pauses = (again, retry, unsettled if unsettled > 0 else None)
+                again = min((each for each in pauses if each is not None), default=None)
         except Exception as error:
             outcome = "error"
             if isinstance(error, NotWrittenError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit.cel import choice
-from drakit.cel.helper import HelperError
+from drakit.cel.helper import HelperError, QuestionError
 from drakit.cli.kubectl.gather import Gap, Gathered
 from drakit.explain.selectors import bring_up_to_date
 
@@ -29,7 +29,11 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
     index = found.world.selectors
     slices = [each.slice for each in found.world.reachable()]
     try:
-        bring_up_to_date(index, selectors, wanted, slices)
+        for expression in wanted:
+            try:
+                bring_up_to_date(index, selectors, [expression], slices)
+            except QuestionError as error:  # others may be evaluated
+                _not_evaluated(found, str(error))
     except HelperError as error:
         _not_evaluated(found, str(error))
     finally:

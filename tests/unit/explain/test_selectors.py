@@ -4,7 +4,15 @@ import pytest
 
 from drakit.explain import selectors as module
 from drakit.explain.model import CapacityFacts, ListValue, SliceFacts, Version
-from drakit.explain.selectors import Outcome, Reads, SelectorIndex, evaluate, only_driver
+from drakit.explain.selectors import (
+    BATCH,
+    Outcome,
+    Reads,
+    SelectorIndex,
+    bring_up_to_date,
+    evaluate,
+    only_driver,
+)
 from tests.fakes.world import device, on
 
 MODEL = 'device.attributes["d"].model == "x"'
@@ -42,10 +50,7 @@ def card(name, model="x", **others):
 
 
 def evaluated(index, selectors, *slices):
-    if unread := index.unread([MODEL]):
-        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-    work = index.work([MODEL], slices)
-    index.store(work, evaluate(selectors, work))
+    bring_up_to_date(index, selectors, [MODEL], slices)
     return [index.evaluated(MODEL, each) for each in slices]
 
 
@@ -153,3 +158,29 @@ def test_a_device_is_written_as_the_api_writes_it():
 )
 def test_the_only_driver_that_an_expression_can_select(expression, driver):
     assert only_driver(expression) == driver
+
+
+@pytest.mark.parametrize(
+    ("tolerable", "batches"),
+    [
+        pytest.param(3 * BATCH, 3, id="cheap"),
+        pytest.param(BATCH + 5, 2, id="the-second-batch-is-too-much"),
+        pytest.param(0, 1, id="the-first-device-is-too-much"),
+    ],
+)
+def test_an_expression_that_is_too_expensive_for_a_batch_is_not_evaluated_further(
+    tolerable, batches
+):
+    expensive = Outcome(unknown="too much", expensive=True)
+    asked = []
+
+    class Limited(Counting):
+        def select(self, expression, devices):
+            begin = sum(asked)
+            asked.append(len(devices))
+            return [Outcome() if begin + i < tolerable else expensive for i in range(len(devices))]
+
+    outcomes = evaluate(Limited(), MODEL, [{}] * (3 * BATCH))
+    assert len(asked) == batches
+    assert len(outcomes) == 3 * BATCH
+    assert sum(1 for each in outcomes if each is expensive) == 3 * BATCH - tolerable

@@ -1,0 +1,211 @@
+"""
+Two replicas of the operator, and a leader that fails: the other one takes over in time, and the
+first one writes nothing more.
+
+Pods that need an Event appear all the time, so that a replica that may write does write. The API
+server's audit records show which replica wrote when.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+import pytest
+
+from e2e.cluster.api import Capability, Cluster
+from e2e.kit import NAMESPACE, Space, from_template, pod, template, wait_for
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.feature("operator"),
+    pytest.mark.disruptive,
+    pytest.mark.needs(Capability.AUDIT),
+]
+
+LEASE = "drakit-operator"
+SELECTOR = "app.kubernetes.io/component=operator"
+USER = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
+
+FAILOVER_SECONDS = 15.0
+"""The longest time without a leader that writes."""
+
+AFTER_SECONDS = 6.0
+"""How long a leader that works again is observed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """A replica that leads."""
+
+    cluster: Cluster
+    holder: str
+    pod: str
+    uid: str
+    node: str
+    address: str
+
+    def signal(self, name: str) -> None:
+        """Send a signal to the process. Both replicas may be on one node: its cgroup has its UID,
+        which the cgroup driver of systemd writes with underscores."""
+        marks = f"-e {self.uid} -e {self.uid.replace('-', '_')}"
+        self.cluster.exec_on_node(
+            self.node,
+            [
+                "sh",
+                "-c",
+                "for p in /proc/[0-9]*; do"
+                f" grep -q {marks} $p/cgroup 2>/dev/null &&"
+                f" grep -q drakit-operator $p/cmdline 2>/dev/null && kill -{name} ${{p#/proc/}};"
+                " done; true",
+            ],
+        )
+
+    def kill(self) -> None:
+        self.signal("KILL")
+
+    def freeze(self) -> None:
+        self.signal("STOP")
+
+    def thaw(self) -> None:
+        self.signal("CONT")
+
+    def cut(self) -> None:
+        self.cluster.cut_pod(self.node, self.address)
+
+    def heal(self) -> None:
+        self.cluster.heal_pod(self.node, self.address)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """An Event that a replica wrote; the time is that of the API server."""
+
+    at: float
+    pod: str
+
+
+def holder(cluster: Cluster) -> str:
+    return cluster.kubectl(
+        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}", check=False
+    ).stdout
+
+
+def leader(cluster: Cluster) -> Replica:
+    """Return the leader, beside a replica that is ready to replace it."""
+    replicas = wait_for("two ready replicas", lambda: ready_replicas(cluster), seconds=60)
+    name = wait_for("a leader", lambda: holder(cluster), seconds=30)
+    (body,) = [item for item in replicas if name.startswith(item["metadata"]["name"])]
+    return Replica(
+        cluster=cluster,
+        holder=name,
+        pod=body["metadata"]["name"],
+        uid=body["metadata"]["uid"],
+        node=body["spec"]["nodeName"],
+        address=body["status"]["podIP"],
+    )
+
+
+def ready_replicas(cluster: Cluster) -> list[dict]:
+    items = cluster.get("pods", "-n", NAMESPACE, "-l", SELECTOR)["items"]
+    found = [
+        item
+        for item in items
+        if all(each["ready"] for each in item["status"].get("containerStatuses", [{"ready": 0}]))
+    ]
+    return found if len(found) == 2 else []
+
+
+def event_writes(cluster: Cluster, *, since: float) -> list[Write]:
+    """Read the operator's writes of Events from the audit records, in their order."""
+    found = []
+    for record in cluster.audit():
+        if record["user"]["username"] != USER or record["objectRef"].get("resource") != "events":
+            continue
+        at = datetime.fromisoformat(record["requestReceivedTimestamp"]).timestamp()
+        (name,) = record["user"]["extra"]["authentication.kubernetes.io/pod-name"]
+        if at > since and record["responseStatus"]["code"] < 300 and record["verb"] != "get":
+            found.append(Write(at=at, pod=name))
+    return sorted(found, key=lambda write: write.at)
+
+
+@contextmanager
+def pods_that_wait(space: Space) -> Iterator[None]:
+    """Create pods that wait for a missing class, about two a second."""
+    space.apply(template("gone", ("gpu", "missing.test")))
+    ended = threading.Event()
+
+    def create() -> None:
+        number = 0
+        while not ended.wait(0.4):
+            space.apply(pod(f"waits-{number}", ("gpu", from_template("gone"))))
+            number += 1
+
+    thread = threading.Thread(target=create, name="pods that wait")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "mend_it"),
+    [
+        pytest.param(Replica.kill, None, id="killed"),
+        pytest.param(Replica.freeze, Replica.thaw, id="frozen"),
+        pytest.param(
+            Replica.cut,
+            Replica.heal,
+            id="cut-off-from-the-API-server",
+            marks=pytest.mark.needs(Capability.CUT),
+        ),
+    ],
+)
+def test_a_leader_that_fails_is_replaced_and_writes_nothing_more(
+    space,
+    release,
+    break_it: Callable[[Replica], None],
+    mend_it: Callable[[Replica], None] | None,
+):
+    first = leader(release)
+    began = time.time()
+    with pods_that_wait(space):
+        wait_for("an Event", lambda: event_writes(release, since=began), seconds=10)
+        failed = time.time()
+        break_it(first)
+        broken = time.time()
+        try:
+            # A request that had left the leader before is not a write of the next one.
+            new = wait_for(
+                "an Event after the failure",
+                lambda: [
+                    write
+                    for write in event_writes(release, since=broken)
+                    if mend_it is None or write.pod != first.pod
+                ],
+                seconds=60,
+            )[0]
+        finally:
+            if mend_it is not None:
+                mend_it(first)
+        mended = time.time()
+        time.sleep(AFTER_SECONDS)
+
+    seconds = new.at - failed
+    print(f"the next leader wrote its first Event {seconds:.1f} s after the failure")
+    assert seconds < FAILOVER_SECONDS
+    assert holder(release) != first.holder
+    writes = event_writes(release, since=began)
+    late = [write for write in writes if write.pod == first.pod and write.at >= new.at]
+    assert mend_it is None or not late, "the first leader wrote beside the next one"
+    changes = [1 for one, two in pairwise(writes) if one.pod != two.pod]
+    assert len(changes) <= 1, "the replicas wrote by turns"
+    assert [write for write in writes if write.at > mended], "somebody wrote to the end"

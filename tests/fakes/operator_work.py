@@ -1,0 +1,63 @@
+"""The operator's work with one worker and a recorder in memory, for tests on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from drakit.cel.library import Library
+from drakit.kube.queue import WorkQueue
+from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.intake import Seen
+from drakit_operator.kinds import name_of
+from drakit_operator.metrics import Metrics
+from drakit_operator.store import Store
+from drakit_operator.work import Work
+
+
+class Bench:
+    """The work with one worker; ``told`` is what was told, and when."""
+
+    def __init__(self, *, capacity=100, failures=0, store=None, selectors=None):
+        self.told = []
+        self.failures = failures
+        self.store = store or Store()
+        self.queue = WorkQueue(capacity=capacity)
+        metrics = Metrics()
+        self.work = Work(
+            store=self.store,
+            queue=self.queue,
+            announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
+            metrics=metrics,
+            debounce_seconds=1.0,
+            selectors=selectors or Library(),
+        )
+
+    async def record(self, announcement):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the API server is away")
+        now = asyncio.get_running_loop().time()
+        self.told.append((now, announcement.regarding.name, str(announcement.code)))
+
+    @asynccontextmanager
+    async def running(self):
+        worker = asyncio.create_task(self.work.work())
+        try:
+            yield self
+        finally:
+            worker.cancel()
+            self.queue.close()
+
+    def see(self, kind, body, *, gone=False):
+        fact = None if gone else kind.project(body)
+        uid = body["metadata"]["uid"]
+        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact)])
+
+
+def pod(name="train", claim="gone"):
+    return {
+        "metadata": {"namespace": "lab", "name": name, "uid": name},
+        "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]},
+        "status": {"phase": "Pending"},
+    }

@@ -1,0 +1,85 @@
+"""The feature gates in the metrics of an API server."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit.cel.gates import GatesUnknownError, read_gates
+from drakit.explain.selectors import FeatureGates
+from drakit.kube import ForbiddenError, connect
+from drakit.testing import FakeApiServer
+
+BEFORE = '# HELP go_goroutines Number.\ngo_goroutines 9\nkubernetes_build_info{major="1"} 1\n'
+
+
+def enabled(**gates: int) -> str:
+    lines = [
+        f'kubernetes_feature_enabled{{name="{name}",stage="BETA"}} {value}\n'
+        for name, value in gates.items()
+    ]
+    return "# TYPE kubernetes_feature_enabled gauge\n" + "".join(lines)
+
+
+class Text:
+    """The metrics of an API server; notes how much of them was read."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.encode().splitlines()
+        self.read = 0
+
+    async def lines(self, path: str):
+        assert path == "/metrics"
+        for line in self._lines:
+            self.read += 1
+            yield line
+
+
+@pytest.mark.parametrize(
+    ("text", "gates"),
+    [
+        pytest.param(
+            enabled(DRAConsumableCapacity=1, DRAListTypeAttributes=0, Other=1),
+            FeatureGates(consumable_capacity=True, list_attributes=False),
+            id="both-named",
+        ),
+        pytest.param(
+            enabled(DRAConsumableCapacity=0, DRAListTypeAttributes=1),
+            FeatureGates(consumable_capacity=False, list_attributes=True),
+            id="the-other-way-round",
+        ),
+        pytest.param(
+            enabled(DynamicResourceAllocation=1),
+            FeatureGates(consumable_capacity=False, list_attributes=False),
+            id="an-older-version-names-neither",
+        ),
+    ],
+)
+async def test_gates_are_read_from_metrics(text, gates):
+    assert await read_gates(Text(BEFORE + text + "z_total 1\n")) == gates
+
+
+async def test_the_rest_of_the_metrics_is_not_read():
+    text = Text(BEFORE + enabled(DRAConsumableCapacity=1) + "z_total 1\n" * 100_000)
+    await read_gates(text)
+    assert text.read < 10
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param("", id="no-metrics"), pytest.param(BEFORE, id="other-metrics")]
+)
+async def test_metrics_without_gates_leave_them_unknown(text):
+    with pytest.raises(GatesUnknownError, match="kubernetes_feature_enabled"):
+        await read_gates(Text(text))
+
+
+async def test_gates_are_read_over_http(tmp_path):
+    async with FakeApiServer() as server:
+        # More than one chunk, and more than one read of the socket.
+        rest = f'apiserver_request_total{{path="{"x" * 900}"}} 1\n' * 2_000
+        server.texts["/metrics"] = rest + enabled(DRAConsumableCapacity=1)
+        async with await connect(server.write_kubeconfig(tmp_path), user_agent="test") as session:
+            gates = await read_gates(session)
+            assert gates == FeatureGates(consumable_capacity=True, list_attributes=False)
+            server.fail("GET", "/metrics", status=403, reason="Forbidden", message="no")
+            with pytest.raises(ForbiddenError):
+                await read_gates(session)
