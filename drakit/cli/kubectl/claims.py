@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drakit.cli.kubectl.gather import CLAIMS, Gathered
+from drakit.cli.kubectl.gather import Gathered
+from drakit.cli.kubectl.kinds import CLAIMS
 from drakit.cli.kubectl.output import Output
 from drakit.explain.broken import node_of_claim
 from drakit.explain.model import ClaimFacts

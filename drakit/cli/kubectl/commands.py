@@ -17,7 +17,8 @@ from typing import TypeVar
 from drakit.cli.errors import CommandError, UsageError
 from drakit.cli.kubectl import claims, devices, doctor
 from drakit.cli.kubectl import explain as explaining
-from drakit.cli.kubectl.gather import (
+from drakit.cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
+from drakit.cli.kubectl.kinds import (
     CLAIMS,
     CLASSES,
     NAMESPACES,
@@ -27,11 +28,7 @@ from drakit.cli.kubectl.gather import (
     RULES,
     SLICES,
     TEMPLATES,
-    Gathered,
     Kind,
-    UnreachableError,
-    gather,
-    read_pod,
 )
 from drakit.cli.kubectl.output import Output
 from drakit.cli.kubectl.releases import Releases, find_releases

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from drakit.cli.kubectl.evaluating import evaluate_selectors
-from drakit.cli.kubectl.gather import CLASSES, NODES, SLICES, Gathered
+from drakit.cli.kubectl.gather import Gathered
+from drakit.cli.kubectl.kinds import CLASSES, NODES, SLICES
 from drakit.cli.kubectl.output import Output, plural
 from drakit.cli.kubectl.pools import UNHEALTHY, PoolRow, pool_rows
 from drakit.cli.kubectl.releases import Releases, Workload

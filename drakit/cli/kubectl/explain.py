@@ -14,16 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit.cli.kubectl.evaluating import evaluate_selectors
-from drakit.cli.kubectl.gather import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    PODS,
-    RULES,
-    SLICES,
-    TEMPLATES,
-    Gathered,
-)
+from drakit.cli.kubectl.gather import Gathered
+from drakit.cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES
 from drakit.explain.availability import Availability
 from drakit.explain.broken import broken_claim
 from drakit.explain.codes import Code, Reason

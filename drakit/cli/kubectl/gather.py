@@ -10,35 +10,15 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from drakit.cli.errors import CommandError
-from drakit.explain.model import (
-    PREVENTING,
-    ClaimFacts,
-    ClassFacts,
-    NamespaceFacts,
-    NodeFacts,
-    PodFacts,
-    QuotaFacts,
-    SliceFacts,
-    TaintRuleFacts,
-    TemplateFacts,
-)
-from drakit.explain.projection import (
-    project_claim,
-    project_class,
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
-    project_slice,
-    project_taint_rule,
-    project_template,
-)
+from drakit.cli.kubectl.kinds import RULES, Kind
+from drakit.explain.model import PREVENTING, PodFacts
+from drakit.explain.projection import project_pod
 from drakit.explain.world import Fact, World
 from drakit.kube import (
     ApiError,
@@ -49,27 +29,9 @@ from drakit.kube import (
     resource_path,
 )
 from drakit.resource.raw import Object, child, children
-from drakit.resource.versions import GROUP, VERSIONS, from_version, requests_from_version
+from drakit.resource.versions import GROUP, VERSIONS
 
-__all__ = (
-    "CLAIMS",
-    "CLASSES",
-    "KINDS",
-    "NAMESPACES",
-    "NODES",
-    "PODS",
-    "QUOTAS",
-    "RULES",
-    "SLICES",
-    "TEMPLATES",
-    "Gap",
-    "Gathered",
-    "Kind",
-    "UnreachableError",
-    "find_versions",
-    "gather",
-    "read_pod",
-)
+__all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod")
 
 RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
 """Versions that may have DeviceTaintRules; only the cluster knows whether they do."""
@@ -86,30 +48,14 @@ class UnreachableError(CommandError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A kind of objects, by the words of paths and of sentences."""
-
-    plural: str
-    word: str
-    type: type[Fact]
-    project: Callable[[Object, str], Fact]
-    """From an object and its version."""
-
-    group: str = GROUP
-    namespaced: bool = False
-    effect: str
-    """What an answer lacks without it."""
-
-    unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The rest of an object that cannot be read: it allows no conclusion."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
     """What is unknown, and what the answer lacks for that reason."""
 
     kind: str
     """The plural of the kind."""
+
+    group: str = ""
+    """The API group of a kind that may not be listed."""
 
     where: str = ""
     """The namespace, or "other namespaces"; empty means everywhere."""
@@ -138,97 +84,6 @@ class Gathered:
     def lacks_all(self, kind: Kind) -> bool:
         """Return whether no object of a kind is known, because none may be listed."""
         return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
-
-
-def _claim(body: Object, version: str) -> ClaimFacts:
-    spec = requests_from_version(child(body, "spec"), version)
-    return project_claim({**body, "spec": spec})
-
-
-def _template(body: Object, version: str) -> TemplateFacts:
-    spec = child(body, "spec")
-    inner = requests_from_version(child(spec, "spec"), version)
-    return project_template({**body, "spec": {**spec, "spec": inner}})
-
-
-def _slice(body: Object, version: str) -> SliceFacts:
-    return project_slice(from_version(body, version))
-
-
-PODS = Kind(
-    plural="pods",
-    word="pods",
-    type=PodFacts,
-    project=lambda body, _: project_pod(body),
-    group="",
-    namespaced=True,
-    effect="it is unknown which of them still exist",
-)
-CLAIMS = Kind(
-    plural="resourceclaims",
-    word="ResourceClaims",
-    type=ClaimFacts,
-    project=_claim,
-    namespaced=True,
-    effect="devices that such claims hold count as free",
-)
-TEMPLATES = Kind(
-    plural="resourceclaimtemplates",
-    word="ResourceClaimTemplates",
-    type=TemplateFacts,
-    project=_template,
-    namespaced=True,
-    effect="requests of claims that are not created yet are unknown",
-)
-CLASSES = Kind(
-    plural="deviceclasses",
-    word="DeviceClasses",
-    type=ClassFacts,
-    project=lambda body, _: project_class(body),
-    effect="it is unknown which devices a class selects",
-    unknown={"spec": {"selectors": [{}]}},
-)
-SLICES = Kind(
-    plural="resourceslices",
-    word="ResourceSlices",
-    type=SliceFacts,
-    project=_slice,
-    effect="devices are unknown",
-    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
-)
-NODES = Kind(
-    plural="nodes",
-    word="nodes",
-    type=NodeFacts,
-    project=lambda body, _: project_node(body),
-    group="",
-    effect="node rules are not checked",
-)
-RULES = Kind(
-    plural="devicetaintrules",
-    word="DeviceTaintRules",
-    type=TaintRuleFacts,
-    project=lambda body, _: project_taint_rule(body),
-    effect="taints that they add are not checked",
-)
-NAMESPACES = Kind(
-    plural="namespaces",
-    word="namespaces",
-    type=NamespaceFacts,
-    project=lambda body, _: project_namespace(body),
-    group="",
-    effect="it is unknown whether the namespace allows admin access",
-)
-QUOTAS = Kind(
-    plural="resourcequotas",
-    word="ResourceQuotas",
-    type=QuotaFacts,
-    project=lambda body, _: project_quota(body),
-    group="",
-    namespaced=True,
-    effect="it is unknown whether one keeps a claim from being created",
-)
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES)
 
 
 async def find_versions(session: Session) -> tuple[str, ...]:
@@ -434,6 +289,7 @@ class _Reader:
     def _gap(self, kind: Kind, where: str, why: str) -> None:
         gap = Gap(
             kind=kind.plural,
+            group=kind.group,
             where=where,
             what=f"{kind.word} of {where} {why}",
             effect=kind.effect,
@@ -448,7 +304,13 @@ class _Reader:
         forbidden = isinstance(error, ForbiddenError)
         what = f"{kind.word} may not be listed" if forbidden else f"{kind.word}: {_sentence(error)}"
         self.found.gaps.append(
-            Gap(kind=kind.plural, what=what, effect=kind.effect, forbidden=forbidden)
+            Gap(
+                kind=kind.plural,
+                group=kind.group,
+                what=what,
+                effect=kind.effect,
+                forbidden=forbidden,
+            )
         )
 
     def _api(self, kind: Kind, version: str = "") -> str:

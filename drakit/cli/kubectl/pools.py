@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from drakit.cli.kubectl.gather import NODES, Gathered
+from drakit.cli.kubectl.gather import Gathered
+from drakit.cli.kubectl.kinds import NODES
 from drakit.explain.availability import Hardware
 from drakit.explain.model import ClaimFacts, DeviceFacts, DeviceID, PoolID, SliceFacts
 from drakit.explain.pools import NodePool, PoolState

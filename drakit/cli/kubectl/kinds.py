@@ -1,0 +1,160 @@
+"""
+The kinds that the commands list: their paths, the facts that are kept, and what an answer lacks
+without them.
+
+It must not know sessions, or what may be listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NamespaceFacts,
+    NodeFacts,
+    PodFacts,
+    QuotaFacts,
+    SliceFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+)
+from drakit.explain.projection import (
+    project_claim,
+    project_class,
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
+    project_slice,
+    project_taint_rule,
+    project_template,
+)
+from drakit.explain.world import Fact
+from drakit.resource.raw import Object, child
+from drakit.resource.versions import GROUP, from_version, requests_from_version
+
+__all__ = (
+    "CLAIMS",
+    "CLASSES",
+    "NAMESPACES",
+    "NODES",
+    "PODS",
+    "QUOTAS",
+    "RULES",
+    "SLICES",
+    "TEMPLATES",
+    "Kind",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of objects, by the words of paths and of sentences."""
+
+    plural: str
+    word: str
+    type: type[Fact]
+    project: Callable[[Object, str], Fact]
+    """From an object and its version."""
+
+    group: str = GROUP
+    namespaced: bool = False
+    effect: str
+    """What an answer lacks without it."""
+
+    unknown: Object = field(default_factory=dict[str, Any], hash=False)
+    """The rest of an object that cannot be read: it allows no conclusion."""
+
+
+def _claim(body: Object, version: str) -> ClaimFacts:
+    spec = requests_from_version(child(body, "spec"), version)
+    return project_claim({**body, "spec": spec})
+
+
+def _template(body: Object, version: str) -> TemplateFacts:
+    spec = child(body, "spec")
+    inner = requests_from_version(child(spec, "spec"), version)
+    return project_template({**body, "spec": {**spec, "spec": inner}})
+
+
+def _slice(body: Object, version: str) -> SliceFacts:
+    return project_slice(from_version(body, version))
+
+
+PODS = Kind(
+    plural="pods",
+    word="pods",
+    type=PodFacts,
+    project=lambda body, _: project_pod(body),
+    group="",
+    namespaced=True,
+    effect="it is unknown which of them still exist",
+)
+CLAIMS = Kind(
+    plural="resourceclaims",
+    word="ResourceClaims",
+    type=ClaimFacts,
+    project=_claim,
+    namespaced=True,
+    effect="devices that such claims hold count as free",
+)
+TEMPLATES = Kind(
+    plural="resourceclaimtemplates",
+    word="ResourceClaimTemplates",
+    type=TemplateFacts,
+    project=_template,
+    namespaced=True,
+    effect="requests of claims that are not created yet are unknown",
+)
+CLASSES = Kind(
+    plural="deviceclasses",
+    word="DeviceClasses",
+    type=ClassFacts,
+    project=lambda body, _: project_class(body),
+    effect="it is unknown which devices a class selects",
+    unknown={"spec": {"selectors": [{}]}},
+)
+SLICES = Kind(
+    plural="resourceslices",
+    word="ResourceSlices",
+    type=SliceFacts,
+    project=_slice,
+    effect="devices are unknown",
+    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
+)
+NODES = Kind(
+    plural="nodes",
+    word="nodes",
+    type=NodeFacts,
+    project=lambda body, _: project_node(body),
+    group="",
+    effect="node rules are not checked",
+)
+RULES = Kind(
+    plural="devicetaintrules",
+    word="DeviceTaintRules",
+    type=TaintRuleFacts,
+    project=lambda body, _: project_taint_rule(body),
+    effect="taints that they add are not checked",
+)
+NAMESPACES = Kind(
+    plural="namespaces",
+    word="namespaces",
+    type=NamespaceFacts,
+    project=lambda body, _: project_namespace(body),
+    group="",
+    effect="it is unknown whether the namespace allows admin access",
+)
+QUOTAS = Kind(
+    plural="resourcequotas",
+    word="ResourceQuotas",
+    type=QuotaFacts,
+    project=lambda body, _: project_quota(body),
+    group="",
+    namespaced=True,
+    effect="it is unknown whether one keeps a claim from being created",
+)
