@@ -111,6 +111,7 @@ requirements: venv ## pin the requirements anew
 	$(UV_COMPILE) --extra nodeplugin -o requirements/nodeplugin.txt pyproject.toml
 	echo pip | $(UV_COMPILE) -o requirements/image.txt -
 	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
+	$(UV_COMPILE) --extra kubectl -o requirements/kubectl.txt pyproject.toml
 	$(UV_COMPILE) --extra nodeplugin --extra operator --extra kubectl --group dev -o requirements/dev.txt pyproject.toml
 	$(UV_COMPILE) --group docs -o requirements/docs.txt
 
@@ -198,6 +199,13 @@ image-context: venv ## what `docker build` needs, in build/image
 .PHONY: demo
 demo: deps venv ## everything at once: cluster, images, helm install, a pod with a device
 	$(BIN)/python -m e2e.demo
+
+# ---------------------------------------------------------------- releases
+
+.PHONY: krew
+krew: venv ## archives and manifest of the krew plugin in build/krew (Go; URL= where the archives will be)
+	@test -n "$(URL)" || { echo "name the folder of the archives: make krew URL=https://example.com/v0.1.0" >&2; exit 1; }
+	$(BIN)/python -m tools.krew --url "$(URL)" $(ARGS)
 
 # ---------------------------------------------------------------- tests
 

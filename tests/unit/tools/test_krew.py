@@ -1,0 +1,123 @@
+"""The krew plugin: its manifest, its archives, and the script that starts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import yaml
+
+from tools.krew.__main__ import render, semantic
+from tools.krew.archive import LAUNCHER, PLATFORMS, PYTHONS, REPOSITORY, pins_without, write
+
+PINS = (REPOSITORY / "requirements" / "kubectl.txt").read_text()
+
+
+def test_the_manifest_has_the_checksum_of_each_archive(tmp_path):
+    archives = {each: tmp_path / f"{each.name}.tar.gz" for each in PLATFORMS}
+    for platform, archive in archives.items():
+        archive.write_bytes(platform.name.encode())
+    manifest = yaml.safe_load(render("1.2.0", "https://example.com/v1/", archives))
+    assert (manifest["kind"], manifest["metadata"]) == ("Plugin", {"name": "drakit"})
+    assert manifest["spec"]["version"] == "v1.2.0"
+    rendered = {
+        tuple(each["selector"]["matchLabels"].values()): each
+        for each in manifest["spec"]["platforms"]
+    }
+    assert set(rendered) == {(each.os, each.arch) for each in PLATFORMS}
+    linux = rendered["linux", "amd64"]
+    assert linux["sha256"] == hashlib.sha256(b"linux-amd64").hexdigest()
+    assert linux["uri"] == "https://example.com/v1/linux-amd64.tar.gz"
+    assert linux["bin"] == "kubectl-drakit"
+
+
+@pytest.mark.parametrize(
+    ("version", "rendered"), [("1.2.0", "1.2.0"), ("0.1.0.dev0", "0.1.0-dev.0")]
+)
+def test_versions_are_semantic(version, rendered):
+    assert semantic(version) == rendered
+
+
+def test_the_pins_have_neither_grpc_nor_a_daemons_packages():
+    names = {line.partition("==")[0] for line in PINS.splitlines() if "==" in line[:40]}
+    assert {"kubernetes-asyncio", "cel-expr-python"} <= names
+    assert not names & {"grpcio", "protobuf", "kopf", "prometheus-client"}
+
+
+def test_packages_that_the_archive_replaces_are_left_out():
+    pins = pins_without(PINS)
+    assert "cel-expr-python==" not in pins
+    assert pins.count("--hash") < PINS.count("--hash")
+    assert pins.startswith(PINS[:200])
+
+
+def test_equal_content_makes_equal_archives(tmp_path):
+    folder = tmp_path / "files"
+    package = folder / "lib" / "module.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    (folder / "kubectl-drakit").write_text("#!/bin/sh\n")
+    (folder / "LICENSE").write_text("")
+    one, other = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
+    write(one, folder)
+    os.utime(package, (1, 1))
+    write(other, folder)
+    assert one.read_bytes() == other.read_bytes()
+    with tarfile.open(one) as tar:
+        modes = {each.name: each.mode for each in tar}
+    assert modes == {"LICENSE": 0o644, "kubectl-drakit": 0o755, "lib/module.py": 0o644}
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """An unpacked archive whose packages only print what they get; krew's link to it."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    module = tmp_path / "store" / "lib" / version / "drakit" / "cli" / "kubectl" / "main.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "import os, sys\n"
+        "def main():\n"
+        "    print(*sys.argv[1:], os.environ['DRAKIT_CEL'], 'PYTHONPATH' in os.environ)\n"
+        "    return 3\n"
+    )
+    launcher = tmp_path / "store" / "kubectl-drakit"
+    launcher.write_text(LAUNCHER.read_text())
+    launcher.chmod(0o755)
+    link = tmp_path / "bin" / "kubectl-drakit"
+    link.parent.mkdir()
+    link.symlink_to(os.path.join("..", "store", "kubectl-drakit"))
+    return link
+
+
+def start(link, *arguments: str, path: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": path}
+    return subprocess.run(
+        [link, *arguments], capture_output=True, text=True, check=False, env=environ
+    )
+
+
+def test_the_launcher_starts_by_krews_link_with_a_python_that_fits(unpacked, tmp_path):
+    python = tmp_path / "pythons" / "python3"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    done = start(unpacked, "explain", "pod/a b", path=f"{python.parent}:/usr/bin:/bin")
+    helper = tmp_path / "store" / "drakit-cel"
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == f"explain pod/a b {helper} False\n"
+
+
+def test_the_launcher_names_the_python_versions_that_it_needs(unpacked, tmp_path):
+    version = ".".join(map(str, sys.version_info[:2]))
+    (tmp_path / "store" / "lib" / version).rename(tmp_path / "store" / "lib" / "3.1")
+    done = start(unpacked, "devices", path="/usr/bin:/bin")
+    assert done.returncode == 2
+    assert "needs one of the Python versions 3.1 on the PATH" in done.stderr
+
+
+def test_the_caveats_name_the_python_versions():
+    caveats = yaml.safe_load(render("1.0.0", "https://example.com", {}))["spec"]["caveats"]
+    assert all(each in caveats for each in PYTHONS)

@@ -1,0 +1,124 @@
+"""
+An archive of the plugin for one platform: `kubectl-drakit`, Kubernetes' CEL compiler, and packages.
+
+The packages are those of `requirements/kubectl.txt`, once for each Python version, because some
+have extension modules. Instead of the CEL library for Python, which is larger, the archive has the
+program `drakit-cel`. Equal inputs make equal archives.
+
+It must not know the manifest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REQUIREMENTS = REPOSITORY / "requirements" / "kubectl.txt"
+LAUNCHER = Path(__file__).with_name("kubectl-drakit.sh")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+WITHOUT = ("cel-expr-python", "tzdata")
+"""Packages that are not needed: the program `drakit-cel` replaces the first."""
+
+UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "bin")
+"""What `drakit.kube` never imports, by its place in the packages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """A platform of krew: words of Go, and the tags of wheels that run there."""
+
+    os: str
+    arch: str
+    tags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.os}-{self.arch}"
+
+
+def _macos(arch: str, *versions: str) -> tuple[str, ...]:
+    return tuple(
+        f"macosx_{version}_{kind}" for version in versions for kind in (arch, "universal2")
+    )
+
+
+PLATFORMS = (
+    Platform(os="linux", arch="amd64", tags=("manylinux_2_28_x86_64", "manylinux2014_x86_64")),
+    Platform(os="linux", arch="arm64", tags=("manylinux_2_28_aarch64", "manylinux2014_aarch64")),
+    Platform(os="darwin", arch="arm64", tags=_macos("arm64", "12_0", "11_0", "10_9")),
+    Platform(os="darwin", arch="amd64", tags=_macos("x86_64", "12_0", "10_13", "10_12", "10_9")),
+)
+"""Windows is missing: the launcher is a shell script."""
+
+
+def build(platform: Platform, archive: Path) -> None:
+    """Build the archive of a platform; it needs Go and the package index."""
+    with tempfile.TemporaryDirectory() as scratch:
+        files = Path(scratch)
+        shutil.copy(LAUNCHER, files / "kubectl-drakit")
+        shutil.copy(REPOSITORY / "LICENSE", files / "LICENSE")
+        _build_helper(platform, files / "drakit-cel")
+        for python in PYTHONS:
+            _install(platform, python, files / "lib" / python)
+        write(archive, files)
+
+
+def write(archive: Path, folder: Path) -> None:
+    """Write a folder as an archive that depends only on its content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            info = tar.gettarinfo(path, arcname=path.relative_to(folder).as_posix())
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            info.mtime = 0
+            info.mode = 0o755 if path.parent == folder and path.name != "LICENSE" else 0o644
+            with path.open("rb") as content:
+                tar.addfile(info, content)
+    archive.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
+
+
+def _build_helper(platform: Platform, program: Path) -> None:
+    target = {"GOOS": platform.os, "GOARCH": platform.arch, "CGO_ENABLED": "0"}
+    flags = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
+    _run("go", "build", *flags, "-o", str(program), ".", folder="operator/cel", environ=target)
+
+
+def _install(platform: Platform, python: str, folder: Path) -> None:
+    """Install the pinned packages and drakit for a platform and a Python, without running them."""
+    tags = [f"--platform={tag}" for tag in platform.tags]
+    with tempfile.TemporaryDirectory() as scratch:
+        pins = Path(scratch, "requirements.txt")
+        pins.write_text(pins_without(REQUIREMENTS.read_text()))
+        _run(
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--no-compile", "--require-hashes", "--only-binary=:all:"),
+            *("--implementation=cp", f"--python-version={python}", *tags),
+            *(f"--target={folder}", f"--requirement={pins}"),
+        )
+    for name in UNUSED:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    unused = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "drakit", folder / "drakit", ignore=unused)
+
+
+def pins_without(requirements: str) -> str:
+    """Return pinned requirements without the packages that archives do not need."""
+    pins = requirements.replace("\\\n", "\0").splitlines()
+    kept = [each for each in pins if not each.startswith(tuple(f"{name}==" for name in WITHOUT))]
+    return "\n".join(kept).replace("\0", "\\\n") + "\n"
+
+
+def _run(*argv: str, folder: str = ".", environ: Mapping[str, str] | None = None) -> None:
+    subprocess.run(argv, check=True, cwd=REPOSITORY / folder, env={**os.environ, **(environ or {})})
