@@ -8,7 +8,9 @@ installed, the commands run, and each screen is written to `docs/pictures`. drak
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +34,11 @@ class Screen:
         self._cluster = cluster
         self._lines = [title, ""]
 
-    def run(self, command: str) -> None:
-        output = self._cluster.kubectl(*shlex.split(command)[1:], timeout=120).stdout
+    def run(self, command: str, *, code: int = 0) -> None:
+        done = self._cluster.kubectl(*shlex.split(command)[1:], timeout=120, check=code == 0)
+        if done.returncode != code:
+            raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        output = done.stdout
         self._lines += [f"$ {command}", *(line.rstrip() for line in output.splitlines()), ""]
 
     def write(self, name: str) -> None:
@@ -42,6 +47,8 @@ class Screen:
 
 
 def main() -> None:
+    # `kubectl drakit` is a program beside our Python.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     cluster = this_cluster()
     with _installed(cluster):
         with _pods(cluster, _pod("fuse", "fuse.drakit.dev", OPENED)):
@@ -78,6 +85,16 @@ def main() -> None:
                 screen.run("kubectl get pods,resourceclaims")
                 screen.run("kubectl events --for pod/train")
                 screen.write("terminal-waiting")
+                screen = Screen(cluster, "kubectl drakit explain")
+                screen.run("kubectl drakit explain pod/train", code=1)
+                screen.write("terminal-explain")
+                screen = Screen(cluster, "kubectl drakit devices")
+                screen.run("kubectl drakit devices")
+                screen.write("terminal-devices")
+                screen = Screen(cluster, "kubectl drakit doctor")
+                with _without_nodes(cluster):
+                    screen.run("kubectl drakit doctor", code=1)
+                screen.write("terminal-doctor")
 
 
 @contextmanager
@@ -97,6 +114,31 @@ def _pods(cluster: Cluster, objects: list[dict[str, object]]) -> Iterator[None]:
         yield
     finally:
         cluster.kubectl("delete", "--wait=true", "-f", "-", input=text)
+
+
+@contextmanager
+def _without_nodes(cluster: Cluster) -> Iterator[None]:
+    """Take the permission to read nodes from the operator: a problem for the doctor."""
+    role = "clusterrole/drakit-operator"
+    rules = json.loads(cluster.kubectl("get", role, "-o", "json").stdout)["rules"]
+    fewer = [
+        {**each, "resources": [one for one in each["resources"] if one != "nodes"]}
+        for each in rules
+    ]
+
+    def patch(rules: object) -> None:
+        cluster.kubectl("patch", role, "--type=merge", "-p", json.dumps({"rules": rules}))
+
+    patch(fewer)
+    try:
+        wait_until("the doctor reports it", lambda: _denied(cluster), timeout_seconds=30)
+        yield
+    finally:
+        patch(rules)
+
+
+def _denied(cluster: Cluster) -> bool:
+    return "may not list nodes" in cluster.kubectl("drakit", "doctor", check=False).stdout
 
 
 def _wait(cluster: Cluster, name: str) -> None:

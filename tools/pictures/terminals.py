@@ -12,8 +12,12 @@ from pathlib import Path
 
 from tools.pictures.svg import Picture, width_of
 
-LEAST, MOST = 80, 112
-"""How many columns a terminal has: as many as its longest line, within these."""
+LEAST = 80
+"""Columns of a terminal, at least; otherwise as many as its longest line."""
+MOST = 112
+"""Columns to which long lines are broken."""
+TABLE = 124
+"""Columns of the longest line that is not broken, so that a table's rows stay together."""
 SIZE = 12.5
 STEP = 17
 MARGIN = 18
@@ -40,7 +44,7 @@ def draw(recording: Path) -> str:
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a screen; long ones are broken between words, commands as in a shell."""
     for line in text.splitlines():
-        if len(line) <= MOST:
+        if len(line) <= TABLE:
             yield line
             continue
         is_command = line.startswith("$ ")
