@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.kit import from_template, pod, template, wait_for
+from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
+from e2e.release import CHART, Release, install, uninstall
 from e2e.scripted.stage import CLASSES, DEVICES, LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
@@ -173,6 +175,11 @@ def test_it_is_a_plugin_of_kubectl_and_shows_devices_and_claims(stuck, admin):
 
 def test_the_doctor_finds_no_problem_with_a_driver_that_runs(stuck, admin):
     _, body = admin.json("doctor")
+    assert body["featureGates"]["DRADeviceTaints"] is True
+    assert body["kubernetes"].startswith("v1.")
+    node = stuck.cluster.nodes[0]
+    (row,) = [each for each in body["nodes"] if (each["node"], each["driver"]) == (node, LAMPS)]
+    assert (row["registered"], row["devices"] >= DEVICES) == ("yes", True)
     drivers = {each["name"]: each for each in body["drivers"]}
     assert set(CLASSES.values()) <= set(drivers)
     assert "v1" in body["api"]["served"]
@@ -190,6 +197,25 @@ def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked
     assert "nodes may not be listed: node rules are not checked" in missing
     assert "ResourceClaims of other namespaces may not be listed" in missing
 
+    _, body = tenant.json("devices")
+    pools = [each for each in body["pools"] if each["driver"] == LAMPS]
+    states = {device["state"]: device for each in pools for device in each["devices"]}
+    (holder,) = states["allocated"]["claims"]
+    assert holder.startswith(f"{stuck.name}/holder-lamp-")
+    assert "ResourceClaims of other namespaces may not be listed" in " ".join(body["notEvaluated"])
+
+    _, body = tenant.json("doctor")
+    notes = {each["finding"]: each for each in body["findings"] if each["severity"] == "note"}
+    for missing, fix in (
+        ("nodes may not be listed", "--verb=get,list --resource=nodes"),
+        ("feature gates of the API server may not be read", "--non-resource-url=/metrics"),
+        ("daemonsets may not be listed", "--resource=daemonsets.apps"),
+    ):
+        (found,) = [each for each in notes if each.startswith(missing)]
+        assert notes[found]["object"] == "Your permissions"
+        assert fix in notes[found]["fix"]
+    assert LAMPS in {each["name"] for each in body["drivers"]}
+
 
 def test_a_user_without_slices_gets_no_guess(stuck, stranger):
     code, body = stranger.json("explain", "pod/waits")
@@ -203,3 +229,78 @@ def test_a_user_without_slices_gets_no_guess(stuck, stranger):
     code, body = stranger.json("doctor")
     assert code == 0
     assert {each["severity"] for each in body["findings"]} == {"note"}
+    named = " ".join(each["finding"] for each in body["findings"])
+    assert "ResourceSlices may not be listed: devices are unknown" in named
+
+
+ONE = Release(name="one", namespace="doctor-one")
+TWO = Release(name="two", namespace="doctor-two")
+SIMULATED = "doctor.test.drakit.dev"
+RENAMED = "renamed.test.drakit.dev"
+
+
+@pytest.fixture
+def two_releases(stage):
+    """Two releases with one driver on one node; the first has an operator."""
+    node = stage.cluster.nodes[0]
+    values = {
+        "hostdev": {"enabled": False},
+        "simulated": {
+            "enabled": True,
+            "deviceClasses": False,
+            "config": {"driverName": SIMULATED, "nic": {"listAttributes": True}},
+        },
+        "nodeplugin": {"nodeSelector": {"kubernetes.io/hostname": node}},
+    }
+    try:
+        install(stage.cluster, ONE, values=values)
+        values["operator"] = {"enabled": False}
+        install(stage.cluster, TWO, values=values, wait=False)
+        wait_for("the second plugin", lambda: plugin_pod(stage.cluster, node, release=TWO))
+        yield stage
+    finally:
+        for release in (TWO, ONE):
+            uninstall(stage.cluster, release)
+            stage.cluster.kubectl("delete", "namespace", release.namespace, "--ignore-not-found")
+        for driver in (SIMULATED, RENAMED):  # the kubelet deletes them later
+            field = f"--field-selector=spec.driver={driver}"
+            stage.cluster.kubectl("delete", "resourceslices", field)
+
+
+def test_the_doctors_remedies_end_what_it_finds_about_releases(two_releases, admin):
+    cluster = two_releases.cluster
+    both_run = f"both run driver {SIMULATED}"
+    denied = "doctor-one/one-drakit-operator of the operator may not"
+    cluster.kubectl("delete", "clusterrolebinding", "one-drakit-operator")
+
+    found = {}
+
+    def complete() -> bool:
+        found.update({each["finding"]: each for each in admin.json("doctor")[1]["findings"]})
+        return any(denied in each for each in found)
+
+    wait_for("the API server to forget the binding", complete)
+    (twice,) = [each for each in found.values() if both_run in each["finding"]]
+    (roles,) = [each for each in found.values() if denied in each["finding"]]
+    (lists,) = [
+        each
+        for each in found.values()
+        if "release one" in each["finding"]
+        and "DRAListTypeAttributes, which is disabled" in each["finding"]
+    ]
+    assert (twice["severity"], twice["object"]) == ("problem", "Release doctor-two/two")
+    assert (roles["severity"], lists["severity"]) == ("problem", "note")
+
+    for each in (twice, roles, lists):
+        _follow(cluster, each["fix"])
+    node = cluster.nodes[0]
+    wait_for("the second plugin", lambda: ready(plugin_pod(cluster, node, release=TWO)), seconds=90)
+    left = [each["finding"] for each in admin.json("doctor")[1]["findings"]]
+    assert not [each for each in left if both_run in each or denied in each]
+    assert not [each for each in left if "release one" in each and "DRAList" in each]
+
+
+def _follow(cluster, fix: str) -> None:
+    """Run the helm command that ends a remedy, from the folder of the repository."""
+    words = shlex.split(fix[fix.index("helm ") :].replace("=NAME", f"={RENAMED}"))
+    cluster.helm(*(str(CHART) if word == "charts/drakit" else word for word in words[1:]))

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from drakit.explain.selectors import FeatureGates
 
-__all__ = ("GatesUnknownError", "read_gates")
+__all__ = ("GatesUnknownError", "read_all_gates", "read_gates")
 
 PATH = "/metrics"
 METRIC = b"kubernetes_feature_enabled"
@@ -37,23 +37,29 @@ class TextReader(Protocol):
 
 async def read_gates(session: TextReader) -> FeatureGates:
     """
-    Read the gates of the API server.
+    Read the gates of the API server that concern selectors.
 
     A gate that it does not name is off: this version of Kubernetes does not have it.
 
     :raises GatesUnknownError: it names none at all.
     :raises ApiError: it does not answer, or its metrics may not be read.
     """
-    enabled: dict[bytes, bool] = {}
+    enabled = await read_all_gates(session)
+    return FeatureGates(
+        consumable_capacity=enabled.get("DRAConsumableCapacity", False),
+        list_attributes=enabled.get("DRAListTypeAttributes", False),
+    )
+
+
+async def read_all_gates(session: TextReader) -> dict[str, bool]:
+    """Read all gates of the API server, by name. Raises as `read_gates` does."""
+    enabled: dict[str, bool] = {}
     async with aclosing(session.lines(PATH)) as lines:
         async for line in lines:
             if found := _LINE.match(line):
-                enabled[found[1]] = found[2] == b"1"
+                enabled[found[1].decode()] = found[2] == b"1"
             elif enabled and not line.startswith(METRIC):
                 break  # all of a metric is in one place, and the rest can be many MiB
     if not enabled:
         raise GatesUnknownError(f"{PATH} of the API server has no {METRIC.decode()}")
-    return FeatureGates(
-        consumable_capacity=enabled.get(b"DRAConsumableCapacity", False),
-        list_attributes=enabled.get(b"DRAListTypeAttributes", False),
-    )
+    return enabled

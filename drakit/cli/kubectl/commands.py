@@ -17,6 +17,8 @@ from typing import TypeVar
 from drakit.cli.errors import CommandError, UsageError
 from drakit.cli.kubectl import claims, devices, doctor
 from drakit.cli.kubectl import explain as explaining
+from drakit.cli.kubectl.access import find_denied
+from drakit.cli.kubectl.capabilities import find_capabilities
 from drakit.cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
 from drakit.cli.kubectl.kinds import (
     CLAIMS,
@@ -31,7 +33,7 @@ from drakit.cli.kubectl.kinds import (
     Kind,
 )
 from drakit.cli.kubectl.output import Output
-from drakit.cli.kubectl.releases import Releases, find_releases
+from drakit.cli.kubectl.releases import find_releases
 from drakit.explain.model import ClaimFacts, PodFacts
 from drakit.explain.pending import Verdict
 from drakit.kube import ConfigError, Session, connect
@@ -184,11 +186,17 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
 
 
 def _doctor(options: argparse.Namespace, output: Output) -> int:
-    async def ask(session: Session, namespace: str) -> tuple[Gathered, Releases]:
+    async def ask(session: Session, namespace: str) -> doctor.Examined:
         found = await gather(session, _OF_DOCTOR, namespace=namespace)
-        return found, await find_releases(session, namespace)
+        releases, capabilities = await asyncio.gather(
+            find_releases(session, namespace), find_capabilities(session)
+        )
+        denied, gaps = await find_denied(session, releases)
+        return doctor.Examined(
+            found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps
+        )
 
-    diagnosis = doctor.diagnose(*_fetch(options, ask))
+    diagnosis = doctor.diagnose(_fetch(options, ask))
     if output.for_programs:
         output.data(diagnosis.body())
     else:

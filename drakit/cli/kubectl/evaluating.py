@@ -6,6 +6,7 @@ It must not know what asks for them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from drakit.cel import choice
@@ -13,7 +14,12 @@ from drakit.cel.helper import HelperError, QuestionError
 from drakit.cli.kubectl.gather import Gap, Gathered
 from drakit.explain.selectors import bring_up_to_date
 
-__all__ = ("evaluate_selectors",)
+__all__ = ("evaluate_selectors", "lacks_helper")
+
+
+def lacks_helper() -> bool:
+    """Return whether Kubernetes' own compiler is missing, so that a Python library is used."""
+    return choice.find_helper(os.environ) is None
 
 
 def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:

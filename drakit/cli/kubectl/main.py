@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices of the cluster. "
-        "Uses your kubeconfig and your permissions, and writes nothing.",
+        "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
         epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the answer is undecided, "
         "2 invalid arguments or kubeconfig, 3 the API server is unavailable or refuses everything.",
     )
@@ -99,8 +99,9 @@ def _add_listings(commands: _Group) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check the cluster, and your permissions",
-        description="Checks API versions, pools, nodes, classes, the releases of drakit, and your "
-        "permissions. Each finding has a remedy.",
+        description="Checks API versions and feature gates, pools, nodes, classes, your "
+        "permissions, and the releases of drakit with their values and permissions. Each finding "
+        "has a remedy.",
     )
     for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
         each.set_defaults(command=name)

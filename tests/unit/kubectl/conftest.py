@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from aiohttp import web
 
 from drakit.cli.kubectl.main import main
-from drakit.testing.objects import merge
+from drakit.testing.objects import StatusError, merge
 from tests.fakes.kube import FakeApiServer
 
 DRIVER = "gpu.example.com"
@@ -22,6 +24,32 @@ class Site(FakeApiServer):
 
     folder: Path
     version: str = "v1"
+
+    denied: tuple[str, ...] = ()
+    """Service accounts, verbs and resources that reviews deny, as in ``NAME list nodes``."""
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        """Also answer reviews, which store nothing."""
+        if "accessreviews" not in request.path:
+            return await super()._handle(request)
+        try:
+            await self._stumble(request)
+        except StatusError as error:
+            return web.json_response(error.body, status=error.code)
+        spec = (await request.json())["spec"]
+        asked = spec["resourceAttributes"]
+        account = spec["user"].rpartition(":")[2]
+        allowed = f"{account} {asked['verb']} {asked['resource']}" not in self.denied
+        return web.json_response({"spec": spec, "status": {"allowed": allowed}}, status=201)
+
+    def runs(self, kubernetes: str = "v1.36.3", **gates: bool) -> None:
+        """Set what the API server reports about itself."""
+        name = "kubernetes_feature_enabled"
+        self.texts["/version"] = json.dumps({"gitVersion": kubernetes})
+        self.texts["/metrics"] = "".join(
+            f'{name}{{name="{gate}",stage="BETA"}} {on:d}\n'
+            for gate, on in {"APIServerTracing": True, **gates}.items()
+        )
 
     def serve(self, version: str) -> None:
         self.version = version
@@ -102,6 +130,81 @@ class Site(FakeApiServer):
             },
         )
 
+    def release(
+        self,
+        name: str = "drakit",
+        *nodes: str,
+        ready: bool = True,
+        version: str = "0.1.0",
+        root: str = "/var/lib/kubelet",
+        operator: int = 1,
+        **nodeplugin: object,
+    ) -> None:
+        """
+        Install a release, with its node plugin on these nodes.
+
+        :param operator: replicas of the operator; with 0, there is none.
+        :param nodeplugin: what its configuration has, such as `drivers`.
+        """
+        space = f"/namespaces/{name}-system"
+        registry = {"name": "registry", "hostPath": {"path": f"{root}/plugins_registry"}}
+        spec = {"serviceAccountName": f"{name}-nodeplugin", "volumes": [registry]}
+        status = {"desiredNumberScheduled": len(nodes), "numberReady": len(nodes) * ready}
+        self.store(
+            f"/apis/apps/v1{space}/daemonsets/{name}-nodeplugin",
+            {
+                "metadata": labels(name, "nodeplugin", version),
+                "spec": {"template": {"spec": spec}},
+                "status": status,
+            },
+        )
+        self.store(
+            f"/api/v1{space}/configmaps/{name}-nodeplugin",
+            {
+                "metadata": labels(name, "nodeplugin", version),
+                "data": {"nodeplugin.yaml": yaml.safe_dump(nodeplugin)},
+            },
+        )
+        for node in nodes:
+            condition = {"type": "Ready", "status": str(ready)}
+            self.store(
+                f"/api/v1{space}/pods/{name}-{node}",
+                {
+                    "metadata": labels(name, "nodeplugin", version),
+                    "spec": {"nodeName": node},
+                    "status": {"conditions": [condition]},
+                },
+            )
+        if operator:
+            spec = {"serviceAccountName": f"{name}-operator"}
+            self.store(
+                f"/apis/apps/v1{space}/deployments/{name}-operator",
+                {
+                    "metadata": labels(name, "operator", version),
+                    "spec": {"replicas": operator, "template": {"spec": spec}},
+                    "status": {"readyReplicas": operator},
+                },
+            )
+            lease = {"election": {"leaseName": f"{name}-operator"}}
+            self.store(
+                f"/api/v1{space}/configmaps/{name}-operator",
+                {
+                    "metadata": labels(name, "operator", version),
+                    "data": {"operator.yaml": yaml.safe_dump(lease)},
+                },
+            )
+
+
+def labels(release: str, component: str, version: str) -> dict:
+    return {
+        "labels": {
+            "app.kubernetes.io/part-of": "drakit",
+            "app.kubernetes.io/instance": release,
+            "app.kubernetes.io/component": component,
+            "app.kubernetes.io/version": version,
+        }
+    }
+
 
 class Run:
     """The command, run in a thread beside the server."""
@@ -135,6 +238,7 @@ async def site() -> AsyncIterator[Site]:
     async with Site() as server:
         assert isinstance(server, Site)
         server.serve("v1")
+        server.runs()
         yield server
 
 

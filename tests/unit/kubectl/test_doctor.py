@@ -1,10 +1,13 @@
-"""``kubectl drakit doctor``: findings, each with a remedy."""
+"""``kubectl drakit doctor``: findings about a cluster and the user, each with a remedy."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.unit.kubectl.conftest import DRIVER
+
 API = "/apis/resource.k8s.io/v1"
+DRIVERS = [{"driver": "gpu_driver:Gpu", "name": DRIVER}]
 
 
 @pytest.fixture
@@ -13,60 +16,58 @@ def healthy(site):
     site.node("n1")
     site.device_class("gpu")
     site.slice("s1", "a", "b")
-    workload(
-        site, "daemonsets", "nodeplugin", status={"desiredNumberScheduled": 1, "numberReady": 1}
-    )
-    workload(site, "deployments", "operator", spec={"replicas": 2}, status={"readyReplicas": 2})
-    plugin_pod(site, "n1")
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.runs(DRADeviceTaints=True, DRAListTypeAttributes=False)
     return site
 
 
-def labels(component: str, version: str = "0.1.0") -> dict:
-    return {
-        "labels": {
-            "app.kubernetes.io/part-of": "drakit",
-            "app.kubernetes.io/instance": "drakit",
-            "app.kubernetes.io/component": component,
-            "app.kubernetes.io/version": version,
-        }
-    }
+@pytest.fixture
+def with_helper(monkeypatch):
+    monkeypatch.setattr("drakit.cli.kubectl.evaluating.lacks_helper", lambda: False)
+    monkeypatch.setattr("drakit.cli.kubectl.cluster_checks.lacks_helper", lambda: False)
 
 
-def workload(site, plural: str, component: str, *, version: str = "0.1.0", **body: dict) -> None:
-    site.store(
-        f"/apis/apps/v1/namespaces/drakit-system/{plural}/drakit-{component}",
-        {"metadata": labels(component, version), **body},
-    )
-
-
-def plugin_pod(site, node: str) -> None:
-    ready = {"type": "Ready", "status": "True"}
-    site.store(
-        f"/api/v1/namespaces/drakit-system/pods/plugin-{node}",
-        {
-            "metadata": labels("nodeplugin"),
-            "spec": {"nodeName": node},
-            "status": {"conditions": [ready]},
-        },
-    )
-
-
+@pytest.mark.usefixtures("with_helper")
 async def test_a_healthy_cluster_has_no_findings(healthy, run):
     code, out, error = await run("doctor")
     assert (code, error) == (0, "")
     assert out.splitlines() == [
+        "Kubernetes 1.36.3",
         "API group resource.k8s.io: served in v1; used here: v1",
+        "Disabled feature gates of the API server: DRAListTypeAttributes",
         "",
         "DRIVER           NODES  POOLS  DEVICES",
         "gpu.example.com  1      1      2",
         "",
         "NAMESPACE      RELEASE  COMPONENT   VERSION  READY",
         "drakit-system  drakit   nodeplugin  0.1.0    1/1",
-        "drakit-system  drakit   operator    0.1.0    2/2",
+        "drakit-system  drakit   operator    0.1.0    1/1",
         "",
         "No problems found.",
     ]
     assert healthy.writes() == []
+
+
+async def test_more_columns_name_gates_nodes_and_objects(healthy, run):
+    healthy.slice("s2", "a", node="n2", driver="other.example.com")
+    code, out, _ = await run("doctor", "-o", "wide")
+    assert code == 1
+    assert "Enabled feature gates of the API server: DRADeviceTaints" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["n1", DRIVER, "1", "2", "yes"] in rows
+    assert ["n2", "other.example.com", "1", "1", "unknown"] in rows
+    assert "  object: Pool other.example.com/n2" in out
+
+
+async def test_a_driver_is_registered_when_the_node_plugin_is_ready(healthy, run):
+    healthy.release("drakit", "n1", ready=False, drivers=DRIVERS)
+    _, body = await run.json("doctor")
+    node = {"node": "n1", "driver": DRIVER, "pools": 1, "devices": 2, "registered": "no"}
+    assert body["nodes"] == [node]
+    (plugin,) = body["nodePlugins"]
+    assert (plugin["release"], plugin["node"], plugin["ready"]) == ("drakit", "n1", False)
+    assert body["featureGates"] == {"DRADeviceTaints": True, "DRAListTypeAttributes": False}
+    assert body["kubernetes"] == "v1.36.3"
 
 
 def incomplete(site):
@@ -102,35 +103,44 @@ def failing(site):
     site.device_class("fast", 'device.attributes["gpu.example.com"].speed > 3')
 
 
-def daemon_down(site):
-    status = {"desiredNumberScheduled": 3, "numberReady": 1}
-    workload(site, "daemonsets", "nodeplugin", status=status)
-
-
-def half_upgraded(site):
-    workload(site, "deployments", "operator", version="0.2.0", spec={"replicas": 0})
+POOL = f"Pool {DRIVER}/n1"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "text", "fix"),
+    ("spoil", "subject", "text", "fix"),
     [
-        pytest.param(incomplete, "incomplete: 1 of 2 slices", "must publish all slices"),
-        pytest.param(vanished, "is for node n9, which does not exist", "delete its ResourceSlices"),
-        pytest.param(unhealthy, "1 device of pool n1", "check the device"),
-        pytest.param(twins, "nodes n1, n2 publish devices of the same names", "name its pools"),
-        pytest.param(not_ready, "node n1 is not ready", "kubectl describe node n1"),
-        pytest.param(class_missing, 'DeviceClass "absent"', "create it or correct"),
-        pytest.param(failing, "DeviceClass fast fails on device", "test that a key exists"),
-        pytest.param(daemon_down, "1 of 3 pods ready", "describe daemonset/drakit-nodeplugin"),
-        pytest.param(half_upgraded, "components of versions 0.1.0, 0.2.0", "helm upgrade drakit"),
+        pytest.param(incomplete, POOL, "incomplete: 1 of 2 slices", "must publish all slices"),
+        pytest.param(
+            vanished,
+            f"Pool {DRIVER}/n9",
+            "is for node n9, which does not exist",
+            "kubectl delete resourceslices --field-selector spec.nodeName=n9",
+        ),
+        pytest.param(unhealthy, POOL, "1 device of pool n1", "check the device"),
+        pytest.param(
+            twins,
+            f"Pool {DRIVER}/shared",
+            "nodes n1, n2 publish devices of the same names",
+            "name its pools",
+        ),
+        pytest.param(not_ready, "Node n1", "node n1 is not ready", "kubectl describe node n1"),
+        pytest.param(
+            class_missing, "ResourceClaim lab/mine", 'DeviceClass "absent"', "create it or correct"
+        ),
+        pytest.param(
+            failing,
+            "DeviceClass fast",
+            "DeviceClass fast fails on device",
+            "kubectl edit deviceclass fast",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-async def test_a_problem_has_a_remedy(healthy, run, spoil, text, fix):
+async def test_a_problem_has_a_remedy(healthy, run, spoil, subject, text, fix):
     spoil(healthy)
     code, body = await run.json("doctor")
     (found,) = [each for each in body["findings"] if text in each["finding"]]
-    assert (code, found["severity"]) == (1, "problem")
+    assert (code, found["severity"], found["object"]) == (1, "problem", subject)
     assert fix in found["fix"]
 
 
@@ -138,12 +148,7 @@ def unselected(site):
     site.device_class("none", 'device.driver == "other.example.com"')
 
 
-def silent_node(site):
-    site.node("n2")
-    plugin_pod(site, "n2")
-
-
-def only_own_namespace(site):
+def daemon_sets_of_others(site):
     site.forbid("/apis/apps/v1/daemonsets")
 
 
@@ -151,30 +156,68 @@ def no_nodes(site):
     site.forbid("/api/v1/nodes")
 
 
+def no_metrics(site):
+    site.forbid("/metrics")
+
+
+def no_version(site):
+    site.fail("*", "/version", status=500, message="busy")
+
+
+def no_reviews(site):
+    site.forbid("/apis/authorization.k8s.io")
+
+
+def no_helper(site):
+    """The fixture `python_library` removes it from every test."""
+
+
 @pytest.mark.parametrize(
-    ("spoil", "text", "fix"),
+    ("spoil", "subject", "text", "fix"),
     [
-        pytest.param(unselected, "none selects none of 2 devices", "check its selectors"),
-        pytest.param(silent_node, "node n2 has a node plugin", "logs plugin-n2"),
         pytest.param(
-            only_own_namespace, "daemonsets of namespaces other than lab", "the verb list"
+            unselected, "DeviceClass none", "none selects none of 2 devices", "check its selectors"
         ),
-        pytest.param(no_nodes, "nodes may not be listed", "the verb list on nodes"),
+        pytest.param(
+            daemon_sets_of_others,
+            "Your permissions",
+            "daemonsets of namespaces other than lab may not be listed",
+            "--verb=get,list --resource=daemonsets.apps",
+        ),
+        pytest.param(
+            no_nodes,
+            "Your permissions",
+            "nodes may not be listed",
+            "kubectl create clusterrole drakit-user-nodes --verb=get,list --resource=nodes",
+        ),
+        pytest.param(
+            no_metrics,
+            "Your permissions",
+            "feature gates of the API server may not be read (/metrics)",
+            "--verb=get --non-resource-url=/metrics",
+        ),
+        pytest.param(no_version, "/version", "version of the API server cannot be read", "again"),
+        pytest.param(
+            no_reviews,
+            "Your permissions",
+            "SubjectAccessReviews may not be created",
+            "--verb=create --resource=subjectaccessreviews.authorization.k8s.io",
+        ),
+        pytest.param(
+            no_helper,
+            "Program drakit-cel",
+            "the program drakit-cel is not installed",
+            "go build -o drakit-cel",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-async def test_a_note_is_no_problem(healthy, run, spoil, text, fix):
+async def test_a_note_is_no_problem(healthy, run, spoil, subject, text, fix):
     spoil(healthy)
     code, body = await run.json("doctor")
     (found,) = [each for each in body["findings"] if text in each["finding"]]
-    assert (code, found["severity"]) == (0, "note")
+    assert (code, found["severity"], found["object"]) == (0, "note", subject)
     assert fix in found["fix"]
-
-
-async def test_no_release_is_a_note(site, run):
-    code, out, _ = await run("doctor")
-    assert code == 0
-    assert "note: no release of drakit is installed" in out
 
 
 async def test_an_older_api_is_named(site, run):
@@ -182,7 +225,7 @@ async def test_an_older_api_is_named(site, run):
     site.node("n1")
     site.slice("s1", "a")
     _, out, _ = await run("doctor")
-    assert out.startswith("API group resource.k8s.io: served in v1beta1; used here: v1beta1\n")
+    assert "API group resource.k8s.io: served in v1beta1; used here: v1beta1\n" in out
     assert "the API server does not serve resource.k8s.io/v1" in out
 
 
@@ -190,12 +233,14 @@ async def test_a_user_who_may_list_only_own_claims_gets_what_there_is(healthy, r
     healthy.claim("mine")
     for path in ("resourceslices", "deviceclasses", "resourceclaims"):
         healthy.forbid(f"{API}/{path}")
-    healthy.forbid("/api/v1/nodes")
-    healthy.forbid("/apis/apps")
-    healthy.forbid("/api/v1/pods")
+    for path in ("/api/v1/nodes", "/apis/apps", "/api/v1/pods", "/api/v1/configmaps", "/metrics"):
+        healthy.forbid(path)
+    healthy.forbid("/api/v1/namespaces/lab/configmaps")
     code, body = await run.json("doctor")
     assert code == 0
     assert {each["severity"] for each in body["findings"]} == {"note"}
     named = " ".join(each["finding"] for each in body["findings"])
-    for kind in ("ResourceSlices", "DeviceClasses", "nodes", "deployments", "daemonsets"):
+    for kind in (
+        *("ResourceSlices", "DeviceClasses", "nodes", "deployments", "daemonsets", "configmaps"),
+    ):
         assert f"{kind} may not be listed" in named

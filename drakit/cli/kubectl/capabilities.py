@@ -1,0 +1,69 @@
+"""
+What the API server reports about itself: its version, and its feature gates.
+
+The gates are in its metrics, which only administrators may read. Scheduler and kubelets have gates
+of their own, which nothing in the API shows.
+
+It must not know what needs a gate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drakit.cel.gates import GatesUnknownError, read_all_gates
+from drakit.cli.kubectl.gather import Gap
+from drakit.kube import ApiError, ForbiddenError, Session
+
+__all__ = ("Capabilities", "find_capabilities")
+
+PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
+"""Names, or their beginnings, of the feature gates that concern devices."""
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What is known about an API server."""
+
+    version: str = ""
+    """Such as ``v1.36.3``; empty if unknown."""
+
+    gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Feature gates that concern devices; empty if they may not be read."""
+
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def minor(self) -> tuple[int, int] | None:
+        """Major and minor version; None if unknown."""
+        found = _VERSION.match(self.version)
+        return (int(found[1]), int(found[2])) if found else None
+
+
+async def find_capabilities(session: Session) -> Capabilities:
+    """Ask the API server; what it does not answer is a gap."""
+    gaps: list[Gap] = []
+    version = ""
+    gates: dict[str, bool] = {}
+    try:
+        version = str((await session.get("/version")).get("gitVersion") or "")
+    except ApiError as error:
+        gaps.append(_gap("/version", error, "it is not compared with the values of releases"))
+    try:
+        read = await read_all_gates(session)
+        gates = {name: read[name] for name in sorted(read) if name.startswith(PREFIXES)}
+    except (ApiError, GatesUnknownError) as error:
+        effect = "those that its Kubernetes version enables by default are assumed"
+        gaps.append(_gap("/metrics", error, effect))
+    return Capabilities(version=version, gates=gates, gaps=tuple(gaps))
+
+
+def _gap(path: str, error: Exception, effect: str) -> Gap:
+    of = "feature gates" if path == "/metrics" else "version"
+    forbidden = isinstance(error, ForbiddenError)
+    why = f"may not be read ({path})" if forbidden else f"cannot be read: {error}"
+    return Gap(kind=path, what=f"{of} of the API server {why}", effect=effect, forbidden=forbidden)

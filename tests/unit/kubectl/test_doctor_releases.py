@@ -1,0 +1,331 @@
+"""``kubectl drakit doctor``: findings about releases of drakit and their values."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kubectl.conftest import DRIVER
+
+DRIVERS = [{"driver": "gpu_driver:Gpu", "name": DRIVER}]
+GATES = {
+    "DRADeviceTaints": ("unhealthy devices are still allocated", ""),
+    "DRAPartitionableDevices": (
+        "partitions are not published",
+        "--set-json 'simulated.config.gpu.partitions=[]'",
+    ),
+    "DRAConsumableCapacity": (
+        "claims cannot share a device",
+        "nic.count=0,simulated.config.cpu.grouping=devices",
+    ),
+    "DRAListTypeAttributes": ("without their lists", "nic.listAttributes=false"),
+    "DRAExtendedResource": ("by claims only", ""),
+}
+"""What a release lacks without a feature gate, and the value that does without."""
+
+SIMULATED = {"driverName": "sim.example.com", "gpu": {"partitions": [1]}, "nic": {"count": 1}}
+
+
+@pytest.fixture
+def cluster(site):
+    """Two nodes with devices, and no release."""
+    for node in ("n1", "n2"):
+        site.node(node)
+        site.slice(f"s-{node}", "a", node=node)
+    site.runs(**dict.fromkeys(GATES, True))
+    return site
+
+
+@pytest.fixture
+def findings(cluster, run):
+    """Run the doctor; return what it finds beside the missing program drakit-cel."""
+
+    async def ask() -> list[dict]:
+        _, body = await run.json("doctor")
+        return [each for each in body["findings"] if "drakit-cel" not in each["object"]]
+
+    return ask
+
+
+async def test_releases_that_fit_have_no_findings(cluster, findings):
+    cluster.release("drakit", "n1", "n2", drivers=DRIVERS)
+    cluster.release("lamps", "n1", operator=0, backends={"enabled": True, "directory": "/b"})
+    assert await findings() == []
+
+
+async def test_no_release_is_a_note(cluster, findings):
+    (found,) = await findings()
+    assert found["finding"] == "no release of drakit is installed"
+    assert found["severity"] == "note"
+    assert "helm install drakit" in found["fix"]
+
+
+def pods_not_ready(site):
+    site.release("drakit", "n1", "n2", ready=False, drivers=DRIVERS)
+
+
+def half_upgraded(site):
+    site.release("drakit", "n1", version="0.2.0", operator=0, drivers=DRIVERS)
+    site.store(
+        "/apis/apps/v1/namespaces/drakit-system/deployments/drakit-operator",
+        {
+            "metadata": {
+                "labels": {
+                    "app.kubernetes.io/part-of": "drakit",
+                    "app.kubernetes.io/instance": "drakit",
+                    "app.kubernetes.io/component": "operator",
+                    "app.kubernetes.io/version": "0.1.0",
+                }
+            },
+            "spec": {"replicas": 0},
+        },
+    )
+
+
+def old_cluster(site):
+    site.runs("v1.33.9+vendor", **dict.fromkeys(GATES, True))
+    site.release("drakit", "n1", drivers=DRIVERS)
+
+
+def driver_without_slices(site):
+    site.release("drakit", "n1", drivers=[*DRIVERS, {"driver": "hostdev"}])
+
+
+def same_driver(site):
+    site.release("drakit", "n1", "n2", drivers=DRIVERS)
+    site.release("other", "n2", operator=0, drivers=DRIVERS)
+
+
+def same_shipped_driver(site):
+    site.slice("h", driver="hostdev.drakit.dev")
+    site.release("drakit", "n1", drivers=[{"driver": "hostdev"}])
+    site.release("other", "n1", operator=0, drivers=[{"driver": "hostdev"}])
+
+
+def same_name_of_device_plugins(site):
+    for name in ("drakit", "other"):
+        plugins = {"enabled": True, "driverName": "plugins.example.com", "directory": f"/{name}"}
+        site.release(name, "n1", operator=int(name == "drakit"), devicePlugins=plugins)
+
+
+def same_directory(site):
+    backends = {"enabled": True, "directory": "/run/backends"}
+    site.release("drakit", "n1", drivers=DRIVERS, backends=backends)
+    site.release("other", "n1", operator=0, backends=backends)
+
+
+def operator_without_nodes(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.denied = ("drakit-operator list nodes", "drakit-operator watch nodes")
+
+
+def operator_without_its_lease(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.denied = ("drakit-operator update leases",)
+
+
+def plugin_without_slices(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.denied = ("drakit-nodeplugin create resourceslices",)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "subject", "text", "fix"),
+    [
+        pytest.param(
+            pods_not_ready,
+            "DaemonSet drakit-system/drakit-nodeplugin",
+            "0 of 2 pods ready; not ready on n1, n2",
+            "nodeplugin.kubeletRoot",
+        ),
+        pytest.param(
+            half_upgraded,
+            "Release drakit-system/drakit",
+            "components of versions 0.1.0, 0.2.0",
+            "helm upgrade drakit",
+        ),
+        pytest.param(
+            old_cluster,
+            "Release drakit-system/drakit",
+            "needs Kubernetes 1.34, and the API server is v1.33.9+vendor",
+            "upgrade the cluster",
+        ),
+        pytest.param(
+            driver_without_slices,
+            "Node n1",
+            "driver hostdev.drakit.dev publishes no ResourceSlice there",
+            "kubectl -n drakit-system logs drakit-n1",
+        ),
+        pytest.param(
+            same_driver,
+            "Release other-system/other",
+            f"both run driver {DRIVER} on node n2",
+            "--set nodeplugin.drivers=NAME",
+        ),
+        pytest.param(
+            same_shipped_driver,
+            "Release other-system/other",
+            "both run driver hostdev.drakit.dev on node n1",
+            "--set hostdev.enabled=false",
+        ),
+        pytest.param(
+            same_name_of_device_plugins,
+            "Release other-system/other",
+            "both run driver plugins.example.com on node n1",
+            "--set devicePlugins.driverName=NAME",
+        ),
+        pytest.param(
+            same_directory,
+            "Release other-system/other",
+            "both use the directory /run/backends on node n1",
+            "--set backends.directory=DIRECTORY",
+        ),
+        pytest.param(
+            operator_without_nodes,
+            "Deployment drakit-system/drakit-operator",
+            "drakit-system/drakit-operator of the operator may not list nodes, watch nodes",
+            "helm upgrade drakit",
+        ),
+        pytest.param(
+            operator_without_its_lease,
+            "Deployment drakit-system/drakit-operator",
+            "may not update leases.coordination.k8s.io",
+            "helm upgrade drakit",
+        ),
+        pytest.param(
+            plugin_without_slices,
+            "DaemonSet drakit-system/drakit-nodeplugin",
+            "of the nodeplugin may not create resourceslices.resource.k8s.io",
+            "helm upgrade drakit",
+        ),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+async def test_a_problem_of_a_release_has_a_remedy(cluster, findings, spoil, subject, text, fix):
+    spoil(cluster)
+    found = {each["finding"]: each for each in await findings() if each["severity"] == "problem"}
+    (what,) = [each for each in found if text in each]
+    assert found[what]["object"] == subject
+    assert fix in found[what]["fix"]
+
+
+async def test_a_pod_with_earlier_values_is_not_held_to_the_new_ones(cluster, findings):
+    driver_without_slices(cluster)
+    changed = {"checksum/config": "new"}
+    cluster.change(
+        "/apis/apps/v1/namespaces/drakit-system/daemonsets/drakit-nodeplugin",
+        {"spec": {"template": {"metadata": {"annotations": changed}}}},
+    )
+    assert await findings() == []
+    cluster.change(
+        "/api/v1/namespaces/drakit-system/pods/drakit-n1", {"metadata": {"annotations": changed}}
+    )
+    assert len(await findings()) == 1
+
+
+def two_operators(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.release("other", "n2", backends={"enabled": True, "directory": "/b"})
+
+
+def other_kubelet(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    path = {"path": "/var/snap/kubelet/plugins_registry/"}
+    volumes = [{"name": "registration", "hostPath": path}]
+    body = {"spec": {"template": {"spec": {"volumes": volumes}}}}
+    site.store("/apis/apps/v1/namespaces/storage/daemonsets/csi", body)
+
+
+def silent_backends(site):
+    site.remove("/apis/resource.k8s.io/v1/resourceslices/s-n2")
+    site.release("drakit", "n2", backends={"enabled": True, "directory": "/b"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text", "fix"),
+    [
+        pytest.param(two_operators, "both have an operator", "--set operator.enabled=false"),
+        pytest.param(
+            other_kubelet,
+            "expects the kubelet in /var/lib/kubelet, and DaemonSet storage/csi is registered in "
+            "/var/snap/kubelet",
+            "--set nodeplugin.kubeletRoot=/var/snap/kubelet",
+        ),
+        pytest.param(
+            silent_backends,
+            "node n2 has a node plugin, but no ResourceSlice names the node",
+            "logs drakit-n2",
+        ),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+async def test_a_state_of_a_release_that_may_be_intended(cluster, findings, spoil, text, fix):
+    spoil(cluster)
+    (found,) = await findings()
+    assert found["severity"] == "note"
+    assert text in found["finding"]
+    assert fix in found["fix"]
+
+
+async def test_a_daemon_set_of_the_same_kubelet_agrees(cluster, findings):
+    other_kubelet(cluster)
+    cluster.release("drakit", "n1", root="/var/snap/kubelet", drivers=DRIVERS)
+    assert await findings() == []
+
+
+@pytest.fixture
+def with_all_values(cluster):
+    config = SIMULATED | {"nic": {"count": 1, "listAttributes": True}}
+    cluster.slice("sim", "a", driver="sim.example.com")
+    cluster.release(
+        *("drakit", "n1"),
+        drivers=[{"driver": "simulated", "config": config}],
+        devicePlugins={"enabled": True, "directory": "/d", "driverName": "p.example.com"},
+    )
+    return cluster
+
+
+@pytest.mark.parametrize("gate", GATES)
+async def test_a_value_that_needs_a_disabled_gate(with_all_values, findings, gate):
+    without, value = GATES[gate]
+    with_all_values.runs(**dict.fromkeys(GATES, True) | {gate: False})
+    (found,) = await findings()
+    assert f"{gate}, which is disabled: " in found["finding"]
+    assert without in found["finding"]
+    assert f"--feature-gates={gate}=true" in found["fix"]
+    assert value in found["fix"]
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "disabled"),
+    [
+        pytest.param("v1.36.0", {"DRAListTypeAttributes"}, id="defaults-of-1.36"),
+        pytest.param("v1.35.4", set(GATES), id="defaults-of-1.35"),
+        pytest.param("unusual", set(), id="an-unknown-version-allows-no-conclusion"),
+    ],
+)
+async def test_gates_that_may_not_be_read_are_those_of_the_version(
+    with_all_values, findings, kubernetes, disabled
+):
+    with_all_values.runs(kubernetes)
+    with_all_values.forbid("/metrics")
+    found = [each["finding"] for each in await findings() if "uses the feature" in each["finding"]]
+    assert {gate for gate in GATES for each in found if gate in each} == disabled
+    assert all("disabled by default" in each for each in found)
+
+
+async def test_values_that_nobody_may_read_are_not_guessed(cluster, findings):
+    same_driver(cluster)
+    cluster.forbid("/api/v1/configmaps")
+    cluster.forbid("/api/v1/namespaces/lab/configmaps")
+    (found,) = await findings()
+    assert found["finding"].startswith("configmaps may not be listed: the values of such releases")
+
+
+async def test_a_malformed_configuration_costs_only_itself(cluster, findings):
+    cluster.release("drakit", "n1", drivers=DRIVERS)
+    for text in ("{", "[]", "drivers: 3"):
+        cluster.store(
+            "/api/v1/namespaces/drakit-system/configmaps/drakit-nodeplugin",
+            {"data": {"nodeplugin.yaml": text}},
+        )
+        assert [each for each in await findings() if each["severity"] == "problem"] == []
