@@ -1,9 +1,9 @@
 """
 How many devices there are for a request, and what stands in the way of the others.
 
-Each device is counted once, under what keeps it longest: a node that the pod cannot use, then
-taints, then holders, since a release does not help a tainted device. The counts explain;
-:mod:`.allocation` decides whether a pod fits.
+Each device is counted once, under the obstacle that lasts longest: a node that the pod cannot use,
+then taints, then holders, since a release does not help a tainted device. The counts explain;
+:mod:`.search` decides whether a pod fits.
 
 It must not know clients, or how a sentence is made of the counts.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drakit.explain.allocation import NotEvaluatedError, bits, counters_of, tolerates
+from drakit.explain.allocation import NotEvaluatedError, bits, tolerates
 from drakit.explain.capacity import short_capacities
+from drakit.explain.constraints import counters_of
 from drakit.explain.model import (
     ClaimFacts,
     DeviceFacts,
@@ -70,6 +71,12 @@ class Availability:
     """Devices that can never have the requested capacity; `total` does not include them."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
+    effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Key and effect of each taint of `tainted`."""
+
+    rules: set[str] = field(default_factory=set[str])
+    """DeviceTaintRules that add taints of `tainted`."""
+
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
     """Other devices use the hardware that they need."""
@@ -97,6 +104,8 @@ class Availability:
         self.small += other.small
         for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
             getattr(self, name).merge(getattr(other, name))
+        self.effects |= other.effects
+        self.rules |= other.rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,9 @@ class Analysis:
 
     free_by_node: Mapping[str, int]
     """How many devices each node could give to the request alone."""
+
+    matching_by_node: Mapping[str, int]
+    """How many devices of each node match, available or not."""
 
     @property
     def matching(self) -> int:
@@ -181,8 +193,13 @@ def analyze(request: Request, world: World) -> Analysis:
     for reach in world.reachable():
         of = reach.slice
         published += len(of.devices)
-        matches = _passed(request, reach, world, selectors, rejected, errors)
-        if matches:
+        selected = world.selected(request, of)
+        for number, count in enumerate(selected.rejected):
+            rejected[number] += count
+        for index, text in selected.errors.items():
+            identity = DeviceID(of.driver, of.pool, of.devices[index].name)
+            errors.append(SelectorError(identity, text, tuple(reach.nodes)))
+        if matches := selected.matches:
             found = Availability()
             if reach.plain and not request.capacity and not sorting.has_rules:
                 sorting.sort_plain(reach, matches, found)
@@ -199,7 +216,16 @@ def analyze(request: Request, world: World) -> Analysis:
         errors=tuple(errors),
         entries=tuple(entries),
         free_by_node=_free_by_node(request, entries),
+        matching_by_node=_matching_by_node(entries),
     )
+
+
+def _matching_by_node(entries: Sequence[tuple[Reachable, Availability]]) -> dict[str, int]:
+    matching: dict[str, int] = {}
+    for reach, found in entries:
+        for node in reach.nodes:
+            matching[node] = matching.get(node, 0) + found.total
+    return matching
 
 
 def _free_by_node(
@@ -213,33 +239,6 @@ def _free_by_node(
         if request.every and found.free < found.total:
             taken.update(reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
-
-
-def _passed(
-    request: Request,
-    reach: Reachable,
-    world: World,
-    selectors: Sequence[tuple[str, str]],
-    rejected: list[int],
-    errors: list[SelectorError],
-) -> int:
-    """Return the devices that pass all selectors, and count what each rejects."""
-    of = reach.slice
-    selected = world.selected(request, of)
-    alive = (1 << len(of.devices)) - 1
-    for number, (_, expression) in enumerate(selectors):
-        try:
-            found = world.selectors.evaluated(expression, of)
-        except KeyError as error:
-            raise NotEvaluatedError(str(error)) from None
-        left = alive & found.matches
-        failed = sum(1 for index in found.errors if alive >> index & 1)
-        rejected[number] += alive.bit_count() - left.bit_count() - failed
-        alive = left
-    for index, text in selected.errors.items():
-        identity = DeviceID(of.driver, of.pool, of.devices[index].name)
-        errors.append(SelectorError(identity, text, tuple(reach.nodes)))
-    return selected.matches
 
 
 class _Sorting:
@@ -285,8 +284,10 @@ class _Sorting:
             found.small += 1
             return
         taints = world.taints(identity, device)
-        if taints and (keys := _not_tolerated(taints, request.tolerations)):
-            found.tainted.add(words=keys)
+        if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
+            found.tainted.add(words=(taint.key for taint in obstacles))
+            found.effects.update((taint.key, taint.effect) for taint in obstacles)
+            found.rules.update(world.taint_rules(identity, obstacles))
         elif request.admin_access:
             found.free += 1  # it consumes nothing
         elif (holder := world.holder(identity)) is not None:
@@ -303,9 +304,11 @@ class _Sorting:
             found.free += 1
 
 
-def _not_tolerated(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> list[str]:
+def _not_tolerated(
+    taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
+) -> list[TaintFacts]:
     return [
-        taint.key
+        taint
         for taint in taints
         if not any(tolerates(toleration, taint) for toleration in tolerations)
     ]

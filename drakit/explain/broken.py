@@ -1,9 +1,9 @@
 """
 What is wrong with allocated claims: of pods that have a node and do not start, or that run.
 
-The facts are compared with the allocation: the node, the pools and devices, their taints, the
-binding conditions, and for whom the claim is reserved. Only certain problems are returned: a pool
-that is being updated, or a kind that may not be listed, allows no conclusion.
+The allocation is compared with the node, the pools and devices, their taints, the binding
+conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being
+updated, or a kind that may not be listed, allows no conclusion.
 
 Why a pod has no node yet is found in :mod:`.pending`. It must not know clients, clocks, Events, or
 how devices are allocated.
@@ -61,7 +61,8 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
     """
     Return what is wrong with the claims of a pod that has a node.
 
-    :param settled: the pod has had its node for a while: what is normal for a moment is a problem.
+    :param settled: the pod has had its node for a while, so that a state that is normal for a
+        moment is a problem.
     """
     if pod.node is None or not is_placed(pod):
         return ()
@@ -131,8 +132,8 @@ def _of_pod(pod: PodFacts, node: str, world: World, *, settled: bool) -> Iterato
     if pod.disruption == _EVICTED:
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
-            what="it is evicted because of a taint of one of its devices; it is created again "
-            "elsewhere if a controller owns it",
+            what="Kubernetes evicts it because of a taint of one of its devices; if a controller "
+            "owns the pod, it creates a new one",
         )
     for each in pod.claims:
         if settled or each.claim or each.generated:  # else: it is about to be created
@@ -160,8 +161,8 @@ def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Ite
 
 
 _UNSCHEDULED = (
-    "a pod that names its node itself is not scheduled, and so gets no devices: remove nodeName "
-    "from its spec, use a node selector, and create it again"
+    "the scheduler ignores a pod that sets nodeName, so it gets no devices: use a node selector "
+    "instead of nodeName, and create the pod again"
 )
 
 
@@ -171,8 +172,8 @@ def _of_claim(
     if claim is None:
         yield Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
-            what=f'its ResourceClaim "{name}" does not exist in namespace "{pod.namespace}" any '
-            f"more; delete the pod and create it again",
+            what=f'its ResourceClaim "{name}" no longer exists in namespace "{pod.namespace}"; '
+            f"delete the pod and create it again",
         )
     elif not claim.allocated:
         yield Finding(
@@ -188,7 +189,7 @@ def _of_claim(
 
 def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
     if any(each.resource != "pods" for each in claim.consumers):
-        return True  # a group of pods: nobody knows here whether the pod belongs to it
+        return True  # a group of pods: its members are unknown here
     if claim.consumers:
         return any(each.uid == pod.uid for each in claim.consumers)
     return pod.name in claim.reserved_for
@@ -213,16 +214,16 @@ def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Finding:
 def _full(claim: ClaimFacts) -> Finding:
     return Finding(
         code=Code.CLAIM_NOT_RESERVED,
-        what=f"its claim {claim.name} is reserved for {MAX_CONSUMERS} pods, which is the most that "
-        f"a claim allows; delete a pod that uses it, or use a second claim",
+        what=f"its claim {claim.name} is reserved for {MAX_CONSUMERS} pods, the most that the "
+        f"API allows; delete a pod that uses it, or use a second claim",
     )
 
 
 def _not_prepared(node: str) -> Finding:
     return Finding(
         code=Code.NOT_PREPARED,
-        what="its devices are published and free of problems, but the kubelet has not prepared its "
-        "claims, volumes or network; read its Events (kubectl describe pod), such as "
+        what="its devices show no problem, but the kubelet has not prepared its claims, volumes "
+        "or network; read its Events (kubectl describe pod), such as "
         f"FailedPrepareDynamicResources, and the log of the driver on node {node}",
     )
 
@@ -236,8 +237,8 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             yield Finding(
                 code=Code.BINDING_FAILED,
                 what=f"{device_of_result(result, claim)} failed its binding condition "
-                f"{', '.join(result.failed)}; the scheduler allocates again, so check the "
-                f"controller of driver {result.device.driver} that sets it",
+                f"{', '.join(result.failed)}; the scheduler allocates again; check the "
+                f"controller of driver {result.device.driver} that sets the condition",
             )
         elif result.outstanding:
             yield Finding(
@@ -298,17 +299,23 @@ def _of_taints(
     for taint in taints:
         if taint.effect != "NoExecute":
             continue
-        applying = [each for each in result.tolerations if tolerates(each, taint)]
+        # The controller that evicts pods ignores tolerations without the effect; the scheduler
+        # does not.
+        applying = [
+            each
+            for each in result.tolerations
+            if each.effect == taint.effect and tolerates(each, taint)
+        ]
         if any(each.seconds is None for each in applying):
             continue
-        when = "the pods that use it are evicted"
+        when = "Kubernetes evicts the pods that use it"
         if applying:
             longest = max(each.seconds or 0 for each in applying)
             when += f" after the {longest} s that the request tolerates"
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
             what=f"{device} has the taint {taint.key} with effect NoExecute, so {when}; resolve "
-            f"the cause of the taint, or tolerate its key and effect in the request",
+            f"the cause of the taint, or tolerate its key and effect NoExecute in the request",
         )
 
 
@@ -374,8 +381,8 @@ def _node_problem(name: str, world: World) -> Finding | None:
     if problem is Code.NODE_GONE:
         return Finding(
             code=problem,
-            what=f"node {name} does not exist any more; Kubernetes deletes its pods, and "
-            f"kubectl delete --force does so at once",
+            what=f"node {name} no longer exists; Kubernetes deletes its pods after some minutes, "
+            f"or use kubectl delete --force",
         )
     if problem is Code.NODE_NOT_READY:
         return Finding(

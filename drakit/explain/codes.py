@@ -22,10 +22,10 @@ class Code(StrEnum):
     RESOURCE_CLAIM_TEMPLATE_MISSING = "ResourceClaimTemplateMissing"
     NO_DEVICE_PUBLISHED = "NoDevicePublished"
     DEVICES_ALLOCATED = "DevicesAllocated"
-    """The pod goes on when claims release something."""
+    """The pod can be scheduled when claims release devices, hardware or capacity."""
 
     DEVICES_TAINTED = "DevicesTainted"
-    """The pod does not go on while devices are tainted, whatever is released."""
+    """Too many devices are tainted: a release by other claims is not enough."""
 
     DEVICES_ON_OTHER_NODES = "DevicesOnOtherNodes"
     """Devices exist, but only on nodes that the pod cannot use."""
@@ -48,7 +48,7 @@ class Code(StrEnum):
     CLAIM_OF_OTHER_POD = "ClaimOfOtherPod"
     CLAIM_BEING_DELETED = "ClaimBeingDeleted"
     CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
-    """A pod has a node, but a claim without devices: the scheduler did not place the pod."""
+    """A pod has a node, but its claim has no devices: the scheduler did not place the pod."""
 
     CLAIM_NOT_RESERVED = "ClaimNotReserved"
     """A pod has a node, but its claim is not reserved for it, so the kubelet rejects the claim."""
@@ -65,13 +65,13 @@ class Code(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     EVICTION_BY_TAINT = "EvictionByDeviceTaint"
     NOT_PREPARED = "ClaimsNotPrepared"
-    """All facts are in order, but the kubelet has not prepared the claims."""
+    """No problem is known, but the kubelet has not prepared the claims."""
 
     CLAIM_IN_USE = "ClaimInUse"
     """A claim is being deleted, but still reserved for pods."""
 
     FINALIZER_HOLDS = "FinalizerHolds"
-    """An object is being deleted, but a finalizer holds it."""
+    """An object is being deleted, but a finalizer prevents it."""
 
     NOT_UNPREPARED = "ClaimsNotUnprepared"
     """A pod is being deleted, but the kubelet has not unprepared its claims."""

@@ -1,8 +1,8 @@
 """
-Why an object that is being deleted still exists: what holds a claim, and what holds a pod.
+Why a claim or a pod that is being deleted still exists.
 
-Each finalizer is named with what removes it. A deletion takes a moment in any case; the caller
-decides when to ask.
+Each finding names what prevents the end of the deletion, such as a finalizer. Every deletion takes
+a moment, so the caller decides when to ask.
 
 It must not know clients, clocks, Events, or why a pod does not start.
 """
@@ -28,9 +28,10 @@ _CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 
 def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> tuple[Reason, ...]:
     """
-    Return what holds a claim that is being deleted; empty if nothing does.
+    Return what prevents the end of a claim's deletion; empty if nothing does.
 
-    :param all_pods: the world has all pods of the claim's namespace, so that others are gone.
+    :param all_pods: the world contains every pod of the claim's namespace. Then a consumer that
+        the world lacks does not exist.
     """
     if not claim.deleting:
         return ()
@@ -44,9 +45,9 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
 
 def pod_stays(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ...]:
     """
-    Return what holds a pod that is being deleted; empty if nothing does.
+    Return what prevents the end of a pod's deletion; empty if nothing does.
 
-    :param settled: its grace period has ended a while ago.
+    :param settled: its grace period ended a while ago.
     """
     if not pod.deleting:
         return ()
@@ -80,7 +81,7 @@ def _finalizers(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         yield Finding(
             code=Code.FINALIZER_HOLDS,
-            what=f"finalizer {name} holds it; check the controller that sets this finalizer",
+            what=f"finalizer {name} prevents it; check the controller that sets this finalizer",
         )
 
 
@@ -119,14 +120,15 @@ def _waits_for(pod: PodFacts, world: World) -> Finding:
     because = f": {problem.what}" if problem is not None else ""
     return Finding(
         code=problem.code if problem is not None else Code.CLAIM_IN_USE,
-        what=f"pod {pod.name}, which uses it, is being deleted as well and still exists{because}",
+        what=f"pod {pod.name}, which uses it, still exists, although it is being deleted "
+        f"too{because}",
     )
 
 
 def _stale(consumer: Consumer) -> Finding:
     return Finding(
         code=Code.CLAIM_IN_USE,
-        what=f"it is reserved for pod {consumer.name}, which does not exist any more; "
+        what=f"it is reserved for pod {consumer.name}, which no longer exists; "
         f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it runs",
     )
 
@@ -144,13 +146,13 @@ def _of_node(name: str, world: World) -> Finding | None:
     if problem is Code.NODE_GONE:
         return Finding(
             code=problem,
-            what=f"its node {name} does not exist any more, so no kubelet confirms that it has "
+            what=f"its node {name} no longer exists, so no kubelet confirms that the pod has "
             f"stopped; delete it with kubectl delete --force",
         )
     if problem is Code.NODE_NOT_READY:
         return Finding(
             code=problem,
-            what=f"its node {name} is not ready, so no kubelet confirms that it has stopped; "
+            what=f"its node {name} is not ready, so no kubelet confirms that the pod has stopped; "
             f"repair the node, or delete its Node object if it never returns",
         )
     return None
@@ -173,10 +175,10 @@ def _not_unprepared(pod: PodFacts, node: str, world: World) -> Iterator[Finding]
 
 
 def _not_stopped(pod: PodFacts, node: str) -> Finding:
-    claims = ", or cannot unprepare its claims" if pod.claims or pod.extended_claim else ""
+    claims = " or unpreparing its claims" if pod.claims or pod.extended_claim else ""
     return Finding(
         code=Code.NOT_UNPREPARED,
-        what=f"the kubelet on node {node} still stops its containers{claims}; read the Events of "
-        f"the pod and its claims (kubectl describe), such as UnprepareFailed, and the log of the "
-        f"driver on that node",
+        what=f"the kubelet on node {node} has not finished stopping its containers{claims}; read "
+        f"the Events of the pod and its claims (kubectl describe), such as UnprepareFailed, and "
+        f"the log of the driver on that node",
     )

@@ -10,13 +10,14 @@ It must not know claims, devices, clients or the caller.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
 from drakit.explain.model import NodeFacts, Placement, PodToleration, TaintFacts
 from drakit.resource.nodeselector import selects_node
 
-__all__ = ("NodeProblem", "Unusable", "unusable")
+__all__ = ("NodeProblem", "Unusable", "resolved", "unusable")
 
 
 class NodeProblem(Enum):
@@ -64,6 +65,23 @@ def unusable(
             if amount > free.get(resource, 0):
                 return Unusable(NodeProblem.RESOURCES, resource)
     return None
+
+
+def resolved(
+    problem: Unusable, placement: Placement, node: NodeFacts
+) -> tuple[Placement, NodeFacts]:
+    """Return a placement and a node without one problem between them."""
+    match problem.problem:
+        case NodeProblem.SELECTOR:
+            return replace(placement, node_selector=(), affinity=None), node
+        case NodeProblem.TAINT:
+            added = PodToleration(key=problem.detail, operator="Exists")
+            return replace(placement, tolerations=(*placement.tolerations, added)), node
+        case NodeProblem.CORDONED:
+            taints = tuple(each for each in node.taints if each.key != _CORDON.key)
+            return placement, replace(node, unschedulable=False, taints=taints)
+        case NodeProblem.RESOURCES | NodeProblem.CLAIM:
+            return placement, node
 
 
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")

@@ -80,7 +80,7 @@ def resolve(
         return Finding(
             code=Code.CLAIM_BEING_DELETED,
             what=f'ResourceClaim "{claim.name}" of its claim "{each.name}" is being deleted; '
-            f"when it is gone, create the claim or the pod again",
+            f"when the deletion ends, create the claim or the pod again",
         )
     if claim is not None and claim.allocated:
         return claim
@@ -137,8 +137,8 @@ def _not_created(
         return Finding(
             code=Code.ADMIN_ACCESS_DENIED,
             what=f'claim template "{template.name}" of its claim "{each.name}" asks for admin '
-            f'access, which namespace "{template.namespace}" does not allow; ask an admin for the '
-            f'label {ADMIN_ACCESS}: "true" on the namespace',
+            f'access, which namespace "{template.namespace}" does not allow; ask an admin to set '
+            f'the label {ADMIN_ACCESS}: "true" on the namespace',
         )
     if not settled:
         return None
@@ -150,11 +150,15 @@ def _not_created(
                 f'its claim "{each.name}", because {what}; delete claims that are not needed, or '
                 f"ask an admin for more",
             )
+    cause = "an exceeded ResourceQuota"
+    if asks and namespace is None:
+        cause += f', or a namespace without the label {ADMIN_ACCESS}: "true" for admin access'
     return Finding(
         code=Code.RESOURCE_CLAIM_NOT_CREATED,
         what=f'no ResourceClaim has been created from claim template "{template.name}" for its '
-        f'claim "{each.name}"; read its Events (FailedResourceClaimCreation), and check that the '
-        f"kube-controller-manager runs",
+        f'claim "{each.name}"; the Event FailedResourceClaimCreation of the pod has the '
+        f"cause, such as {cause}; without such an Event, check that the kube-controller-manager "
+        f"runs",
     )
 
 
@@ -168,7 +172,7 @@ def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
         if needed and taken + needed * _UNIT > quantity_units(hard.quantity):
             return (
                 f'ResourceQuota "{quota.name}" allows {hard.quantity} of {hard.name}, '
-                f"{taken // _UNIT} are used and the claim needs {needed}"
+                f"the namespace uses {taken // _UNIT}, and the claim needs {needed}"
             )
     return ""
 

@@ -15,20 +15,21 @@ from drakit.explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit.explain.model import ClaimFacts
 from drakit.explain.nodes import NodeProblem
 
-__all__ = ("remedy", "state")
+__all__ = ("named_holder", "remedy", "shown", "state")
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
 
 _ADVICE = {
     "drakit.dev/stopped": (
-        "stopped is removed when the driver is available again on that node: check its log"
+        "the taint drakit.dev/stopped ends when the driver is available again on that node: check "
+        "its log"
     ),
     "drakit.dev/unhealthy": (
-        "unhealthy is removed when the device is healthy again: check the device"
+        "the taint drakit.dev/unhealthy ends when the device is healthy again: check the device"
     ),
     "drakit.dev/unpreparing": (
-        "unpreparing is removed when an earlier claim is unprepared on that node"
+        "the taint drakit.dev/unpreparing ends when an earlier claim is unprepared on that node"
     ),
 }
 """Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
@@ -42,7 +43,9 @@ _RULES = {
 }
 """Why a pod cannot use nodes, by the kind of rule."""
 
-_ADVICE_FOR_OTHERS = "ask the owner of the taint, or tolerate its key and effect in the request"
+_ADVICE_FOR_OTHERS = (
+    "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
+)
 """The effect is named because Kubernetes evicts a pod from a device with the effect NoExecute if
 the toleration leaves the effect out, although the scheduler accepts it."""
 
@@ -66,30 +69,39 @@ def remedy(found: Availability, *, released: bool) -> str:
     remedies: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
-        remedies.append(
-            f"the claim can be allocated when enough {'of them are' if whole else 'is'} released"
-        )
+        what = "enough of them are" if whole else "enough hardware or capacity is"
+        remedies.append(f"the claim can be allocated when {what} released")
     if found.elsewhere.devices and not found.releasable and not found.free:
-        remedies.append("let the pod run on those nodes, or publish devices on its own")
+        remedies.append(
+            "allow the pod to run on those nodes, or publish devices on the nodes that it can use"
+        )
     keys = found.tainted.words
     remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    if found.rules:
+        plural = "s" if len(found.rules) > 1 else ""
+        remedies.append(
+            f"DeviceTaintRule{plural} {_words(found.rules)} set{'' if plural else 's'} a taint, "
+            f"which ends when the rule is deleted"
+        )
     if keys - _ADVICE.keys():
-        remedies.append(_ADVICE_FOR_OTHERS)
+        effects = sorted({effect for key, effect in found.effects if key not in _ADVICE})
+        plural = "s" if len(effects) > 1 else ""
+        remedies.append(_ADVICE_FOR_OTHERS.format(plural, " and ".join(effects)))
     return "; ".join(remedies)
 
 
 def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, str]]:
     if one := found.allocated.devices:
         holders = _holders(found.allocated, reader)
-        yield found.allocated, f"{'is' if one == 1 else 'are'} allocated, to {holders}"
+        yield found.allocated, f"{'is' if one == 1 else 'are'} allocated to {holders}"
     if one := found.partitioned.devices:
         verb = "shares" if one == 1 else "share"
         holders = _holders(found.partitioned, reader)
-        yield found.partitioned, f"{verb} hardware with allocated devices, of {holders}"
+        yield found.partitioned, f"{verb} hardware with devices that are allocated to {holders}"
     if one := found.used_up.devices:
         verb = "has" if one == 1 else "have"
         words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
-        yield found.used_up, f"{verb} too little {words} left beside {holders}"
+        yield found.used_up, f"{verb} too little {words} left after the shares of {holders}"
     if one := found.elsewhere.devices:
         verb = "is" if one == 1 else "are"
         yield found.elsewhere, f"{verb} on nodes that the pod cannot use ({_nodes(found)})"
@@ -125,7 +137,7 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
         claim for claim in obstacle.claims.values() if reader is None or claim.namespace == reader
     ]
     claims.sort(key=lambda claim: (claim.namespace, claim.name))
-    named = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
+    named = [named_holder(claim) for claim in claims[:NAMED_HOLDERS]]
     others = len(obstacle.claims) - len(claims)
     counted: list[str] = []
     if rest := len(claims) - len(named):
@@ -144,9 +156,16 @@ def _cut(words: list[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _holder(claim: ClaimFacts) -> str:
+def named_holder(claim: ClaimFacts) -> str:
+    """Name a claim with the pods that use it."""
     pods = sorted(claim.reserved_for)
     if not pods:
         return f"claim {claim.namespace}/{claim.name} (no pod)"
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
     return f"claim {claim.namespace}/{claim.name} (pod {pods[0]}{more})"
+
+
+def shown(expression: str) -> str:
+    """Shorten a selector to one line of at most 120 characters."""
+    flat = " ".join(expression.split())
+    return flat if len(flat) <= 120 else f"{flat[:117]}..."

@@ -327,6 +327,11 @@ class World:
         )
         return (*facts.taints, *added) if added else facts.taints
 
+    def taint_rules(self, device: DeviceID, taints: Collection[TaintFacts]) -> Iterator[str]:
+        """Name the DeviceTaintRules that add one of these taints to a device."""
+        rules = self.of(TaintRuleFacts).values()
+        return (each.name for each in rules if each.taint in taints and each.selects(device))
+
     # ---- selectors
 
     def expressions(self, request: Request) -> tuple[tuple[str, str], ...]:
@@ -350,15 +355,22 @@ class World:
             return f"DeviceClass {request.device_class} does not exist"
         return None
 
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        """Return the outcomes of all selectors of a request for a slice."""
+    def selected(self, request: Request, of: SliceFacts, *, without: str = "") -> Selected:
+        """
+        Return the outcomes of all selectors of a request for a slice.
+
+        :param without: an expression that counts as true.
+        """
         alive = (1 << len(of.devices)) - 1
         errors: dict[int, str] = {}
+        rejected: list[int] = []
         for owner, expression in self.expressions(request):
             if not alive:
                 break
             if not expression:
                 raise NotEvaluatedError(f"a selector of {owner} is too long to be kept")
+            if expression == without:
+                continue
             try:
                 problem = self.selectors.problem(expression)
                 found = None if problem else self.selectors.evaluated(expression, of)
@@ -366,18 +378,16 @@ class World:
                 raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
             if found is None:  # each device that reaches it ends the allocation
                 errors |= dict.fromkeys(bits(alive), f"selector of {owner}: {problem}")
+                alive = 0
                 break
             if found.unknown:
                 raise NotEvaluatedError(f"a selector of {owner}: {found.unknown}")
-            errors |= {
-                index: f"selector of {owner}: {text}"
-                for index, text in found.errors.items()
-                if alive >> index & 1
-            }
-            alive &= found.matches
-        else:
-            return Selected(matches=alive, errors=errors)
-        return Selected(errors=errors)
+            failed = {index: text for index, text in found.errors.items() if alive >> index & 1}
+            errors |= {index: f"selector of {owner}: {text}" for index, text in failed.items()}
+            left = alive & found.matches
+            rejected.append(alive.bit_count() - left.bit_count() - len(failed))
+            alive = left
+        return Selected(matches=alive, errors=errors, rejected=tuple(rejected))
 
     # ---- bookkeeping
 

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drakit.cel.helper import Helper, HelperError
-from drakit.explain.allocation import (
-    Answer,
-    Outcome,
-    SearchedClaim,
-    Selected,
-    allocate,
-)
+from drakit.explain.allocation import Answer, Outcome, SearchedClaim, Selected
 from drakit.explain.capacity import Consumed, summed
 from drakit.explain.model import (
     ClaimFacts,
@@ -25,6 +19,7 @@ from drakit.explain.model import (
 )
 from drakit.explain.pools import NodeView, pools_of_node
 from drakit.explain.projection import project_claim, project_class, project_slice
+from drakit.explain.search import allocate
 from drakit.explain.selectors import SelectorIndex, bring_up_to_date
 from tests.oracle.worlds import World
 

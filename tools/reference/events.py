@@ -56,13 +56,13 @@ PENDING: Mapping[str, Text] = {
     ),
     "DevicesOnOtherNodes": Text(
         regarding=POD,
-        when="All devices that match are on nodes that the pod cannot use.",
+        when="All devices that match are on nodes that the pod cannot use. Or an allocated claim is in use on such a node.",
         action="Change the pod's node selector, affinity or tolerations, or publish devices on its nodes.",
     ),
     "SelectorFailed": Text(
         regarding=POD,
         when="A selector fails on a device, and so the scheduler ends the search on the node of that device.",
-        action="Test that a key exists before the expression reads it, or compare the driver first.",
+        action="Check the spelling of the key. If only some devices have it, test that it exists before the expression reads it.",
     ),
     "ConstraintNotMet": Text(
         regarding=POD,

@@ -202,6 +202,8 @@ def _report(
 ) -> Report:
     reasons = [each for each in explanation.reasons if _is_certain(each, found)]
     verdict = _narrowed(explanation, reasons, found, pod)
+    if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
+        explanation = replace(explanation, remedy="")  # a fact that is not seen may prevent it
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append("further reasons need what may not be listed")
@@ -260,12 +262,13 @@ def _sentences(
             waits = f"pod {pod.namespace}/{pod.name} waits: "
             alone = f"{subject} cannot be allocated: "
             start = waits if kind == "Pod" else alone
-            return [
+            sentences = [
                 start + each.sentence.removeprefix(waits)
                 if each.sentence.startswith(waits)
                 else each.sentence
                 for each in reasons
             ]
+            return [*sentences, explanation.remedy] if explanation.remedy else sentences
 
 
 def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:

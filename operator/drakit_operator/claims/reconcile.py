@@ -8,6 +8,8 @@ It must not know queues, clocks, Kopf or sessions.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from drakit.explain.codes import Code, Reason
 from drakit.explain.pending import Explainer, missing_classes_of_claim
 from drakit.explain.world import World
@@ -33,8 +35,11 @@ def judge_pod(
         return None
     if pod.deleting:  # an end takes its time, and nobody is known to wait for it
         return pod.uid, []
-    reasons = explainer.explain(pod, settled=settled).reasons
-    return pod.uid, [each for each in reasons if each.code not in _REPORTED_BY_KUBELET]
+    found = explainer.explain(pod, settled=settled)
+    reasons = [each for each in found.reasons if each.code not in _REPORTED_BY_KUBELET]
+    if reasons and found.remedy:
+        reasons[0] = replace(reasons[0], sentence=f"{reasons[0].sentence}; {found.remedy}")
+    return pod.uid, reasons
 
 
 def judge_claim(name: Name, world: World) -> tuple[str, list[Reason]] | None:

@@ -49,8 +49,9 @@ SLICE = SliceFacts(
 EVICTING = TaintFacts(key="lab/leak", effect="NoExecute")
 THE_DEVICE = 'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine,'
 EVICTED = (
-    f"{THE_DEVICE} has the taint lab/leak with effect NoExecute, so the pods that use it are "
-    f"evicted{{}}; resolve the cause of the taint, or tolerate its key and effect in the request"
+    f"{THE_DEVICE} has the taint lab/leak with effect NoExecute, so Kubernetes evicts the pods "
+    f"that use it{{}}; resolve the cause of the taint, or tolerate its key and effect NoExecute in "
+    f"the request"
 )
 
 
@@ -79,9 +80,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [replace(CLAIM, allocated=False, results=())],
             "ClaimNotAllocated",
-            "its claim mine is not allocated; a pod that names its node itself is not scheduled, "
-            "and so gets no devices: remove nodeName from its spec, use a node selector, and "
-            "create it again",
+            "its claim mine is not allocated; the scheduler ignores a pod that sets nodeName, so "
+            "it gets no devices: use a node selector instead of nodeName, and create the pod again",
             id="not-allocated",
         ),
         pytest.param(
@@ -101,8 +101,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [node("n2")],
             "NodeGone",
-            "node n1 does not exist any more; Kubernetes deletes its "
-            "pods, and kubectl delete --force does so at once",
+            "node n1 no longer exists; Kubernetes deletes its "
+            "pods after some minutes, or use kubectl delete --force",
             id="node-gone",
         ),
         pytest.param(
@@ -161,7 +161,12 @@ def test_a_pod_that_can_start_has_no_reason():
                 replace(
                     CLAIM,
                     results=(
-                        replace(RESULT, tolerations=(Toleration(operator="Exists", seconds=60),)),
+                        replace(
+                            RESULT,
+                            tolerations=(
+                                Toleration(operator="Exists", effect="NoExecute", seconds=60),
+                            ),
+                        ),
                     ),
                 ),
             ],
@@ -172,8 +177,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [replace(CLAIM, results=(replace(RESULT, failed=("lost",)),))],
             "BindingConditionsFailed",
-            f"{THE_DEVICE} failed its binding condition lost; the scheduler allocates again, so "
-            f"check the controller of driver d that sets it",
+            f"{THE_DEVICE} failed its binding condition lost; the scheduler allocates again; "
+            f"check the controller of driver d that sets the condition",
             id="binding-failed",
         ),
         pytest.param(
@@ -186,8 +191,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [],
             "ClaimsNotPrepared",
-            "its devices are published and free of problems, but the kubelet has not prepared its "
-            "claims, volumes or network; read its Events (kubectl describe pod), such as "
+            "its devices show no problem, but the kubelet has not prepared its claims, "
+            "volumes or network; read its Events (kubectl describe pod), such as "
             "FailedPrepareDynamicResources, and the log of the driver on node n1",
             id="not-prepared",
         ),
@@ -211,7 +216,12 @@ def test_why_a_pod_does_not_start_on_its_node(changes, code, what):
             [
                 tainted(EVICTING),
                 replace(
-                    CLAIM, results=(replace(RESULT, tolerations=(Toleration(operator="Exists"),)),)
+                    CLAIM,
+                    results=(
+                        replace(
+                            RESULT, tolerations=(Toleration(operator="Exists", effect="NoExecute"),)
+                        ),
+                    ),
                 ),
             ],
             id="taint-is-tolerated",
@@ -331,7 +341,7 @@ def test_the_only_node_of_an_allocation(nodes, name):
         pytest.param({}, True, Verdict.BLOCKED, id="used-on-a-cordoned-node"),
         pytest.param({}, False, Verdict.FITS, id="used-on-a-node-for-the-pod"),
         pytest.param(
-            {"consumers": ()}, True, Verdict.FITS, id="unused-so-the-scheduler-allocates-again"
+            {"consumers": ()}, True, Verdict.UNDECIDED, id="unused-so-it-may-be-allocated-again"
         ),
     ],
 )
@@ -342,6 +352,6 @@ def test_a_pod_whose_claim_is_in_use_on_a_node(change, cordoned, verdict):
     explanation = explain(replace(POD, node=None, name="second", uid="s"), facts)
     assert explanation.verdict is verdict
     assert [reason.sentence for reason in explanation.reasons] == [
-        "pod lab/second waits: its claim mine is allocated on node n1, where the pod cannot run, "
-        "and other pods use the claim; let the pod run there, or use another claim"
+        "pod lab/second waits: its claim mine is allocated for node n1, where the pod cannot "
+        "run, and other pods use the claim; allow the pod to run there, or use another claim"
     ] * (verdict is Verdict.BLOCKED)

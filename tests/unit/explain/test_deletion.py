@@ -40,7 +40,7 @@ POD = PodFacts(
 START = "ResourceClaim lab/mine is being deleted, but "
 CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 GONE = (
-    "its node n1 does not exist any more, so no kubelet confirms that it has stopped; "
+    "its node n1 no longer exists, so no kubelet confirms that the pod has stopped; "
     "delete it with kubectl delete --force"
 )
 
@@ -59,21 +59,21 @@ GONE = (
             CLAIM,
             [replace(POD, deleting=True), node("n1")],
             "ClaimInUse",
-            "pod train, which uses it, is being deleted as well and still exists",
+            "pod train, which uses it, still exists, although it is being deleted too",
             id="the-pod-is-being-deleted",
         ),
         pytest.param(
             CLAIM,
             [replace(POD, deleting=True), node("n2")],
             "NodeGone",
-            f"pod train, which uses it, is being deleted as well and still exists: {GONE}",
+            f"pod train, which uses it, still exists, although it is being deleted too: {GONE}",
             id="the-pod-is-on-a-node-that-is-gone",
         ),
         pytest.param(
             CLAIM,
             [replace(POD, uid="younger")],
             "ClaimInUse",
-            f"it is reserved for pod train, which does not exist any more; {CONTROLLER} removes "
+            f"it is reserved for pod train, which no longer exists; {CONTROLLER} removes "
             f"this entry of status.reservedFor, so check that it runs",
             id="the-pod-is-gone",
         ),
@@ -105,7 +105,7 @@ GONE = (
             replace(CLAIM, finalizers=("lab.io/keep",)),
             [],
             "FinalizerHolds",
-            "finalizer lab.io/keep holds it; check the controller that sets this finalizer",
+            "finalizer lab.io/keep prevents it; check the controller that sets this finalizer",
             id="a-finalizer-of-others",
         ),
     ],
@@ -146,15 +146,15 @@ def unpreparing(*keys):
             POD,
             [node("n1", ready=False)],
             "NodeNotReady",
-            "its node n1 is not ready, so no kubelet confirms that it has stopped; repair the "
-            "node, or delete its Node object if it never returns",
+            "its node n1 is not ready, so no kubelet confirms that the pod has stopped; repair "
+            "the node, or delete its Node object if it never returns",
             id="node-not-ready",
         ),
         pytest.param(
             replace(POD, finalizers=("lab.io/keep",)),
             [node("n1")],
             "FinalizerHolds",
-            "finalizer lab.io/keep holds it; check the controller that sets this finalizer",
+            "finalizer lab.io/keep prevents it; check the controller that sets this finalizer",
             id="a-finalizer",
         ),
         pytest.param(
@@ -170,8 +170,8 @@ def unpreparing(*keys):
             POD,
             [node("n1"), CLAIM, unpreparing()],
             "ClaimsNotUnprepared",
-            "the kubelet on node n1 still stops its containers, or cannot unprepare its claims; "
-            "read the Events of the pod and its claims (kubectl describe), such as "
+            "the kubelet on node n1 has not finished stopping its containers or unpreparing its "
+            "claims; read the Events of the pod and its claims (kubectl describe), such as "
             "UnprepareFailed, and the log of the driver on that node",
             id="the-kubelet-has-not-finished",
         ),

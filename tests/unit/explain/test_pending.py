@@ -89,17 +89,18 @@ MISSING = (
     'pod lab/train waits: DeviceClass "gpu.example" of claim template "tpl", request "gpu", '
     "does not exist; create it or correct deviceClassName"
 )
-NONE = (
+NO_DEVICE = (
     'pod lab/train waits: no node publishes a device of DeviceClass "gpu.example" that request '
-    '"gpu" of claim template "tpl" could use; check that the driver runs and publishes '
-    "ResourceSlices, and the selectors of class and request"
+    '"gpu" of claim template "tpl" could use; '
 )
+ABSENT = "no slice of driver d has devices, so check that the driver runs"
+SELECTORS = "check the selectors of class and request, and the attributes of the devices"
 
 
 def taken(amount, verb, holders):
     return (
         f'pod lab/train waits: {amount} of DeviceClass "gpu.example" that request "gpu" of claim '
-        f'template "tpl" could use {verb} allocated, to {holders}; '
+        f'template "tpl" could use {verb} allocated to {holders}; '
         f"the claim can be allocated when enough of them are released"
     )
 
@@ -120,24 +121,28 @@ def taken(amount, verb, holders):
             MISSING,
             id="class-missing-though-devices-are-free",
         ),
-        pytest.param(cluster(gpu()), "NoDevicePublished", NONE, id="nothing-published"),
+        pytest.param(
+            cluster(gpu()), "NoDevicePublished", NO_DEVICE + ABSENT, id="nothing-published"
+        ),
         pytest.param(
             cluster(gpu(), slices=[published("g0", driver="other")]),
             "NoDevicePublished",
-            NONE.replace(
+            NO_DEVICE.replace(
                 "could use",
                 'could use (of 1 published, class gpu.example rejects 1 by device.driver == "d")',
-            ),
+            )
+            + ABSENT,
             id="only-other-drivers-publish",
         ),
         pytest.param(
             cluster(gpu(selectors=('"size" in device.attributes["d"]',)), slices=[published("g0")]),
             "NoDevicePublished",
-            NONE.replace(
+            NO_DEVICE.replace(
                 "could use",
                 "could use (of 1 published, the request rejects 1 by "
                 '"size" in device.attributes["d"])',
-            ),
+            )
+            + SELECTORS,
             id="request-selects-none-of-the-class",
         ),
         pytest.param(
@@ -195,7 +200,8 @@ def taken(amount, verb, holders):
             "SelectorFailed",
             "pod lab/train waits: the scheduler ends its search on node n1 at device g0 of pool "
             "n1, driver d: claim gpu, request gpu: selector of the request: no such key: size; "
-            "test that a key exists before you read it, or exclude the device by its driver",
+            "check the spelling of size; if only some devices have it, test for it first "
+            '("size" in device.attributes["d"]), or exclude the others by their driver',
             id="a-selector-fails",
         ),
     ],

@@ -76,18 +76,38 @@ def explained(pod, *facts, settled=True):
             POD,
             [TEMPLATE],
             "ResourceClaimNotCreated",
-            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; read '
-            "its Events (FailedResourceClaimCreation), and check that the kube-controller-manager "
-            "runs",
+            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
+            "ResourceQuota; without such an Event, check that the kube-controller-manager runs",
             id="not-created",
+        ),
+        pytest.param(
+            POD,
+            [ADMIN],
+            "ResourceClaimNotCreated",
+            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
+            "ResourceQuota, or a namespace without the label "
+            'resource.kubernetes.io/admin-access: "true" for admin access; without such an Event, '
+            "check that the kube-controller-manager runs",
+            id="not-created-with-admin-access-where-namespaces-are-unknown",
+        ),
+        pytest.param(
+            POD,
+            [ADMIN, NamespaceFacts(name="lab", uid="n", admin_access=True)],
+            "ResourceClaimNotCreated",
+            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
+            "ResourceQuota; without such an Event, check that the kube-controller-manager runs",
+            id="not-created-though-admin-access-is-allowed",
         ),
         pytest.param(
             POD,
             [TEMPLATE, quota(PER_CLASS, "4", "3")],
             "QuotaExceeded",
             'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
-            f'ResourceQuota "q" allows 4 of {PER_CLASS}, 3 are used and the claim needs 2; delete '
-            "claims that are not needed, or ask an admin for more",
+            f'ResourceQuota "q" allows 4 of {PER_CLASS}, the namespace uses 3, and the claim needs '
+            "2; delete claims that are not needed, or ask an admin for more",
             id="quota-of-devices",
         ),
         pytest.param(
@@ -95,8 +115,9 @@ def explained(pod, *facts, settled=True):
             [TEMPLATE, quota("count/resourceclaims.resource.k8s.io", "1", "1")],
             "QuotaExceeded",
             'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
-            'ResourceQuota "q" allows 1 of count/resourceclaims.resource.k8s.io, 1 are used and '
-            "the claim needs 1; delete claims that are not needed, or ask an admin for more",
+            'ResourceQuota "q" allows 1 of count/resourceclaims.resource.k8s.io, the namespace '
+            "uses 1, and the claim needs 1; delete claims that are not needed, or ask an admin for "
+            "more",
             id="quota-of-claims",
         ),
         pytest.param(
@@ -104,7 +125,7 @@ def explained(pod, *facts, settled=True):
             [ADMIN, NamespaceFacts(name="lab", uid="n")],
             "AdminAccessDenied",
             'claim template "tpl" of its claim "c" asks for admin access, which namespace "lab" '
-            "does not allow; ask an admin for the label resource.kubernetes.io/admin-access: "
+            "does not allow; ask an admin to set the label resource.kubernetes.io/admin-access: "
             '"true" on the namespace',
             id="admin-access",
         ),
@@ -120,8 +141,8 @@ def explained(pod, *facts, settled=True):
             WITH_CLAIM,
             [replace(CLAIM, deleting=True)],
             "ClaimBeingDeleted",
-            'ResourceClaim "train-c-x" of its claim "c" is being deleted; when it is gone, create '
-            "the claim or the pod again",
+            'ResourceClaim "train-c-x" of its claim "c" is being deleted; when the deletion ends, '
+            "create the claim or the pod again",
             id="claim-is-being-deleted",
         ),
     ],

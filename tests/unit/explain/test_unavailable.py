@@ -94,12 +94,15 @@ def asking(quantity, name="bandwidth", **changes):
 UNHEALTHY, STOPPED = taint("drakit.dev/unhealthy"), taint("drakit.dev/stopped")
 UNPREPARING, LENS = taint("drakit.dev/unpreparing"), taint("cam.example.com/lens")
 WHAT = 'of DeviceClass "gpu" that request "gpu" of claim "mine" could use'
-LOOK = "unhealthy is removed when the device is healthy again: check the device"
-BACK = "stopped is removed when the driver is available again on that node: check its log"
-UNDONE = "unpreparing is removed when an earlier claim is unprepared on that node"
-ASK = "ask the owner of the taint, or tolerate its key and effect in the request"
+LOOK = "the taint drakit.dev/unhealthy ends when the device is healthy again: check the device"
+BACK = (
+    "the taint drakit.dev/stopped ends when the driver is available again on that node: check its "
+    "log"
+)
+UNDONE = "the taint drakit.dev/unpreparing ends when an earlier claim is unprepared on that node"
+ASK = "ask the owner of the taint, or tolerate its key and effect NoSchedule in the request"
 NOT = "which the request does not tolerate"
-ON = "the claim can be allocated when enough is released"
+ON = "the claim can be allocated when enough hardware or capacity is released"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,8 @@ ON = "the claim can be allocated when enough is released"
         pytest.param(
             cluster(device("g0", LENS, taint(LENS.key, "NoExecute", "dirty"))),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with cam.example.com/lens, {NOT}; {ASK}",
+            f"the only device {WHAT} is tainted with cam.example.com/lens, {NOT}; "
+            f"{ASK.replace('effect NoSchedule', 'effects NoExecute and NoSchedule')}",
             id="driver's-own-taint-named-once",
         ),
         pytest.param(
@@ -155,7 +159,7 @@ ON = "the claim can be allocated when enough is released"
         pytest.param(
             cluster(device("g0", UNHEALTHY), device("g1"), others=[holder("a", "g1")]),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 is tainted "
+            f"of the 2 devices {WHAT}, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted "
             f"with drakit.dev/unhealthy, {NOT}; the claim can be allocated when enough of them are "
             "released; "
             f"{LOOK}",
@@ -170,7 +174,7 @@ ON = "the claim can be allocated when enough is released"
                 others=[holder("a", "g1")],
             ),
             "DevicesTainted",
-            f"of the 3 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 is tainted "
+            f"of the 3 devices {WHAT}, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted "
             f"with drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="a-release-alone-would-not-be-enough",
         ),
@@ -182,8 +186,8 @@ ON = "the claim can be allocated when enough is released"
                 others=[holder("a", "whole")],
             ),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 shares "
-            f"hardware with allocated devices, of claim lab/a (pod pod-a); {ON}",
+            f"of the 2 devices {WHAT}, 1 is allocated to claim lab/a (pod pod-a); 1 shares "
+            f"hardware with devices that are allocated to claim lab/a (pod pod-a); {ON}",
             id="a-partition-of-allocated-hardware",
         ),
         pytest.param(
@@ -196,9 +200,10 @@ ON = "the claim can be allocated when enough is released"
                 others=[holder("a", "h0"), holder("b", "h1")],
             ),
             "DevicesAllocated",
-            f"of the 4 devices {WHAT}, 2 are allocated, to claim lab/a (pod pod-a), claim lab/b "
-            f"(pod pod-b); 1 shares hardware with allocated devices, of claim lab/a (pod pod-a), "
-            f"claim lab/b (pod pod-b); 1 is tainted with drakit.dev/unhealthy, {NOT}; {ON}; {LOOK}",
+            f"of the 4 devices {WHAT}, 2 are allocated to claim lab/a (pod pod-a), claim lab/b "
+            f"(pod pod-b); 1 shares hardware with devices that are allocated to claim "
+            f"lab/a (pod pod-a), claim lab/b (pod pod-b); 1 is tainted with "
+            f"drakit.dev/unhealthy, {NOT}; {ON}; {LOOK}",
             id="partitions-that-fill-the-hardware-together",
         ),
         pytest.param(
@@ -209,8 +214,8 @@ ON = "the claim can be allocated when enough is released"
                 others=[sharer("a", "n0")],
             ),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 shares hardware with allocated devices, of claim lab/a "
-            f"(pod pod-a); 1 is tainted with {LENS.key}, {NOT}; {ON}; {ASK}",
+            f"of the 2 devices {WHAT}, 1 shares hardware with devices that are allocated to "
+            f"claim lab/a (pod pod-a); 1 is tainted with {LENS.key}, {NOT}; {ON}; {ASK}",
             id="a-share-of-a-partition-takes-hardware",
         ),
         pytest.param(
@@ -223,21 +228,21 @@ ON = "the claim can be allocated when enough is released"
                 ],
             ),
             "DevicesAllocated",
-            f"the only device {WHAT} has too little bandwidth left beside claim lab/a (pod pod-a), "
-            f"claim lab/b (pod pod-b); {ON}",
+            f"the only device {WHAT} has too little bandwidth left after the shares of "
+            f"claim lab/a (pod pod-a), claim lab/b (pod pod-b); {ON}",
             id="shares-leave-too-little",
         ),
         pytest.param(
             cluster(nic("n0"), others=[sharer("a", "n0", bandwidth("1", "bandwidth"))]),
             "DevicesAllocated",
-            f"the only device {WHAT} has too little bandwidth left beside claim lab/a "
+            f"the only device {WHAT} has too little bandwidth left after the shares of claim lab/a "
             f"(pod pod-a); {ON}",
             id="without-an-amount-all-of-it-is-asked-for",
         ),
         pytest.param(
             cluster(nic("n0"), others=[holder("a", "n0")]),
             "DevicesAllocated",
-            f"the only device {WHAT} is allocated, to claim lab/a (pod pod-a); the claim can be "
+            f"the only device {WHAT} is allocated to claim lab/a (pod pod-a); the claim can be "
             "allocated when enough of them are released",
             id="a-device-that-was-taken-whole-before-it-could-be-shared",
         ),
@@ -245,7 +250,7 @@ ON = "the claim can be allocated when enough is released"
             cluster(nic("n0"), device("plain"), request=asking("11G")),
             "NoDevicePublished",
             'no published device of DeviceClass "gpu" that request "gpu" of claim "mine" selects '
-            "has the capacity that it asks for; lower capacity.requests or add devices",
+            "has the requested capacity; lower capacity.requests or add devices",
             id="more-than-any-device-has",
         ),
         pytest.param(
@@ -263,7 +268,7 @@ ON = "the claim can be allocated when enough is released"
                 others=[holder("a", "h1")],
             ),
             "DevicesAllocated",
-            f"the only device {WHAT} is allocated, to claim lab/a (pod pod-a); the claim can be "
+            f"the only device {WHAT} is allocated to claim lab/a (pod pod-a); the claim can be "
             "allocated when enough of them are released",
             id="a-partition-that-never-fits-is-not-counted",
         ),
@@ -387,7 +392,7 @@ def test_holders_of_other_namespaces_are_counted_and_not_named(others, told):
     others = [replace(each, uid=f"{each.namespace}-{each.name}") for each in others]
     devices = [device(each.device) for claim in others for each in claim.devices]
     (reason,) = explain(POD, cluster(*devices, others=others))
-    assert f", {told}; " in reason.sentence
+    assert f" {told}; " in reason.sentence
     assert "secret" not in reason.sentence
 
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drakit.explain.model import (
+    CapacityFacts,
     ClaimFacts,
     ClassFacts,
     Constraint,
+    Consumer,
     DeviceID,
     Placement,
     PodClaim,
@@ -18,7 +20,8 @@ from drakit.explain.model import (
     TaintFacts,
     TaintRuleFacts,
 )
-from drakit.explain.pending import Verdict
+from drakit.explain.pending import Explainer, Verdict
+from drakit.explain.selectors import Reads
 from drakit.explain.world import Name
 from tests.fakes.world import device, explain, node, on, world_of
 
@@ -90,8 +93,8 @@ def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
     assert code == "DevicesOnOtherNodes"
     assert sentence == (
         f'all 2 devices of DeviceClass "any" that request "r" of claim "mine" could use are on '
-        f"nodes that the pod cannot use ({why}); let the pod run on those nodes, or publish "
-        f"devices on its own"
+        f"nodes that the pod cannot use ({why}); allow the pod to run on those nodes, or publish "
+        f"devices on the nodes that it can use"
     )
 
 
@@ -106,7 +109,11 @@ def test_a_pod_that_tolerates_the_taint_fits():
 
 def test_an_allocated_claim_excludes_other_nodes():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
-    other = replace(holding("other"), nodes={"nodeSelectorTerms": [term]})
+    other = replace(
+        holding("other"),
+        nodes={"nodeSelectorTerms": [term]},
+        consumers=(Consumer(resource="pods", name="user", uid="u"),),
+    )
     world = world_of(
         ANY, node("n1"), node("n2"), slice_on("n1", device("g0")), claim(request()), other
     )
@@ -114,6 +121,54 @@ def test_an_allocated_claim_excludes_other_nodes():
     code, sentence = only_reason(world, pod)
     assert code == "DevicesOnOtherNodes"
     assert "its allocated claim other is not available there" in sentence
+
+
+def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+    other = replace(holding("other"), nodes={"nodeSelectorTerms": [term]})
+    world = world_of(
+        ANY, node("n1"), node("n2"), slice_on("n1", device("g0")), claim(request()), other
+    )
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    explanation = explain(pod, world)
+    assert explanation.verdict is Verdict.UNDECIDED
+    assert "claim other is allocated for other nodes and unused" in explanation.unknown[0]
+
+
+def test_a_selector_that_does_not_compile_fails():
+    broken = replace(ANY, selectors=("device.drive",))
+    world = world_of(broken, node("n1"), slice_on("n1", device("g0")), claim(request()))
+    world.selectors.learn({"device.drive": Reads(error="undefined field 'drive'")})
+    (reason,) = Explainer(world).explain(POD).reasons
+    assert reason.code == "SelectorFailed"
+    assert "selector of class any: undefined field 'drive'; correct the expr" in reason.sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        pytest.param(
+            "modle", "device g0 has model, so check the spelling of modle", id="a-near-miss"
+        ),
+        pytest.param(
+            "memroy",
+            "device g0 has memory, so check the spelling of memroy; if only some devices have it, "
+            'test for it first ("memroy" in device.capacity["d"])',
+            id="a-near-miss-of-a-capacity",
+        ),
+        pytest.param("speed", "check the spelling of speed; if only", id="nothing-is-close"),
+    ],
+)
+def test_a_missing_key_is_compared_with_the_names_of_the_device(key, advice):
+    selector = f'device.attributes["d"].{key} == "x"'
+    memory = CapacityFacts(name="memory", value="1Gi")
+    devices = device("g0", attributes={"model": "x", "numa": 0}, capacity=[memory])
+    world = world_of(
+        ANY, node("n1"), slice_on("n1", devices), claim(request(selectors=(selector,)))
+    )
+    code, sentence = only_reason(world)
+    assert code == "SelectorFailed"
+    assert f"; {advice}" in sentence
 
 
 def test_a_constraint_without_which_it_fits_is_named():
@@ -125,8 +180,8 @@ def test_a_constraint_without_which_it_fits_is_named():
     )
     assert only_reason(world) == (
         "ConstraintNotMet",
-        "no node has enough free devices with one value of d/numa, which matchAttribute of claim "
-        '"mine" requires; without this constraint it fits on node n1',
+        "no node has enough free devices with one value of d/numa, as matchAttribute of claim "
+        '"mine" requires; relax the constraint or add devices',
     )
 
 
@@ -136,8 +191,8 @@ def test_requests_that_need_the_same_device():
     )
     assert only_reason(world) == (
         "RequestsCompete",
-        "node n1 never has devices for all requests of its claims together, though for each of "
-        "them alone; reduce the requests, or add devices to one node",
+        "node n1 does not have enough devices for all requests of its claims together, although "
+        "each request alone could be allocated; reduce the requests, or add devices to one node",
     )
 
 
@@ -165,7 +220,7 @@ def test_devices_that_are_free_on_different_nodes():
     )
     code, sentence = only_reason(world)
     assert code == "RequestsCompete"
-    assert "no node has so many free: node n2 has the most (1)" in sentence
+    assert "no node has that many free devices: node n2 has the most (1)" in sentence
 
 
 def test_a_taint_rule_taints_the_devices_that_it_selects():

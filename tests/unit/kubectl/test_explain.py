@@ -28,7 +28,10 @@ async def test_a_blocked_pod_is_explained_with_counts_and_holders(stuck, run):
     lines = out.splitlines()
     assert lines[0].startswith("Pod lab/waiting waits: the only device of DeviceClass")
     assert "claim elsewhere/other (pod holder)" in lines[0]
-    head, row = lines[3:5]
+    assert lines[1] == (
+        "It would fit on node n1 if claim elsewhere/other (pod holder) released its devices."
+    )
+    head, row = lines[4:6]
     assert head.split()[:6] == ["REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING", "FREE"]
     assert row.split() == ["gpu", "gpu", "1", "1", "1", "0", "1", "0", "0", "0"]
     assert "  gpu: allocated to claim elsewhere/other (pod holder)" in lines

@@ -1,0 +1,291 @@
+"""
+Why no node has devices for the claims of a pod: one finding for each cause, with its remedy.
+
+A cause is a selector that fails, a pool that is invalid, a request with too few devices, a
+constraint, or requests that need the same devices. :mod:`.availability` counts the devices, and
+:mod:`.wording` has the phrases.
+
+It must not know how claims are found, or who reads the findings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from drakit.explain.allocation import Answer, Outcome
+from drakit.explain.availability import Analysis, Availability, needed
+from drakit.explain.broken import published_device
+from drakit.explain.codes import Code, Finding
+from drakit.explain.model import DeviceFacts, Request
+from drakit.explain.pending_claims import Wanted, exact_requests
+from drakit.explain.pools import NodePool, PoolState
+from drakit.explain.selectors import only_driver
+from drakit.explain.trial import Nothing, Trial
+from drakit.explain.wording import remedy, shown, state
+from drakit.explain.world import World
+
+__all__ = ("RequestReport", "findings_of_shortage")
+
+MAX_NAMED = 3
+"""Pools that are named, and nodes on which a cause is searched."""
+
+_MISSING_KEY = re.compile(r"no such key: (\S+)")
+"""The message of Kubernetes' CEL library for a key that a map does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestReport:
+    """One request, or alternative, and its devices."""
+
+    name: str
+    """``request`` or ``request/subrequest``."""
+
+    analysis: Analysis
+    found: Availability
+
+
+def findings_of_shortage(
+    trial: Trial,
+    reports: Mapping[str, Sequence[RequestReport]],
+    answers: Mapping[str, Answer],
+    *,
+    reader: str | None,
+) -> list[Finding]:
+    """
+    Return why a pod fits on no node.
+
+    :param reports: the devices of each exact request, by the origin of its claim.
+    :param answers: of the nodes that were searched, none of which fits.
+    :param reader: the namespace outside of which holders stay unnamed; None names all.
+    """
+    findings: list[Finding] = []
+    failed = [
+        (name, answer)
+        for name, answer in answers.items()
+        if answer.outcome is Outcome.FAILED and answer.device is not None
+    ]
+    for name, answer in failed[:1]:
+        findings.append(_failed(name, answer, len(failed), trial.world))
+    invalid = _invalid(trial)
+    findings += [
+        Finding(
+            code=Code.POOL_INVALID,
+            what=f"nothing is allocated from pool {pool.identity.pool} of driver "
+            f"{pool.identity.driver}, because {pool.problem}; correct the driver",
+        )
+        for pool in invalid[:MAX_NAMED]
+    ]
+    short = bool(invalid)
+    for each in trial.wanted:
+        of_claim = reports[each.origin]
+        for request in each.requests:
+            found = _short(trial, each, request, of_claim, reader)
+            short = short or bool(found)
+            if not invalid or any(one.analysis.matching for one in of_claim):
+                findings += found
+    if not short and not failed:
+        findings.append(_competing(trial, list(answers)[:MAX_NAMED]))
+    return findings
+
+
+def _invalid(trial: Trial) -> list[NodePool]:
+    found = {
+        pool.identity: pool
+        for name in trial.usable()
+        for pool in trial.pools(name)
+        if pool.state is PoolState.INVALID and trial.concerns(pool)
+    }
+    return [found[identity] for identity in sorted(found)]
+
+
+# ---- a selector that fails
+
+
+def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
+    assert answer.device is not None
+    device = answer.device
+    more = f" (and {nodes - 1} more nodes)" if nodes > 1 else ""
+    facts = published_device(device, world)
+    return Finding(
+        code=Code.SELECTOR_FAILED,
+        what=f"the scheduler ends its search on node {node}{more} at device {device.device} of "
+        f"pool {device.pool}, driver {device.driver}: {answer.failure}; "
+        f"{_advice(answer.failure, device.device, device.driver, facts)}",
+    )
+
+
+def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) -> str:
+    """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
+    missing = _MISSING_KEY.search(failure)
+    if missing is None or device is None:
+        return "correct the expression, or exclude the device by its driver first"
+    key = missing[1]
+    capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
+    attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
+    close = get_close_matches(key, [*attributes, *capacity], n=1)
+    field = "capacity" if close and close[0] not in attributes else "attributes"
+    spelling = f"check the spelling of {key}"
+    if close:
+        spelling = f"device {name} has {close[0]}, so {spelling}"
+    return (
+        f"{spelling}; if only some devices have it, test for it first "
+        f'("{key}" in device.{field}["{driver}"]), or exclude the others by their driver'
+    )
+
+
+# ---- one request
+
+
+def _short(
+    trial: Trial,
+    wanted: Wanted,
+    request: Request,
+    reports: Sequence[RequestReport],
+    reader: str | None,
+) -> list[Finding]:
+    """Return why a request alone has too few devices on every node; empty if it has enough."""
+    if any(trial.may_fit(request, name) for name in trial.usable()):
+        return []
+    names = dict(exact_requests(request))
+    return [
+        _too_few(wanted.origin, each, reader, trial.world)
+        for each in reports
+        # Where a selector fails, it is unknown whether it would select the device.
+        if each.name in names and not (each.analysis.errors and not each.analysis.matching)
+    ]
+
+
+def _too_few(origin: str, report: RequestReport, reader: str | None, world: World) -> Finding:
+    request, found, analysis = report.analysis.request, report.found, report.analysis
+    name = f'request "{report.name}"'
+    devices = f'DeviceClass "{request.device_class}" that {name} of {origin} could use'
+    if not analysis.matching:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"no node publishes a device of {devices}{_rejected(analysis)}; "
+            f"{_check(request, world)}",
+        )
+    if found.total == 0 and not request.capacity:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"no published device of {devices} can ever be allocated, because each consumes "
+            f"more of a counter than its pool has; correct the driver",
+        )
+    if found.total == 0:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'no published device of DeviceClass "{request.device_class}" that {name} of '
+            f"{origin} selects has the requested capacity; lower capacity.requests or add devices",
+        )
+    if found.total < needed(request):
+        verb = "is" if found.total == 1 else "are"
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}", but only {found.total} {verb} published that it could '
+            f"use; lower count or add devices",
+        )
+    if found.free >= needed(request, found):
+        node, most = found.most_free
+        return Finding(
+            code=Code.REQUESTS_COMPETE,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}" on one node, and no node has that many free devices: node '
+            f"{node} has the most ({most}); lower count or add devices to one node",
+        )
+    released = found.free + found.releasable >= needed(request, found)
+    code = Code.DEVICES_TAINTED
+    if released:
+        code = Code.DEVICES_ALLOCATED
+    elif not found.tainted.devices:
+        code = Code.DEVICES_ON_OTHER_NODES
+    what = f"{state(found, of=devices, reader=reader)}; {remedy(found, released=released)}"
+    return Finding(code=code, what=what)
+
+
+def _check(request: Request, world: World) -> str:
+    """Return what to check if no device matches: the driver that the selectors name, if any."""
+    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
+    published = {each.driver for each in world.slices() if each.devices}
+    if absent := sorted(each for each in drivers - published if each):
+        return f"no slice of driver {absent[0]} has devices, so check that the driver runs"
+    if drivers:
+        return "check the selectors of class and request, and the attributes of the devices"
+    return (
+        "check that the driver runs and publishes ResourceSlices, and the selectors of class and "
+        "request"
+    )
+
+
+def _rejected(analysis: Analysis) -> str:
+    """Return how many devices each selector rejects, as a clause."""
+    parts = [
+        f"{owner} rejects {number} by {shown(expression)}"
+        for owner, expression, number in analysis.rejected
+        if number
+    ]
+    if not parts:
+        return ""
+    return f" (of {analysis.published} published, {', '.join(parts)})"
+
+
+# ---- requests together
+
+
+def _competing(trial: Trial, nodes: Sequence[str]) -> Finding:
+    """Explain a pod whose requests each have enough devices, but not together."""
+    constraints = [
+        (number, index)
+        for number, each in enumerate(trial.wanted)
+        for index in range(len(each.constraints))
+    ]
+    for name in nodes:
+        for number, index in constraints:
+            if _fits_without(trial, name, number, index):
+                return _constraint(trial.wanted[number], index)
+        if constraints:
+            claims = [replace(each, constraints=()) for each in trial.claims()]
+            if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
+                return Finding(
+                    code=Code.CONSTRAINT_NOT_MET,
+                    what="no node has free devices that satisfy all constraints of its claims "
+                    "together; relax one of them or add devices",
+                )
+    for name in nodes:
+        if trial.allocate(name, allocated=Nothing(trial.world)).outcome is Outcome.FITS:
+            return Finding(
+                code=Code.DEVICES_ALLOCATED,
+                what=f"its requests need the same free devices, and the other devices on node "
+                f"{name} are allocated; the claims can be allocated when enough of them are "
+                f"released",
+            )
+    where = f"node {nodes[0]} does not have" if len(trial.nodes) == 1 else "no node has"
+    return Finding(
+        code=Code.REQUESTS_COMPETE,
+        what=f"{where} enough devices for all requests of its claims together, although each "
+        f"request alone could be allocated; reduce the requests, or add devices to one node",
+    )
+
+
+def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
+    claims = trial.claims()
+    kept = claims[claim].constraints
+    claims[claim] = replace(
+        claims[claim], constraints=(*kept[:constraint], *kept[constraint + 1 :])
+    )
+    return trial.allocate(node, claims=claims).outcome is Outcome.FITS
+
+
+def _constraint(wanted: Wanted, index: int) -> Finding:
+    constraint = wanted.constraints[index]
+    kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
+    of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
+    same = "different values" if constraint.distinct else "one value"
+    return Finding(
+        code=Code.CONSTRAINT_NOT_MET,
+        what=f"no node has enough free devices with {same} of {constraint.attribute}, as "
+        f"{kind}{of} of {wanted.origin} requires; relax the constraint or add devices",
+    )

@@ -1,0 +1,131 @@
+"""
+One pod's claims on the nodes of a world: the requests, what each finds, and the search on a node.
+
+The search runs with the facts as they are, or with one of them replaced: :mod:`.shortage` names the
+cause and :mod:`.remedies` the change that helps.
+
+It must not know how a result is worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from drakit.explain.allocation import Allocated, Answer, SearchedClaim, Selections
+from drakit.explain.availability import Analysis, needed
+from drakit.explain.capacity import Consumed
+from drakit.explain.model import DeviceFacts, DeviceID, Request, TaintFacts
+from drakit.explain.nodes import Unusable
+from drakit.explain.pending_claims import Wanted, exact_requests
+from drakit.explain.pools import NodePool
+from drakit.explain.search import MAX_STEPS, allocate
+from drakit.explain.world import World
+
+__all__ = ("Nothing", "Position", "Trial")
+
+
+class Position(NamedTuple):
+    """An exact request among the claims of a pod: a request, or one alternative of a request."""
+
+    claim: int
+    request: int
+    alternative: int | None
+
+
+class Nothing(Allocated):
+    """No claim is allocated; devices keep their taints."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def is_allocated(self, device: DeviceID) -> bool:
+        return False
+
+    def is_shared(self, device: DeviceID) -> bool:
+        return False
+
+    def consumed(self, device: DeviceID) -> Consumed | None:
+        return None
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        return self._world.taints(device, facts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The claims of a pod that must be allocated, and the nodes."""
+
+    world: World
+    wanted: Sequence[Wanted]
+    nodes: Mapping[str, Unusable | None]
+    """All nodes, each with the reason why the pod cannot use it."""
+
+    analysis: Callable[[Request], Analysis]
+
+    def requests(self) -> Iterator[Request]:
+        """Return the requests of all claims."""
+        return (request for each in self.wanted for request in each.requests)
+
+    def exact(self) -> Iterator[tuple[Position, str, Request]]:
+        """Return each exact request with its position and its name (``request/subrequest``)."""
+        for claim, each in enumerate(self.wanted):
+            for number, request in enumerate(each.requests):
+                for index, (name, exact) in enumerate(exact_requests(request)):
+                    alternative = index if request.alternatives else None
+                    yield Position(claim, number, alternative), name, exact
+
+    def usable(self) -> Iterator[str]:
+        """Name the nodes that the pod can use."""
+        return (name for name, problem in self.nodes.items() if problem is None)
+
+    def pools(self, node: str) -> Sequence[NodePool]:
+        return self.world.pools_of_node(self.world.views()[node])
+
+    def may_fit(self, request: Request, node: str) -> bool:
+        """Return whether a node has enough free devices for one request alone."""
+        return any(
+            self.analysis(exact).free_by_node.get(node, 0) >= needed(exact)
+            for _, exact in exact_requests(request)
+        )
+
+    def concerns(self, pool: NodePool) -> bool:
+        """Return whether a request could select devices of a pool that is not ready."""
+        return any(self.world.concerns(each, pool.identity.driver) for _, _, each in self.exact())
+
+    def claims(self) -> list[SearchedClaim]:
+        return [
+            SearchedClaim(name=each.name, requests=each.requests, constraints=each.constraints)
+            for each in self.wanted
+        ]
+
+    def with_request(self, at: Position, exact: Request) -> list[SearchedClaim]:
+        """Return the claims with one exact request replaced."""
+        claims = self.claims()
+        requests = list(claims[at.claim].requests)
+        if at.alternative is not None:
+            alternatives = list(requests[at.request].alternatives)
+            alternatives[at.alternative] = exact
+            exact = replace(requests[at.request], alternatives=tuple(alternatives))
+        requests[at.request] = exact
+        claims[at.claim] = replace(claims[at.claim], requests=tuple(requests))
+        return claims
+
+    def allocate(
+        self,
+        node: str,
+        *,
+        claims: Sequence[SearchedClaim] | None = None,
+        allocated: Allocated | None = None,
+        selections: Selections | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> Answer:
+        """Search devices on a node, as it is unless something is replaced."""
+        return allocate(
+            self.claims() if claims is None else claims,
+            self.pools(node),
+            allocated=allocated or self.world,
+            selections=selections or self.world,
+            max_steps=max_steps,
+        )

@@ -1,0 +1,130 @@
+"""Remedies that an explanation names, applied: the scheduler's allocator must then allocate."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from drakit.cel.helper import Helper
+from drakit.explain.model import PodClaim, PodFacts
+from drakit.explain.pending import Explainer
+from drakit.explain.projection import project_claim, project_class, project_node, project_slice
+from drakit.explain.world import World as Facts
+from e2e.images.go import cel_program
+from tests.fakes.world import evaluate_for
+from tests.oracle.worlds import Body, World, make_world
+
+WORLDS = 1_000
+
+_REQUEST = r'request "(?P<request>[^"]+)"(?: of claim "(?P<claim>[^"]+)")? '
+_RELEASED = re.compile(r"if claim (?P<namespace>[^/ ]+)/(?P<name>\S+) \([^)]*\) released")
+_TOLERATED = re.compile(rf"if {_REQUEST}tolerated the taints? (?P<taints>.+?)(?:, or if|$)")
+_COUNT = re.compile(rf"if {_REQUEST}asked for (?P<count>\d+) instead")
+_UNCONSTRAINED = re.compile(r"if there were no constraints")
+
+
+def _exact(world: World, found: re.Match[str]) -> Body:
+    """The exact request, or alternative, that a remedy names."""
+    (claim,) = (
+        each
+        for each in world.claims
+        if found["claim"] in (None, each["metadata"]["name"]) or len(world.claims) == 1
+    )
+    name, _, alternative = found["request"].partition("/")
+    (request,) = (each for each in claim["spec"]["devices"]["requests"] if each["name"] == name)
+    if not alternative:
+        return request["exactly"]
+    return next(each for each in request["firstAvailable"] if each["name"] == alternative)
+
+
+def _released(world: World, found: re.Match[str]) -> None:
+    kept = [each for each in world.allocated if each["metadata"]["name"] != found["name"]]
+    assert len(kept) == len(world.allocated) - 1
+    world.allocated[:] = kept
+
+
+def _tolerated(world: World, found: re.Match[str]) -> None:
+    exact = _exact(world, found)
+    for taint in found["taints"].split(", "):
+        key, _, effect = taint.rpartition(":")
+        added = {"key": key, "operator": "Exists", "effect": effect}
+        exact["tolerations"] = [*exact.get("tolerations", ()), added]
+
+
+def _counted(world: World, found: re.Match[str]) -> None:
+    _exact(world, found).update(allocationMode="ExactCount", count=int(found["count"]))
+
+
+def _unconstrained(world: World, _: re.Match[str]) -> None:
+    for claim in world.claims:
+        claim["spec"]["devices"].pop("constraints", None)
+
+
+REMEDIES: dict[re.Pattern[str], Callable[[World, re.Match[str]], None]] = {
+    _RELEASED: _released,
+    _TOLERATED: _tolerated,
+    _COUNT: _counted,
+    _UNCONSTRAINED: _unconstrained,
+}
+
+
+def _facts(world: World) -> Facts:
+    facts = Facts()
+    facts.apply(project_node({"metadata": {"uid": "node", **world.node["metadata"]}}))
+    for project, bodies in (
+        (project_class, world.classes),
+        (project_slice, world.slices),
+        (project_claim, [*world.allocated, *world.claims]),
+    ):
+        for body in bodies:
+            facts.apply(project(body))
+    return facts
+
+
+def _remedy(world: World, helper: Helper) -> str:
+    facts = _facts(world)
+    claims = [project_claim(body) for body in world.claims]
+    pod = PodFacts(
+        namespace=claims[0].namespace,
+        name="pod",
+        uid="pod",
+        claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims),
+    )
+    explainer = Explainer(facts, name_all_holders=True)
+    evaluate_for(explainer, facts, pod, helper)
+    return explainer.explain(pod).remedy
+
+
+def _applied(world: World, remedy: str) -> Iterator[tuple[str, World]]:
+    """The world after each remedy that can be applied to its objects, and the remedy."""
+    for pattern, apply in REMEDIES.items():
+        found = pattern.search(remedy)
+        if found is not None:
+            changed = copy.deepcopy(world)
+            apply(changed, found)
+            yield apply.__name__, changed
+
+
+@pytest.mark.timeout(600)  # the first run builds the allocator
+def test_the_allocator_allocates_after_each_remedy():
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
+    tried: Counter[str] = Counter()
+    refused: list[str] = []
+    with Helper(cel_program()) as helper:
+        for seed in range(WORLDS):
+            world = make_world(seed)
+            remedy = _remedy(world, helper)
+            for kind, changed in _applied(world, remedy):
+                tried[kind] += 1
+                answer = helper.ask(changed.question())
+                if not answer.get("fits"):
+                    refused.append(f"seed {seed}, {kind}: {remedy}: {answer}")
+    assert refused == []
+    # Too few remedies would show nothing.
+    assert all(tried[each.__name__] >= 5 for each in REMEDIES.values()), tried

@@ -1,0 +1,414 @@
+"""Which single change would let a pod fit: each kind, and that no change is named without proof."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.explain.allocation import Outcome
+from drakit.explain.model import (
+    Amount,
+    CapacityFacts,
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
+    CounterSetFacts,
+    DeviceID,
+    Placement,
+    PodClaim,
+    PodFacts,
+    Request,
+    Share,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+    Toleration,
+)
+from drakit.explain.pending import Verdict
+from tests.fakes.world import device, explain, node, on, world_of
+
+ANY = ClassFacts(name="any", uid="c")
+POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),))
+BROKEN = TaintFacts(key="lab/broken", effect="NoSchedule")
+LEAK = TaintFacts(key="lab/leak", effect="NoExecute")
+UNHEALTHY = TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule")
+
+
+def request(name="r", **changes):
+    return Request(**{"name": name, "device_class": "any"} | changes)
+
+
+def claim(*requests, constraints=(), name="mine"):
+    return ClaimFacts(
+        namespace="lab", name=name, uid=name, requests=requests, constraints=tuple(constraints)
+    )
+
+
+def slice_on(place, *devices):
+    return SliceFacts(
+        name=f"s-{place}", uid=place, driver="d", pool=place, place=on(place), devices=devices
+    )
+
+
+def holding(name, *devices, pool="n1", namespace="lab"):
+    return ClaimFacts(
+        namespace=namespace,
+        name=name,
+        uid=name,
+        allocated=True,
+        devices=tuple(DeviceID("d", pool, each) for each in devices),
+        reserved_for=(f"pod-{name}",),
+    )
+
+
+def models(*values):
+    return [device(f"g{n}", attributes={"model": value}) for n, value in enumerate(values)]
+
+
+def model(value):
+    return f'device.attributes["d"].model == "{value}"'
+
+
+def numa(*values):
+    return [device(f"g{n}", attributes={"numa": value}) for n, value in enumerate(values)]
+
+
+SAME = Constraint(attribute="d/numa")
+OTHER = Constraint(attribute="d/root")
+N1 = node("n1")
+
+
+def remedy(*facts, pod=POD, **options):
+    found = explain(pod, world_of(ANY, *facts), **options)
+    assert found.verdict is Verdict.BLOCKED
+    return found.remedy
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        pytest.param(
+            [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())],
+            "it would fit on node n1 if claim lab/a (pod pod-a) released its devices",
+            id="a-holder-of-the-same-namespace",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0")),
+                holding("a", "g0", namespace="x"),
+                claim(request()),
+            ],
+            "it would fit on node n1 if a claim in another namespace released its devices",
+            id="a-holder-of-another-namespace-stays-unnamed",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0"), device("g1")),
+                holding("a", "g0"),
+                holding("b", "g1"),
+                claim(request(count=2)),
+            ],
+            "it would fit on node n1 if other claims released their devices",
+            id="two-holders-together",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0"), device("g1")),
+                holding("a", "g0"),
+                claim(request(count=2)),
+            ],
+            "it would fit on node n1 if claim lab/a (pod pod-a) released its devices, or if "
+            'request "r" asked for 1 instead of 2',
+            id="a-holder-or-a-smaller-count",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *(device(f"g{n}") for n in range(5))),
+                claim(request(count=8)),
+            ],
+            'it would fit on node n1 if request "r" asked for 5 instead of 8',
+            id="the-highest-count-that-fits",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0"), device("g1", taints=(BROKEN,))),
+                claim(request(count=0)),
+            ],
+            'it would fit on node n1 if request "r" tolerated the taint lab/broken:NoSchedule, '
+            'or if request "r" asked for 1 instead of all devices',
+            id="one-instead-of-all",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0", taints=(LEAK,))),
+                claim(request(tolerations=(Toleration(key=LEAK.key, effect="NoSchedule"),))),
+            ],
+            'it would fit on node n1 if request "r" tolerated the taint lab/leak:NoExecute',
+            id="a-toleration-with-the-effect-of-the-taint",
+        ),
+        pytest.param(
+            [N1, slice_on("n1", device("g0", taints=(BROKEN, LEAK))), claim(request())],
+            'it would fit on node n1 if request "r" tolerated the taints lab/broken:NoSchedule, '
+            "lab/leak:NoExecute",
+            id="two-taints-of-one-device",
+        ),
+        pytest.param(
+            [N1, slice_on("n1", device("g0", taints=(UNHEALTHY,))), claim(request())],
+            "it would fit on node n1 if the taint drakit.dev/unhealthy:NoSchedule of the devices "
+            "was removed",
+            id="a-taint-of-ours-is-not-to-be-tolerated",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *numa(0, 1)),
+                claim(request(count=2), constraints=[SAME]),
+            ],
+            'it would fit on node n1 if claim "mine" did not have the constraint matchAttribute '
+            'd/numa, or if request "r" asked for 1 instead of 2',
+            id="a-constraint",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *numa(0, 1)),
+                claim(request(count=2), constraints=[SAME, OTHER]),
+            ],
+            "it would fit on node n1 if there were no constraints",
+            id="two-constraints-together",
+        ),
+        pytest.param(
+            [N1, slice_on("n1", *models("x")), claim(request(selectors=(model("y"),)))],
+            'it would fit on node n1 if request "r" did not have the selector '
+            'device.attributes["d"].model == "y"',
+            id="a-selector-of-the-request",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *models("x")),
+                ClassFacts(name="y", uid="y", selectors=('device.driver == "d"', model("y"))),
+                claim(request(device_class="y")),
+            ],
+            'it would fit on node n1 if class y did not have the selector device.attributes["d"].'
+            'model == "y"',
+            id="a-selector-of-the-class",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0"), device("g1")),
+                claim(request(selectors=(model("y"),))),
+            ],
+            'it would fit on node n1 if request "r" did not have the selector '
+            'device.attributes["d"].model == "y"',
+            id="a-selector-that-fails-on-all-devices",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0"), device("g1", attributes={"model": "y"})),
+                claim(request(selectors=(model("y"),))),
+            ],
+            "it would fit on node n1 if no selector failed there, or if "
+            'request "r" did not have the selector device.attributes["d"].model == "y"',
+            id="a-selector-that-fails-before-the-device-that-it-selects",
+        ),
+        pytest.param(
+            [
+                node("n1", unschedulable=True),
+                node("n2"),
+                slice_on("n1", device("g0")),
+                claim(request()),
+            ],
+            "it would fit on node n1 if that node was not cordoned",
+            id="a-cordoned-node",
+        ),
+        pytest.param(
+            [
+                node("n1", taints=(TaintFacts(key="gpus", effect="NoSchedule"),)),
+                slice_on("n1", device("g0")),
+                claim(request()),
+            ],
+            "it would fit on node n1 if the pod tolerated the node's taint gpus",
+            id="a-tainted-node",
+        ),
+        pytest.param(
+            [N1, slice_on("n1", device("g0")), claim(request("one"), request("two"))],
+            'it would fit on node n1 if the pod did not have request "one"',
+            id="requests-that-compete",
+        ),
+    ],
+)
+def test_a_change_that_lets_the_pod_fit_is_named(facts, expected):
+    assert remedy(*facts) == expected
+
+
+def test_the_pods_own_node_selector_is_named():
+    pod = replace(POD, placement=Placement(node_selector=(("zone", "b"),)))
+    facts = [node("n1", labels={"zone": "a"}), slice_on("n1", device("g0")), claim(request())]
+    expected = "it would fit on node n1 if the pod's node selector and affinity allowed that node"
+    assert remedy(*facts, pod=pod) == expected
+
+
+def test_the_claim_is_named_if_the_pod_has_several():
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    facts = [
+        N1,
+        slice_on("n1", device("g0")),
+        claim(request()),
+        claim(request(), name="other"),
+    ]
+    expected = 'it would fit on node n1 if the pod did not have request "r" of claim "mine"'
+    assert remedy(*facts, pod=pod) == expected
+
+
+def test_an_alternative_is_named_by_its_full_name():
+    list_of_two = Request(
+        name="r",
+        device_class="",
+        alternatives=(request("best", selectors=(model("z"),)), request("good", count=3)),
+    )
+    facts = [N1, slice_on("n1", *models("x", "y")), claim(list_of_two)]
+    expected = (
+        'it would fit on node n1 if request "r/good" asked for 2 instead of 3, or if request '
+        '"r/best" did not have the selector device.attributes["d"].model == "z"'
+    )
+    assert remedy(*facts) == expected
+
+
+def test_a_claim_that_has_a_share_is_named():
+    nic = device("n0", capacity=[CapacityFacts(name="bw", value="10G")], shareable=True)
+    share = Share(device=DeviceID("d", "n1", "n0"), consumed=(Amount("bw", "6G"),))
+    sharer = replace(holding("a"), shares=(share,))
+    facts = [N1, slice_on("n1", nic), sharer, claim(request(capacity=(Amount("bw", "5G"),)))]
+    expected = "it would fit on node n1 if claim lab/a (pod pod-a) released its devices"
+    assert remedy(*facts) == expected
+
+
+def test_a_claim_that_has_a_partition_of_the_hardware_is_named():
+    card = CounterSetFacts(name="card", counters=(Amount("memory", "80Gi"),))
+    parts = [device(name, consumes=(card,)) for name in ("whole", "other")]
+    slices = [replace(slice_on("n1", *parts), pool_slices=2)]
+    slices.append(replace(slice_on("n1"), name="c", pool_slices=2, counter_sets=(card,)))
+    facts = [N1, *slices, holding("a", "whole"), claim(request())]
+    expected = "it would fit on node n1 if claim lab/a (pod pod-a) released its devices"
+    assert remedy(*facts) == expected
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param([N1, claim(request())], id="nothing-is-published"),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *models("x")),
+                claim(request(selectors=(model("y"), model("z")))),
+            ],
+            id="two-selectors-reject-the-device",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", *models("x")),
+                claim(
+                    request(
+                        selectors=(
+                            model("y"),
+                            'device.attributes["d"].v.isGreaterThan(semver("1.0.0"))',
+                        )
+                    )
+                ),
+            ],
+            id="behind-the-selector-is-one-that-cannot-be-evaluated",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0", taints=(BROKEN,))),
+                holding("a", "g0"),
+                claim(request()),
+            ],
+            id="a-device-is-tainted-and-allocated",
+        ),
+        pytest.param(
+            [
+                node("n1", unschedulable=True, taints=(BROKEN,)),
+                slice_on("n1", device("g0")),
+                claim(request()),
+            ],
+            id="a-node-is-cordoned-and-tainted",
+        ),
+        pytest.param(
+            [
+                N1,
+                slice_on("n1", device("g0", taints=(BROKEN,))),
+                replace(ANY, selectors=('device.driver == "e"',)),
+                claim(request()),
+            ],
+            id="the-class-selects-another-driver",
+        ),
+    ],
+)
+def test_no_remedy_is_named_without_proof(facts):
+    assert remedy(*facts) == ""
+
+
+def test_a_pod_that_fits_has_no_remedy():
+    found = explain(POD, world_of(ANY, N1, slice_on("n1", device("g0")), claim(request())))
+    assert (found.verdict, found.remedy) == (Verdict.FITS, "")
+
+
+def test_the_search_for_remedies_ends_at_its_bound(monkeypatch):
+    monkeypatch.setattr("drakit.explain.remedies.MAX_DEVICES", 1)
+    facts = [N1, slice_on("n1", device("g0"), device("g1")), holding("a", "g0", "g1")]
+    assert remedy(*facts, claim(request())) == ""
+
+
+def test_pods_of_one_template_share_the_search(monkeypatch):
+    from drakit.cel.library import Library
+    from drakit.explain import trial
+    from drakit.explain.pending import Explainer
+    from tests.fakes.world import evaluate_for
+
+    pods = [
+        replace(
+            POD,
+            name=f"train-{n}",
+            uid=str(n),
+            claims=(PodClaim(name="c", template="t", generated=None),),
+        )
+        for n in range(3)
+    ]
+    template = TemplateFacts(namespace="lab", name="t", uid="t", requests=(request(),))
+    world = world_of(ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), template, *pods)
+    explainer = Explainer(world)
+    calls: list[Outcome] = []
+    allocate = trial.allocate
+
+    def counted(*args, **kwargs):
+        answer = allocate(*args, **kwargs)
+        calls.append(answer.outcome)
+        return answer
+
+    monkeypatch.setattr(trial, "allocate", counted)
+    for pod in pods:
+        evaluate_for(explainer, world, pod, Library())
+        assert "claim lab/a" in explainer.explain(pod).remedy
+    assert calls.count(Outcome.FITS) == 1
+
+
+def test_the_rule_that_adds_a_taint_is_named():
+    rule = TaintRuleFacts(name="repair", uid="t", taint=BROKEN, pool="n1")
+    facts = [N1, slice_on("n1", device("g0")), claim(request()), rule]
+    (reason,) = explain(POD, world_of(ANY, *facts)).reasons
+    assert (
+        "DeviceTaintRule repair sets a taint, which ends when the rule is deleted"
+    ) in reason.sentence
