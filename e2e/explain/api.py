@@ -28,6 +28,7 @@ _PATHS = {
     "namespaces": "/api/v1",
     "nodes": "/api/v1",
     "pods": "/api/v1",
+    "resourcequotas": "/api/v1",
     "resourceclaims": DRA,
     "resourceclaimtemplates": DRA,
     "resourceslices": DRA,
@@ -41,6 +42,7 @@ KINDS = {
     "DeviceTaintRule": "devicetaintrules",
     "Namespace": "namespaces",
     "Pod": "pods",
+    "ResourceQuota": "resourcequotas",
 }
 
 REQUEST_SECONDS = 20

@@ -49,7 +49,7 @@ def template_missing(s: Scene) -> Iterator[None]:
     s.template("disk", s.request())
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("nothing-published.test",))
+@situation(Code.NO_DEVICE_PUBLISHED, words=("nothing-published.test", "no slice of driver"))
 def nothing_published(s: Scene) -> Iterator[None]:
     s.device_class()
     s.pod(s.request())
@@ -65,7 +65,10 @@ def all_of_nothing(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("asks for 3 devices", "only 2"))
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("asks for 3 devices", "only 2", 'if request "gpu" asked for 2 instead of 3'),
+)
 def count_above_published(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(devices("a", "b"))
@@ -88,7 +91,10 @@ def class_selector_rejects(s: Scene) -> Iterator[None]:
     s.device_class(MODEL_X)
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1",))
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("the request rejects 1", 'if request "gpu" did not have the selector'),
+)
 def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"model": "x"}))
@@ -116,13 +122,22 @@ def selector_of_capacity_rejects(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", larger.format("4Gi")))
 
 
-@situation(Code.SELECTOR_FAILED, words=("device a", "fast"))
+@situation(Code.SELECTOR_FAILED, words=("device a", "fast", "if no selector failed there"))
 def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"), device("b", {"fast": True}))
     s.pod(s.request("gpu", FAST))
     yield
     s.pod(s.request("gpu", f'"fast" in device.attributes["DRIVER"] && {FAST}'))
+
+
+@situation(Code.SELECTOR_FAILED, words=("so check the spelling of fsat", "device a has fast"))
+def attribute_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"fast": True}))
+    s.pod(s.request("gpu", FAST.replace("fast", "fsat")))
+    yield
+    s.pod(s.request("gpu", FAST))
 
 
 @situation(Code.SELECTOR_FAILED, words=("device a", "model"))
@@ -145,7 +160,7 @@ def selector_that_fails_is_not_reached(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ allocated devices
 
 
-@situation(Code.DEVICES_ALLOCATED, words=("pod holder",))
+@situation(Code.DEVICES_ALLOCATED, words=("pod holder", "(pod holder) released its devices"))
 def allocated_to_a_pod(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -237,7 +252,10 @@ def tainted_by_the_driver(s: Scene) -> Iterator[None]:
     s.publish(device("a"), generation=2)
 
 
-@situation(Code.DEVICES_TAINTED, words=("example.com/broken", "tolerate"))
+@situation(
+    Code.DEVICES_TAINTED,
+    words=('if request "gpu" tolerated the taint example.com/broken:NoSchedule',),
+)
 def tainted_until_tolerated(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", taints=[TAINT]))
@@ -256,7 +274,7 @@ def toleration_of_another_value(s: Scene) -> Iterator[None]:
     s.pod(s.request(tolerations=[{**equal, "value": "yes"}]))
 
 
-@situation(Code.DEVICES_TAINTED)
+@situation(Code.DEVICES_TAINTED, words=("effect NoExecute", "example.com/broken:NoExecute"))
 def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", taints=[{**TAINT, "effect": "NoExecute"}]))
@@ -276,7 +294,7 @@ def admin_access_to_a_tainted_device(s: Scene) -> Iterator[None]:
     s.pod(s.request(adminAccess=True, tolerations=[{"operator": "Exists"}]))
 
 
-@situation(Code.DEVICES_TAINTED, words=("example.com/broken",))
+@situation(Code.DEVICES_TAINTED, words=("example.com/broken", "DeviceTaintRule"))
 def tainted_by_a_rule(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))

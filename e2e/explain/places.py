@@ -27,7 +27,9 @@ def affinity(node: str, key: str = HOSTNAME) -> dict:
     return {"nodeAffinity": {required: only_on(node, key)}}
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("node selector",))
+@situation(
+    Code.DEVICES_ON_OTHER_NODES, words=("node selector", "node selector and affinity allowed")
+)
 def node_selector_excludes(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -64,7 +66,7 @@ def node_tainted(s: Scene) -> Iterator[None]:
     s.change_node(taints=None)
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("cordoned",), alone=True)
+@situation(Code.DEVICES_ON_OTHER_NODES, words=("if that node was not cordoned",), alone=True)
 def node_cordoned(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -159,7 +161,7 @@ def device_of_all_nodes_allocated(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ constraints
 
 
-@situation(Code.CONSTRAINT_NOT_MET, words=("numa", "matchAttribute"))
+@situation(Code.CONSTRAINT_NOT_MET, words=("numa", "did not have the constraint matchAttribute"))
 def attribute_does_not_match(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 1}))
@@ -189,7 +191,7 @@ def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 1}), generation=2)
 
 
-@situation(Code.CONSTRAINT_NOT_MET, words=("constraints together",))
+@situation(Code.CONSTRAINT_NOT_MET, words=("all constraints", "if there were no constraints"))
 def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}))
@@ -203,7 +205,7 @@ def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ requests that compete
 
 
-@situation(Code.REQUESTS_COMPETE)
+@situation(Code.REQUESTS_COMPETE, words=("did not have the selector",))
 def requests_need_the_same_device(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))

@@ -17,8 +17,10 @@ from drakit.explain.pending import Explainer, Explanation
 from drakit.explain.projection import (
     project_claim,
     project_class,
+    project_namespace,
     project_node,
     project_pod,
+    project_quota,
     project_slice,
     project_taint_rule,
     project_template,
@@ -38,8 +40,10 @@ SCHEDULED_SECONDS = 60
 """The scheduler tries a pod again after at most ten seconds."""
 
 _PROJECTIONS: dict[str, Callable[[Body], Any]] = {
+    "namespaces": project_namespace,
     "nodes": project_node,
     "pods": project_pod,
+    "resourcequotas": project_quota,
     "resourceclaims": project_claim,
     "resourceclaimtemplates": project_template,
     "resourceslices": project_slice,
@@ -56,7 +60,7 @@ class Explaining:
         self._helper = helper
         self._one = threading.Lock()
 
-    def explain(self, namespace: str, name: str) -> Explanation:
+    def explain(self, namespace: str, name: str, *, settled: bool = False) -> Explanation:
         """Explain a pod by the objects that the API server has now."""
         lists = {
             plural: self._api.list(plural)
@@ -76,7 +80,7 @@ class Explaining:
             bring_up_to_date(
                 index, self._helper, expressions, [each.slice for each in world.reachable()]
             )
-            return explainer.explain(pod)
+            return explainer.explain(pod, settled=settled)
 
 
 def device(name: str, attributes: dict[str, Any] | None = None, **fields: Any) -> Body:
@@ -118,17 +122,23 @@ class Scene:
     held: bool = False
     """Whether the pod that is explained is kept from the scheduler until it was."""
 
+    settled: bool = False
+    """Whether the pod counts as old enough for a missing claim to be a problem."""
+
     @property
     def driver(self) -> str:
         return f"{self.name}.test"
 
     # ---- classes and slices
 
-    def device_class(self, *selectors: str, name: str = "", exclusive: bool = True) -> None:
+    def device_class(
+        self, *selectors: str, name: str = "", exclusive: bool = True, **fields: str
+    ) -> None:
         """Create a class of the scene's devices, or replace it."""
         own = [f'device.driver == "{self.driver}"'] if exclusive else []
         expressions = [*own, *(each.replace("DRIVER", self.driver) for each in selectors)]
-        spec = {"selectors": [{"cel": {"expression": each}} for each in expressions]}
+        spec: Body = {"selectors": [{"cel": {"expression": each}} for each in expressions]}
+        spec |= fields
         self._put(self._body("DeviceClass", name or self.driver, spec=spec))
 
     def publish(
@@ -189,9 +199,14 @@ class Scene:
         claims: Sequence[str] = (),
         templates: Sequence[str] = (),
         cpu: str = "1m",
+        extended: str = "",
         **spec: Any,
     ) -> None:
-        """Create a pod, or replace it: its requests become a template of its name."""
+        """
+        Create a pod, or replace it: its requests become a template of its name.
+
+        :param extended: an extended resource of which it requests one.
+        """
         if requests:
             self.api.delete("pods", name, namespace=self.namespace)
             self.template(name, *requests, constraints=constraints)
@@ -199,11 +214,16 @@ class Scene:
         made = [*([name] if requests else []), *templates]
         used += [{"resourceClaimTemplateName": each} for each in made]
         names = [f"claim-{number}" for number in range(len(used))]
+        amounts = {extended: "1"} if extended else {}
         container = {
             "name": "main",
             "image": "localhost/nothing:dev",
             "imagePullPolicy": "Never",
-            "resources": {"requests": {"cpu": cpu}, "claims": [{"name": each} for each in names]},
+            "resources": {
+                "requests": {"cpu": cpu, **amounts},
+                "limits": amounts,
+                "claims": [{"name": each} for each in names],
+            },
         }
         body = {
             "terminationGracePeriodSeconds": 0,
@@ -231,6 +251,33 @@ class Scene:
     def delete(self, plural: str, name: str) -> None:
         self.api.delete(plural, name, namespace="" if plural in CLUSTER_WIDE else self.namespace)
 
+    def quota(self, **hard: str) -> None:
+        """Limit the namespace, and wait until the use of the limits is counted."""
+        spec = {"hard": {key.replace("_", "/"): amount for key, amount in hard.items()}}
+        self._put(self._body("ResourceQuota", "quota", spec=spec, namespaced=True))
+        wait_for(
+            "the quota is counted",
+            lambda: (
+                self.api.get("resourcequotas", "quota", namespace=self.namespace)
+                .get("status", {})
+                .get("used")
+            ),
+            seconds=VERDICT_SECONDS,
+        )
+
+    def allow_admin_access(self, *, allowed: bool) -> None:
+        labels = {ADMIN_LABEL: "true" if allowed else None}
+        self.api.patch("namespaces", self.namespace, {"metadata": {"labels": labels}})
+
+    def allocated_claim(self) -> Body:
+        """Wait until a claim of the scene is allocated."""
+
+        def found() -> Body | None:
+            claims = self.api.list("resourceclaims", namespace=self.namespace)
+            return next((each for each in claims if each.get("status", {}).get("allocation")), None)
+
+        return wait_for("a claim is allocated", found, seconds=VERDICT_SECONDS)
+
     def change_node(self, **spec: Any) -> None:
         """Change the spec of the first node until the scene is closed; None removes a field."""
         undone = {"spec": dict.fromkeys(spec)}
@@ -240,7 +287,7 @@ class Scene:
     # ---- what is said of it
 
     def explain(self, name: str = WAITS) -> Explanation:
-        return self.explaining.explain(self.namespace, name)
+        return self.explaining.explain(self.namespace, name, settled=self.settled)
 
     def scheduled_on(self, name: str = WAITS) -> str:
         return self.api.get("pods", name, namespace=self.namespace)["spec"].get("nodeName", "")
@@ -310,7 +357,7 @@ class Scene:
         metadata: Body = {"name": name, "labels": {LABEL: self.namespace}}
         if namespaced:
             metadata["namespace"] = self.namespace
-        version = "v1" if kind == "Pod" else DRA.removeprefix("/apis/")
+        version = "v1" if kind in ("Pod", "ResourceQuota") else DRA.removeprefix("/apis/")
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _put(self, body: Body) -> None:

@@ -3,7 +3,7 @@ The table of situations: pods that wait, or fit, the verdict on each, and the re
 
 Each is a generator: the part before `yield` makes the situation, the part after it applies the
 remedy that the explanation names. `DRIVER` in a selector means the scene's driver. They are in
-:mod:`.devices` and :mod:`.places`.
+:mod:`.claims`, :mod:`.devices` and :mod:`.places`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import pytest
 
 from drakit.explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster
-from e2e.explain import devices as _devices  # noqa: F401 - fills the table
+from e2e.explain import claims as _claims  # noqa: F401 - fills the table
+from e2e.explain import devices as _devices  # noqa: F401
 from e2e.explain import places as _places  # noqa: F401
 from e2e.explain.api import Api
 from e2e.explain.scene import Explaining, Scene
@@ -28,7 +29,8 @@ AT_ONCE = 16
 
 def text_of(explanation: Explanation) -> str:
     sentences = [reason.sentence for reason in explanation.reasons]
-    return "; ".join([*sentences, *explanation.unknown])
+    remedies = [explanation.remedy] if explanation.remedy else []
+    return "; ".join([*sentences, *remedies, *explanation.unknown])
 
 
 def check(found: Explanation, situation: Situation) -> None:

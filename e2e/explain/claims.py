@@ -1,0 +1,85 @@
+"""Situations: claims that are not created, not bound, or allocated for another node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drakit.explain.codes import Code
+from e2e.explain.places import HOSTNAME
+from e2e.explain.scene import Scene, device, devices
+from e2e.explain.table import situation
+
+# ------------------------------------------------------------ claims that are not created
+
+
+@situation(Code.ADMIN_ACCESS_DENIED, words=("label", "admin-access"), tried=False)
+def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.template("admin", s.request(adminAccess=True))
+    s.allow_admin_access(allowed=False)
+    s.pod(templates=["admin"])
+    yield
+    s.allow_admin_access(allowed=True)
+
+
+@situation(Code.QUOTA_EXCEEDED, words=('"quota"', "allows 0"), tried=False)
+def quota_allows_no_claim(s: Scene) -> Iterator[None]:
+    s.settled = True
+    s.device_class()
+    s.publish(device("a"))
+    s.quota(**{"count_resourceclaims.resource.k8s.io": "0"})
+    s.pod(s.request())
+    yield
+    s.delete("resourcequotas", "quota")
+
+
+# ------------------------------------------------------------ allocated claims
+
+
+@situation(Code.BINDING_OUTSTANDING, words=("device a", "example.com/attached"), tried=False)
+def binding_condition_outstanding(s: Scene) -> Iterator[None]:
+    s.device_class()
+    binding = {
+        "bindingConditions": ["example.com/attached"],
+        "bindingFailureConditions": ["example.com/failed"],
+    }
+    s.publish(device("a", **binding))
+    s.pod(s.request())
+    claim = s.allocated_claim()
+    yield
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    condition = {
+        "type": "example.com/attached",
+        "status": "True",
+        "reason": "Attached",
+        "message": "",
+        "lastTransitionTime": claim["metadata"]["creationTimestamp"],
+    }
+    attached = {key: result[key] for key in ("driver", "pool", "device")}
+    claim["status"]["devices"] = [{**attached, "conditions": [condition]}]
+    s.api.write_status("resourceclaims", claim)
+
+
+@situation(Code.DEVICES_ON_OTHER_NODES, words=("claim disk is allocated for node",))
+def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"])
+    s.pod(claims=["disk"], nodeSelector={HOSTNAME: s.other})
+    yield
+    s.pod(claims=["disk"], nodeSelector={HOSTNAME: s.node})
+
+
+# ------------------------------------------------------------ extended resources
+
+
+@situation(Code.DEVICES_ALLOCATED, words=('extended resource "lab.test/gpu"', "pod holder"))
+def extended_resource_allocated(s: Scene) -> Iterator[None]:
+    s.device_class(extendedResourceName="lab.test/gpu")
+    s.publish(devices("a"))
+    s.holder(s.request())
+    s.pod(extended="lab.test/gpu")
+    yield
+    s.delete("pods", "holder")
