@@ -35,6 +35,20 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
+{{/*
+drakit.classApi: the API version of DeviceClasses. Their fields are the same in all versions. Without
+a cluster (helm template), Helm knows no version, and v1 is assumed.
+*/}}
+{{- define "drakit.classApi" -}}
+{{- $versions := .Capabilities.APIVersions }}
+{{- $api := "resource.k8s.io/v1" }}
+{{- range list "v1beta1" "v1beta2" "v1" }}
+{{- $candidate := printf "resource.k8s.io/%s" . }}
+{{- if $versions.Has (printf "%s/DeviceClass" $candidate) }}{{ $api = $candidate }}{{ end }}
+{{- end }}
+{{- $api }}
+{{- end }}
+
 {{- define "drakit.image" -}}
 {{- $image := .root.Values.image }}
 {{- with get $image.digest .component -}}

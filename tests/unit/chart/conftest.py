@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,10 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """Render the chart with some values."""
 
     def rendered(
-        overrides: dict[str, Any] | None = None, *, release: str = "drakit"
+        overrides: dict[str, Any] | None = None,
+        *,
+        release: str = "drakit",
+        api_versions: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
         file = tmp_path_factory.mktemp("values") / "values.yaml"
         file.write_text(json.dumps(overrides or {}))
@@ -54,6 +57,7 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
             [
                 *(helm, "template", release, str(CHART), "--namespace", "drakit-system"),
                 *("--kube-version", "1.36.3", "--values", str(file)),
+                *(part for each in api_versions for part in ("--api-versions", each)),
             ],
             capture_output=True,
             text=True,

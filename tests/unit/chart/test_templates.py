@@ -299,6 +299,27 @@ def test_each_kind_of_simulated_device_has_its_class(render):
     assert {name.partition(".")[0] for name in classes} == types
 
 
+@pytest.mark.parametrize(
+    ("served", "version"),
+    [
+        pytest.param([], "v1", id="helm-knows-no-cluster"),
+        pytest.param(["v1beta1"], "v1beta1", id="only-v1beta1"),
+        pytest.param(["v1beta2", "v1beta1"], "v1beta2", id="no-v1"),
+        pytest.param(["v1beta1", "v1", "v1beta2"], "v1", id="all"),
+    ],
+)
+def test_classes_have_the_newest_version_that_the_cluster_serves(render, served, version):
+    values = {
+        "hostdev": {"policies": {"serial": SERIAL}},
+        "simulated": {"enabled": True},
+        "devicePlugins": {"enabled": True, "resources": ["vendor.example/thing"]},
+    }
+    api_versions = [f"resource.k8s.io/{each}/DeviceClass" for each in served]
+    objects = render(values, api_versions=api_versions)
+    found = {body["apiVersion"] for body in objects if body["kind"] == "DeviceClass"}
+    assert found == {f"resource.k8s.io/{version}"}
+
+
 def test_what_is_not_simulated_has_no_class(render):
     config = {"gpu": {"partitions": []}, "nic": {"count": 0}}
     objects = render({"simulated": {"enabled": True, "config": config}})
