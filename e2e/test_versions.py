@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -280,3 +282,81 @@ def gates_told(server: Server) -> set[str]:
     selector = f"--field-selector=involvedObject.name={NODE},reason=FieldsDropped"
     notes = [event["message"] for event in server.cluster.get("events", selector)["items"]]
     return {gate for note in notes for gate in FEATURES if f"(feature gate {gate})" in note}
+
+
+@contextmanager
+def operator(server: Server, places: Folders) -> Generator[None]:
+    """Run the operator; it looks for other versions and permissions every second."""
+    config = places.root / "operator.yaml"
+    config.write_text(
+        json.dumps(
+            {"listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}, "sweepPeriod": 1}
+        )
+    )
+    arguments = ["--config", str(config), "--kubeconfig", str(server.cluster.kubeconfig)]
+    with (places.root / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "drakit_operator", *arguments],
+            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+        assert process.poll() is None, "the operator ended by itself"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def waiting_pod(server: Server, version: str) -> None:
+    """Create a pod and a claim with the name of a version, for a class that does not exist."""
+    request = {"deviceClassName": "missing.test"}
+    exactly = request if version == "v1beta1" else {"exactly": request}
+    claim = {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": version},
+        "spec": {"devices": {"requests": [{"name": "main", **exactly}]}},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": version},
+        "spec": {
+            "containers": [{"name": "main", "image": "none.test/none"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": version}],
+        },
+    }
+    for body in (claim, pod):
+        server.cluster.kubectl("create", "-f", "-", input=json.dumps(body))
+
+
+def reasons(server: Server, name: str) -> set[str]:
+    """The reasons of the operator's Events about a pod."""
+    return {
+        event["reason"]
+        for event in server.cluster.get("events")["items"]
+        if event["involvedObject"]["kind"] == "Pod"
+        and event["involvedObject"]["name"] == name
+        and event.get("reportingComponent") == "drakit.dev/operator"
+    }
+
+
+@pytest.mark.slow
+def test_the_operator_explains_pods_before_and_after_an_upgrade_of_the_api_server(server, places):
+    server.serve("v1beta1")
+    with operator(server, places):
+        for version in ("v1beta1", "v1"):
+            server.serve(version)
+            waiting_pod(server, version)
+            wait_for(
+                f"an Event about pod {version}",
+                lambda name=version: reasons(server, name) == {"DeviceClassMissing"},
+                seconds=90,
+            )
+    server.cluster.kubectl("delete", "pods", "--all", "--force")

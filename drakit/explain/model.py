@@ -182,9 +182,21 @@ class TaintRuleFacts:
     device: str = ""
     """Each of the three is a condition, unless it is empty."""
 
+    selective: bool = True
+    """It has a selector (API: ``deviceSelector``): a rule without one selects no device."""
+
+    unsupported: bool = False
+    """Its selector uses a class or CEL, as ``v1alpha3`` allowed: it is not evaluated."""
+
+    @property
+    def adds_taints(self) -> bool:
+        """Whether it taints devices as far as the scheduler is concerned, and as we know it."""
+        return self.selective and not self.unsupported and self.taint.effect in PREVENTING
+
     def selects(self, device: DeviceID) -> bool:
         return (
-            self.driver in ("", device.driver)
+            self.adds_taints
+            and self.driver in ("", device.driver)
             and self.pool in ("", device.pool)
             and self.device in ("", device.device)
         )
@@ -217,8 +229,10 @@ class PodFacts:
     """The claim that the scheduler made for extended resources."""
 
     placement: Placement = Placement()
-    requests: tuple[Amount, ...] = ()
-    """What all containers together request of a node: cpu, memory, extended resources."""
+    requests: tuple[tuple[str, int], ...] = ()
+    """What it requests of a node, in billionths, as :mod:`.loads` adds it up."""
+
+    priority: int = 0
 
     @property
     def reference(self) -> ObjectReference:

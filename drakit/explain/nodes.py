@@ -14,10 +14,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
+from drakit.explain.loads import Requests
 from drakit.explain.model import NodeFacts, Placement, PodToleration, TaintFacts
 from drakit.resource.nodeselector import selects_node
 
-__all__ = ("NodeProblem", "Unusable", "resolved", "unusable")
+__all__ = ("NodeProblem", "Unusable", "resolved", "too_small", "unusable")
 
 
 class NodeProblem(Enum):
@@ -38,19 +39,8 @@ class Unusable(NamedTuple):
     detail: str = ""
 
 
-def unusable(
-    placement: Placement,
-    node: NodeFacts,
-    *,
-    requests: Mapping[str, int] | None = None,
-    free: Mapping[str, int] | None = None,
-) -> Unusable | None:
-    """
-    Return the first reason why a pod cannot run on a node, or None.
-
-    :param requests: what the pod asks for, in billionths.
-    :param free: what the node has left of it; None means unknown, which is no reason.
-    """
+def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
+    """Return the first reason why a pod cannot run on a node, whatever it requests, or None."""
     if not _selected(placement, node):
         return Unusable(NodeProblem.SELECTOR)
     if node.unschedulable and not _tolerated(_CORDON, placement.tolerations):
@@ -60,10 +50,6 @@ def unusable(
             if taint.key == _CORDON.key:
                 return Unusable(NodeProblem.CORDONED)
             return Unusable(NodeProblem.TAINT, taint.key)
-    if free is not None:
-        for resource, amount in sorted((requests or {}).items()):
-            if amount > free.get(resource, 0):
-                return Unusable(NodeProblem.RESOURCES, resource)
     return None
 
 
@@ -84,6 +70,15 @@ def resolved(
             return placement, node
 
 
+def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
+    """Return the first resource of which a node has less left than a pod requests, or None."""
+    for resource, amount in requests:
+        if amount and amount > free.get(resource, 0):
+            return Unusable(NodeProblem.RESOURCES, _ROOM if resource == "pods" else resource)
+    return None
+
+
+_ROOM = "room for pods"
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 

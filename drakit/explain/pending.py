@@ -23,6 +23,7 @@ from drakit.explain.availability import Analysis, analyze
 from drakit.explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
 from drakit.explain.codes import Code, Finding, Reason
 from drakit.explain.deletion import pod_stays
+from drakit.explain.loads import Loads
 from drakit.explain.model import (
     ClaimFacts,
     NodeFacts,
@@ -31,7 +32,7 @@ from drakit.explain.model import (
     Request,
     TemplateFacts,
 )
-from drakit.explain.nodes import NodeProblem, Unusable, resolved, unusable
+from drakit.explain.nodes import NodeProblem, Unusable, resolved, too_small, unusable
 from drakit.explain.pending_claims import (
     Wanted,
     classes_missing,
@@ -133,6 +134,8 @@ class Explainer:
         self._analyses: dict[Request, Analysis] = {}
         self._remedies: dict[str, tuple[Mapping[str, Unusable | None], str]] = {}
         self._nodes: dict[object, dict[str, Unusable | None]] = {}
+        self._with_room: dict[object, dict[str, Unusable | None]] = {}
+        self._loads: int | None = None
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
@@ -244,11 +247,16 @@ class Explainer:
     # ---- what the cluster has
 
     def _refresh(self) -> None:
+        loads = self._world.loads.revision if self._world.loads is not None else None
         if self._revision != self._world.revision:
             self._revision = self._world.revision
             self._analyses.clear()
             self._remedies.clear()
             self._nodes.clear()
+            self._with_room.clear()
+        if self._loads != loads:  # far more often than anything else
+            self._loads = loads
+            self._with_room.clear()
 
     def _analysis(self, request: Request) -> Analysis:
         if request not in self._analyses:
@@ -257,12 +265,7 @@ class Explainer:
 
     def _usable(self, pod: PodFacts, allocated: Sequence[ClaimFacts]) -> dict[str, Unusable | None]:
         """Return for each node why the pod cannot use it."""
-        key = pod.placement.key
-        if key not in self._nodes:
-            self._nodes[key] = {
-                name: self._unusable(pod, view) for name, view in self._world.views().items()
-            }
-        nodes = self._nodes[key]
+        nodes = self._room(pod)
         restricted = [claim for claim in allocated if claim.nodes is not None]
         if not restricted:
             return nodes
@@ -271,6 +274,33 @@ class Explainer:
             name: problem or _other_claim(restricted, views[name])
             for name, problem in nodes.items()
         }
+
+    def _room(self, pod: PodFacts) -> dict[str, Unusable | None]:
+        """Return why the pod cannot use each node, by its own rules and what the node has left."""
+        rules, loads = self._rules(pod), self._world.loads
+        if loads is None or self._loads is None:
+            return rules
+        key = (pod.placement.key, pod.requests, pod.priority)
+        if key not in self._with_room:
+            self._with_room[key] = {
+                name: problem or self._too_small(pod, name, loads)
+                for name, problem in rules.items()
+            }
+        return self._with_room[key]
+
+    def _too_small(self, pod: PodFacts, name: str, loads: Loads) -> Unusable | None:
+        node = self._world.node(name)
+        if node is None:
+            return None
+        return too_small(pod.requests, loads.free(node, priority=pod.priority))
+
+    def _rules(self, pod: PodFacts) -> dict[str, Unusable | None]:
+        key = pod.placement.key
+        if key not in self._nodes:
+            self._nodes[key] = {
+                name: self._unusable(pod, view) for name, view in self._world.views().items()
+            }
+        return self._nodes[key]
 
     def _unusable(self, pod: PodFacts, view: NodeView) -> Unusable | None:
         node: NodeFacts | None = self._world.node(view.name)
@@ -340,7 +370,11 @@ class Explainer:
             for each in allocated
             if (problem.problem, problem.detail) != (NodeProblem.CLAIM, each.name)
         ]
-        view = NodeView(node.name, node.labels)
+        view, loads = NodeView(node.name, node.labels), self._world.loads
+        if loads is not None and self._loads is not None:
+            small = self._too_small(pod, name, loads)
+            if small is not None and small != problem:
+                return False
         return (
             unusable(placement, node) is None
             and _other_claim([each for each in others if each.nodes is not None], view) is None

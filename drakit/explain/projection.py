@@ -1,5 +1,5 @@
 """
-From raw objects of ``resource.k8s.io/v1`` and ``v1`` to the facts of :mod:`.model`.
+From raw objects of ``resource.k8s.io`` and ``v1`` to the facts of :mod:`.model`.
 
 Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
 repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
@@ -15,6 +15,7 @@ from functools import lru_cache
 from sys import intern
 from typing import TypeVar
 
+from drakit.explain.loads import requests_of_pod
 from drakit.explain.model import (
     PREVENTING,
     Amount,
@@ -50,6 +51,7 @@ from drakit.explain.model import (
     Version,
 )
 from drakit.resource.raw import Object, child, children, text
+from drakit.resource.versions import VERSIONS, from_version, requests_from_version
 
 __all__ = (
     "project_claim",
@@ -100,6 +102,8 @@ def project_pod(body: Object) -> PodFacts:
         extended=tuple(_extended_requests(spec)),
         extended_claim=text(status, "extendedResourceClaimStatus", "resourceClaimName") or None,
         placement=_placement(spec),
+        requests=requests_of_pod(spec),
+        priority=int(spec.get("priority") or 0),
     )
 
 
@@ -183,7 +187,7 @@ def project_quota(body: Object) -> QuotaFacts:
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
-    """Project a DeviceTaintRule; one that selects by class or CEL selects nothing here."""
+    """Project a DeviceTaintRule."""
     metadata, spec = child(body, "metadata"), child(body, "spec")
     selector, taint = child(spec, "deviceSelector"), child(spec, "taint")
     return TaintRuleFacts(
@@ -195,6 +199,8 @@ def project_taint_rule(body: Object) -> TaintRuleFacts:
         driver=text(selector, "driver"),
         pool=text(selector, "pool"),
         device=text(selector, "device"),
+        selective=spec.get("deviceSelector") is not None,
+        unsupported=bool(selector.get("deviceClassName") or selector.get("selectors")),
     )
 
 
@@ -209,9 +215,10 @@ def _pod_claim(claim: Object, made: Object | None) -> PodClaim:
     )
 
 
-def project_claim(body: Object) -> ClaimFacts:
-    """Project a ResourceClaim."""
+def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
+    """Project a ResourceClaim of a version."""
     metadata, status = child(body, "metadata"), child(body, "status")
+    spec = requests_from_version(child(body, "spec"), version)
     allocation = status.get("allocation")
     owner = next(
         (
@@ -230,8 +237,8 @@ def project_claim(body: Object) -> ClaimFacts:
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
-        requests=_requests(child(body, "spec")),
-        constraints=_constraints(child(body, "spec")),
+        requests=_requests(spec),
+        constraints=_constraints(spec),
         allocated=allocation is not None,
         devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
         shares=tuple(
@@ -283,15 +290,16 @@ def _result(result: Object, conditions: list[Object]) -> Result:
     )
 
 
-def project_template(body: Object) -> TemplateFacts:
-    """Project a ResourceClaimTemplate."""
+def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
+    """Project a ResourceClaimTemplate of a version."""
     metadata = child(body, "metadata")
+    spec = requests_from_version(child(body, "spec", "spec"), version)
     return TemplateFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
-        requests=_requests(child(body, "spec", "spec")),
-        constraints=_constraints(child(body, "spec", "spec")),
+        requests=_requests(spec),
+        constraints=_constraints(spec),
     )
 
 
@@ -307,9 +315,9 @@ def project_class(body: Object) -> ClassFacts:
     )
 
 
-def project_slice(body: Object) -> SliceFacts:
-    """Project a ResourceSlice."""
-    metadata, spec = child(body, "metadata"), child(body, "spec")
+def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
+    """Project a ResourceSlice of a version."""
+    metadata, spec = child(body, "metadata"), child(from_version(body, version), "spec")
     driver, pool = intern(text(spec, "driver")), child(spec, "pool")
     by_device = bool(spec.get("perDeviceNodeSelection"))
     return SliceFacts(

@@ -34,11 +34,12 @@ _ADVICE = {
 }
 """Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
 
+_RESOURCES = NodeProblem.RESOURCES.value
 _RULES = {
     NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
     NodeProblem.TAINT.value: "it does not tolerate their taint {}",
     NodeProblem.CORDONED.value: "they are cordoned",
-    NodeProblem.RESOURCES.value: "they have too little {} left",
+    _RESOURCES: "they have too little {} left",
     NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
 }
 """Why a pod cannot use nodes, by the kind of rule."""
@@ -72,9 +73,12 @@ def remedy(found: Availability, *, released: bool) -> str:
         what = "enough of them are" if whole else "enough hardware or capacity is"
         remedies.append(f"the claim can be allocated when {what} released")
     if found.elsewhere.devices and not found.releasable and not found.free:
-        remedies.append(
+        short = {word.partition(" ")[0] for word in found.elsewhere.words} == {_RESOURCES}
+        where = (
             "allow the pod to run on those nodes, or publish devices on the nodes that it can use"
         )
+        room = "reduce what the pod requests, or free resources on those nodes"
+        remedies.append(room if short else where)
     keys = found.tainted.words
     remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
     if found.rules:

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from drakit.explain.allocation import NotEvaluatedError, Selected, bits
 from drakit.explain.capacity import Consumed, summed
+from drakit.explain.loads import Loads
 from drakit.explain.model import (
-    PREVENTING,
     ClaimFacts,
     ClassFacts,
     DeviceFacts,
@@ -150,6 +150,12 @@ class World:
         self._reachable: tuple[Reachable, ...] | None = None
         self._allocated_in: dict[str, int] = {}
         self.selectors: SelectorIndex = SelectorIndex()
+        self.loads: Loads | None = None
+        """What pods request of their nodes; None if that is unknown."""
+
+        self.hidden: frozenset[type[Fact]] = frozenset()
+        """Kinds of which nothing may be listed: objects may exist that are not here."""
+
         self.revision: int = 0
         """Grows with each change of what devices there are and who holds them."""
 
@@ -313,18 +319,14 @@ class World:
 
     @property
     def has_taint_rules(self) -> bool:
-        return bool(self.of(TaintRuleFacts))
+        return any(rule.adds_taints for rule in self.of(TaintRuleFacts).values())
 
     def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
         """Return a device's taints, those of DeviceTaintRules included."""
         rules = self.of(TaintRuleFacts)
         if not rules:
             return facts.taints
-        added = tuple(
-            rule.taint
-            for rule in rules.values()
-            if rule.taint.effect in PREVENTING and rule.selects(device)
-        )
+        added = tuple(rule.taint for rule in rules.values() if rule.selects(device))
         return (*facts.taints, *added) if added else facts.taints
 
     def taint_rules(self, device: DeviceID, taints: Collection[TaintFacts]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """
-Finds the served version of an API group with one request, without full discovery.
+Finds the served versions of an API group and of its resources, without full discovery.
 
 The callers know what the versions mean.
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from drakit.kube.errors import NotFoundError
 
-__all__ = ("Reader", "VersionNotServedError", "served_version")
+__all__ = ("Reader", "VersionNotServedError", "served_version", "served_versions", "version_of")
 
 
 class VersionNotServedError(Exception):
@@ -41,6 +41,33 @@ class Reader(Protocol):
         ...
 
 
+async def served_versions(
+    session: Reader, group: str, *, timeout_seconds: float | None = None
+) -> tuple[str, ...]:
+    """Return the versions of a group that the API server serves; empty if it has no such group."""
+    try:
+        answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)
+    except NotFoundError:
+        return ()
+    versions: list[dict[str, Any]] = answer.get("versions") or []
+    return tuple(str(version.get("version")) for version in versions)
+
+
+async def version_of(
+    session: Reader, group: str, plural: str, versions: Sequence[str]
+) -> str | None:
+    """Return the first of these served versions that has a resource; None if none has it."""
+    for version in versions:
+        try:
+            answer = await session.get(f"/apis/{group}/{version}")
+        except NotFoundError:  # an upgrade has just removed it
+            continue
+        resources: list[dict[str, Any]] = answer.get("resources") or []
+        if any(each.get("name") == plural for each in resources):
+            return version
+    return None
+
+
 async def served_version(
     session: Reader, group: str, known: Sequence[str], *, timeout_seconds: float | None = None
 ) -> str:
@@ -49,12 +76,7 @@ async def served_version(
 
     Raises VersionNotServedError if it serves none, ApiError if it does not answer.
     """
-    try:
-        answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)
-    except NotFoundError:
-        answer = {}
-    versions: list[dict[str, Any]] = answer.get("versions") or []
-    served = [str(version.get("version")) for version in versions]
+    served = await served_versions(session, group, timeout_seconds=timeout_seconds)
     for version in known:
         if version in served:
             return version

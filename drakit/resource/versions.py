@@ -15,11 +15,21 @@ from typing import Any, cast
 
 from drakit.resource.raw import Object, children, text
 
-__all__ = ("GROUP", "VERSIONS", "from_version", "requests_from_version", "to_version")
+__all__ = (
+    "GROUP",
+    "RULE_VERSIONS",
+    "VERSIONS",
+    "from_version",
+    "requests_from_version",
+    "to_version",
+)
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions that drakit can read and write, the preferred one first."""
+
+RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
+"""Versions that may have DeviceTaintRules; only the cluster knows whether they do."""
 
 _OF_DEVICE = ("name", "basic")
 

@@ -10,13 +10,13 @@ A Kubernetes API server in memory, which tests reach over HTTP.
 Like the real server, it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
 selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata.
-It has no schemas, defaults, admission and authorization. Server-side apply is a merge that replaces
-lists and has no field owners.
+It has no schemas, defaults and admission. Server-side apply is a merge that replaces lists and has
+no field owners.
 
 Kinds are not registered: any path of the usual shape works. ``served`` restricts a group to the
-versions that a cluster serves. To make the server fail: ``fail``, ``delay``, ``token``,
-``expire_history``, ``expire_pages``, ``drop_watches``, ``end_watches_at_once``,
-``send_to_watches`` and ``verbatim``.
+versions that a cluster serves, and ``forbidden`` denies verbs. To make the server fail: ``fail``,
+``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
+``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from drakit.testing.cluster import Change, FakeCluster
 from drakit.testing.objects import Object, ObjectPath, StatusError, merge
 
 __all__ = ("FakeApiServer", "Fault")
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+_VERBS = {"POST": "create", "PUT": "update"}
 
 
 @dataclass
@@ -66,8 +70,8 @@ class FakeApiServer:
 
     It has resource versions, conflicts, delete preconditions, finalizers, generations, a separate
     ``status``, dry runs, equality selectors, pages, watches with history and bookmarks, and lists
-    of metadata. It has no schemas, defaults, admission and authorization. Server-side apply is a
-    merge that replaces lists and has no field owners. Any path of the usual shape works.
+    of metadata. It has no schemas, defaults and admission. Server-side apply is a merge that
+    replaces lists and has no field owners. Any path of the usual shape works.
     """
 
     token: str | None = None
@@ -78,6 +82,10 @@ class FakeApiServer:
 
     served: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """The served versions by group. A group that is missing serves any version."""
+
+    forbidden: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Verb and plural of the requests that get 403, such as ``("list", "nodes")``. Access reviews
+    deny them, too."""
 
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Method and path of each request. The method of a watch is ``WATCH``."""
@@ -161,8 +169,8 @@ class FakeApiServer:
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return method and path of all requests that are neither reads nor watches."""
-        return [r for r in self.requests if r[0] not in ("GET", "WATCH")]
+        """Return method and path of all requests that write: no reads, watches and reviews."""
+        return [r for r in self.requests if r[0] not in ("GET", "WATCH") and r[1] != REVIEWS]
 
     def fail(
         self,
@@ -239,6 +247,9 @@ class FakeApiServer:
                 return web.json_response(group)
             if not self._serves(request.path):
                 return web.Response(status=404, text="404 page not found\n")
+            if request.path == REVIEWS:
+                return web.json_response(self._reviewed(await request.json()), status=201)
+            self._authorize("WATCH" if watch else request.method, request.path)
             if watch:
                 return await self._watch(request, params)
             text = await request.text()
@@ -256,8 +267,28 @@ class FakeApiServer:
             case ["apis", group] if versions := self.served.get(group, ["v1"]):
                 named = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
                 return {"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": named}
+            case ["apis", group, version] if self._serves(path):
+                prefix = f"/apis/{group}/{version}/"
+                found = {key[0] for key in self.cluster.objects if key[0].startswith(prefix)}
+                resources = [{"name": each.removeprefix(prefix)} for each in sorted(found)]
+                return {"kind": "APIResourceList", "apiVersion": "v1", "resources": resources}
             case _:
                 return None
+
+    def _authorize(self, method: str, path: str) -> None:
+        target = ObjectPath.parse(path)
+        resource = target.collection.rpartition("/")[2]
+        verb = _VERBS.get(method, method.lower())
+        if method == "GET" and not target.name:
+            verb = "list"
+        if (verb, resource) in self.forbidden:
+            raise StatusError(403, "Forbidden", f"{resource} is forbidden: cannot {verb} it")
+
+    def _reviewed(self, review: Object) -> Object:
+        """The answer to a SelfSubjectAccessReview."""
+        attributes = review["spec"]["resourceAttributes"]
+        denied = (attributes["verb"], attributes["resource"]) in self.forbidden
+        return {**review, "status": {"allowed": not denied}}
 
     def _serves(self, path: str) -> bool:
         match path.strip("/").split("/"):

@@ -78,7 +78,8 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """The pause between two lists, which find deletions that the watch did not report."""
+    """The pause between two lists, which find deletions that the watch did not report. The operator
+    also looks for new API versions and permissions, and explains waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 4
     """How many objects the operator reconciles at once."""

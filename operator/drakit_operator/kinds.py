@@ -1,5 +1,5 @@
 """
-The kinds that the operator watches: where they are served, and how they are read.
+The kinds that the operator watches: in which versions they are known, and how they are read.
 
 One table for all lists and watches; other modules decide what follows from the facts.
 
@@ -12,16 +12,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NodeFacts,
+    PodFacts,
+    SliceFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+)
 from drakit.explain.projection import (
     project_claim,
     project_class,
     project_node,
     project_pod,
     project_slice,
+    project_taint_rule,
     project_template,
 )
 from drakit.explain.world import Fact, Name
-from drakit.resource.raw import Object
+from drakit.kube.paths import resource_path
+from drakit.resource.raw import Object, child
+from drakit.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
 __all__ = (
     "CLAIMS",
@@ -29,11 +41,14 @@ __all__ = (
     "KINDS",
     "NODES",
     "PODS",
+    "RULES",
     "SLICES",
     "TEMPLATES",
     "Fact",
     "Kind",
     "Name",
+    "OnSkipped",
+    "Served",
     "name_of",
 )
 
@@ -43,9 +58,17 @@ class Kind:
     """A watched kind, by the word that the API uses in paths."""
 
     group: str
-    version: str
     plural: str
-    project: Callable[[Object], Fact]
+    type: type[Fact]
+    project: Callable[[Object, str], Fact]
+    """From an object and its version."""
+
+    versions: tuple[str, ...] = VERSIONS
+    """The versions that can be read, the preferred one first."""
+
+    required: bool = True
+    """Without it, no cause is certain; the operator works without the other kinds."""
+
     field_selector: str = ""
     unused: tuple[tuple[str, ...], ...] = ()
     """Paths that users can fill and that no fact needs: dropped before anything is copied. The
@@ -55,21 +78,47 @@ class Kind:
     """The placeholder for the rest of an unreadable object: it allows no conclusion."""
 
     @property
-    def group_version(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    @property
     def params(self) -> dict[str, str]:
         """Query parameters that a list must have to see the same objects as the watch."""
         return {"fieldSelector": self.field_selector} if self.field_selector else {}
 
-    def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:
-        """Return only the fact that the object exists."""
-        return self.project({**self.unknown, "metadata": metadata})
-
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+
+OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
+"""Takes the kind and the metadata of an object that cannot be read, and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A kind in the version in which the API server serves it."""
+
+    kind: Kind
+    version: str
+
+    @property
+    def path(self) -> str:
+        """The path of the collection."""
+        group = self.kind.group
+        return resource_path(f"{group}/{self.version}" if group else self.version, self.kind.plural)
+
+    def read(self, body: Object, *, on_skipped: OnSkipped) -> Fact:
+        """Project an object; of one with a shape that this version does not know, its name."""
+        try:
+            return self.kind.project(body, self.version)
+        except _MALFORMED as error:
+            metadata = child(body, "metadata")
+            on_skipped(self.kind, metadata, f"its content has an unknown shape: {error!r}")
+            return self.project_unreadable(metadata)
+
+    def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:
+        """Return only the fact that the object exists."""
+        return self.kind.project({**self.kind.unknown, "metadata": metadata}, self.version)
+
+
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""What the projection of a malformed object raises."""
 
 _LABELS = ("metadata", "labels")
 """Unused by all kinds but nodes."""
@@ -92,9 +141,10 @@ _OF_CONTAINERS = (
 
 PODS = Kind(
     group="",
-    version="v1",
     plural="pods",
-    project=project_pod,
+    type=PodFacts,
+    project=lambda body, _: project_pod(body),
+    versions=("v1",),
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
     unused=(
@@ -113,9 +163,9 @@ PODS = Kind(
     ),
 )
 CLAIMS = Kind(
-    group="resource.k8s.io",
-    version="v1",
+    group=GROUP,
     plural="resourceclaims",
+    type=ClaimFacts,
     project=project_claim,
     unused=(
         _LABELS,
@@ -126,45 +176,60 @@ CLAIMS = Kind(
     ),
 )
 TEMPLATES = Kind(
-    group="resource.k8s.io",
-    version="v1",
+    group=GROUP,
     plural="resourceclaimtemplates",
+    type=TemplateFacts,
     project=project_template,
+    required=False,
     unused=(_LABELS, ("spec", "metadata"), ("spec", "spec", "devices", "config")),
 )
 CLASSES = Kind(
-    group="resource.k8s.io",
-    version="v1",
+    group=GROUP,
     plural="deviceclasses",
-    project=project_class,
+    type=ClassFacts,
+    project=lambda body, _: project_class(body),
     unused=(_LABELS, ("spec", "config")),
     unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
 )
 SLICES = Kind(
-    group="resource.k8s.io",
-    version="v1",
+    group=GROUP,
     plural="resourceslices",
+    type=SliceFacts,
     project=project_slice,
     unused=(_LABELS,),
     # A device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
-
 NODES = Kind(
     group="",
-    version="v1",
     plural="nodes",
-    project=project_node,
+    type=NodeFacts,
+    project=lambda body, _: project_node(body),
+    versions=("v1",),
+    required=False,
     unused=(
+        ("status", "addresses"),
+        ("status", "capacity"),
+        ("status", "config"),
         ("status", "images"),
+        ("status", "nodeInfo"),
         ("status", "volumesAttached"),
         ("status", "volumesInUse"),
     ),
 )
+RULES = Kind(
+    group=GROUP,
+    plural="devicetaintrules",
+    type=TaintRuleFacts,
+    project=lambda body, _: project_taint_rule(body),
+    versions=RULE_VERSIONS,
+    required=False,
+    unused=(_LABELS, ("status",)),
+)
 
 # Referrers first: a list of the kinds in this order never has a pod without the claim that was
 # created with it, so the claim does not count as missing.
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES)
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES)
 
 
 def name_of(body: Object) -> Name:

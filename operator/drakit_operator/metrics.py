@@ -50,7 +50,7 @@ class Metrics:
 
         self.kind_listed = Gauge(
             "drakit_operator_kind_listed",
-            "1 if the last list of a kind succeeded, 0 if it failed",
+            "1 if the last list of a kind succeeded, 0 if it failed or is forbidden",
             ["kind"],
             registry=self.registry,
         )

@@ -12,27 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drakit.explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    NodeFacts,
-    PodFacts,
-    SliceFacts,
-    TemplateFacts,
-)
+from drakit.explain.model import PodFacts
 from drakit.explain.world import Fact, Name, World
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind
+from drakit_operator.kinds import Kind
 
 __all__ = ("Change", "Store")
-
-_TYPES: dict[str, type[Fact]] = {
-    PODS.plural: PodFacts,
-    CLAIMS.plural: ClaimFacts,
-    TEMPLATES.plural: TemplateFacts,
-    CLASSES.plural: ClassFacts,
-    SLICES.plural: SliceFacts,
-    NODES.plural: NodeFacts,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +47,7 @@ class Store:
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
         """Take a deletion; of a UID that has been replaced by another it means nothing."""
-        change = self.world.remove(_TYPES[kind.plural], name, uid=uid)
+        change = self.world.remove(kind.type, name, uid=uid)
         if change is None:
             return None
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
@@ -73,18 +57,18 @@ class Store:
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
         return [
             Change(kind=kind, name=change.name, old=change.old, new=change.new)
-            for change in self.world.replace(_TYPES[kind.plural], kept)
+            for change in self.world.replace(kind.type, kept)
         ]
 
     def uids(self, kind: Kind) -> dict[Name, str]:
         """Return the UIDs of the known objects of a kind, by name."""
-        return {name: fact.uid for name, fact in self.world.of(_TYPES[kind.plural]).items()}
+        return {name: fact.uid for name, fact in self.world.of(kind.type).items()}
 
     def find(self, kind: Kind, name: Name) -> Fact | None:
-        return self.world.of(_TYPES[kind.plural]).get(name)
+        return self.world.of(kind.type).get(name)
 
     def size(self, kind: Kind) -> int:
-        return len(self.world.of(_TYPES[kind.plural]))
+        return len(self.world.of(kind.type))
 
 
 def _wants_devices(pod: PodFacts) -> bool:

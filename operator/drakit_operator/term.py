@@ -22,10 +22,11 @@ from drakit.logs import ProblemLog
 from drakit_operator.announcing import Announcer, Recorder, Timing
 from drakit_operator.config import Config
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import KINDS, Kind
+from drakit_operator.kinds import KINDS, Served
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
-from drakit_operator.watching.census import Census
+from drakit_operator.watching.census import Census, Swept
+from drakit_operator.watching.loads import LoadWatch
 from drakit_operator.watching.observer import Observer
 from drakit_operator.watching.supervisor import Watcher
 from drakit_operator.watching.thread import KopfThread
@@ -68,7 +69,9 @@ class Term:
         self._store = Store()
         self._observer = Observer(metrics)
         self._census = Census(session, self._store, KINDS, observer=self._observer)
-        self._versions: Mapping[Kind, str] = {}
+        self._loads = LoadWatch(session)
+        self._store.world.loads = self._loads.loads
+        self._versions: Mapping[Served, str] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size, retry_limit_seconds=RETRY_LIMIT_SECONDS
         )
@@ -102,6 +105,7 @@ class Term:
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "watcher": self._watcher.run,
+            "loads": self._loads.run,
             "sweeper": self._sweep_for_ever,
             "feature gates": self._follow_gates,
         }
@@ -160,12 +164,16 @@ class Term:
         while True:
             await asyncio.sleep(pause)
             try:
-                changes = await self._census.sweep()
+                swept = await self._census.sweep()
             except ApiError as error:
-                logger.warning("missed deletions cannot be checked", extra={"error": str(error)})
-                pause = min(SWEEP_RETRY_SECONDS, self._config.sweep_period)
-                continue
+                swept = Swept(changes=[], outdated=False, errors=[error])
             pause = self._config.sweep_period
-            self._metrics.missed_deletions.inc(len(changes))
-            self._work.changed(changes)
+            for error in swept.errors:
+                logger.warning("missed deletions cannot be checked", extra={"error": str(error)})
+                pause = min(SWEEP_RETRY_SECONDS, pause)
+            self._metrics.missed_deletions.inc(len(swept.changes))
+            self._work.changed(swept.changes)
             self._work.add_dropped()
+            self._work.add_waiting()
+            if swept.outdated:
+                self._watcher.renew()

@@ -151,6 +151,11 @@ class Work:
             for name in self._store.uids(concern.kind):
                 self._add(Key(word, name), self._debounce_seconds)
 
+    def add_waiting(self) -> None:
+        """Queue the pods that wait: what pods request of nodes changes too often to queue them."""
+        for name in self._store.world.waiting_pods():
+            self._add(Key("pod", name), self._debounce_seconds)
+
     def _add(self, key: Key, seconds: float) -> None:
         try:
             self._queue.add_after(key, seconds)

@@ -50,7 +50,7 @@ class Bench:
             self.queue.close()
 
     def see(self, kind, body, *, gone=False):
-        fact = None if gone else kind.project(body)
+        fact = None if gone else kind.project(body, "v1")
         uid = body["metadata"]["uid"]
         self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact)])
 

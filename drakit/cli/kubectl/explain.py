@@ -15,12 +15,13 @@ from typing import Any
 
 from drakit.cli.kubectl.evaluating import evaluate_selectors
 from drakit.cli.kubectl.gather import Gathered
-from drakit.cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES
+from drakit.cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
 from drakit.explain.availability import Availability
 from drakit.explain.broken import broken_claim
-from drakit.explain.codes import Code, Reason
+from drakit.explain.certainty import certain
+from drakit.explain.codes import Reason
 from drakit.explain.deletion import claim_stays
-from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request, SliceFacts
+from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit.explain.nodes import NodeProblem, Unusable
 from drakit.explain.pending import (
     ClaimReport,
@@ -32,33 +33,6 @@ from drakit.explain.pending import (
 )
 
 __all__ = ("Report", "explain_claim", "explain_pod")
-
-_MISSING = {
-    Code.DEVICE_CLASS_MISSING: CLASSES,
-    Code.RESOURCE_CLAIM_MISSING: CLAIMS,
-    Code.RESOURCE_CLAIM_TEMPLATE_MISSING: TEMPLATES,
-}
-"""Reasons that need no devices, and the kind without which they are uncertain."""
-
-_WITHOUT_SLICES = frozenset(
-    {
-        Code.RESOURCE_CLAIM_NOT_CREATED,
-        Code.QUOTA_EXCEEDED,
-        Code.ADMIN_ACCESS_DENIED,
-        Code.CLAIM_OF_OTHER_POD,
-        Code.CLAIM_BEING_DELETED,
-        Code.CLAIM_NOT_ALLOCATED,
-        Code.CLAIM_NOT_RESERVED,
-        Code.BINDING_OUTSTANDING,
-        Code.BINDING_FAILED,
-        Code.NODE_GONE,
-        Code.NODE_NOT_READY,
-        Code.CLAIM_IN_USE,
-        Code.FINALIZER_HOLDS,
-        Code.NOT_UNPREPARED,
-    }
-)
-"""Reasons that follow from pods, claims and nodes alone."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -200,7 +174,7 @@ def _state(pod: PodFacts, subject: str) -> str:
 def _report(
     explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
 ) -> Report:
-    reasons = [each for each in explanation.reasons if _is_certain(each, found)]
+    reasons = certain(explanation.reasons, found.world)
     verdict = _narrowed(explanation, reasons, found, pod)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         explanation = replace(explanation, remedy="")  # a fact that is not seen may prevent it
@@ -280,22 +254,6 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> s
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
-
-
-def _is_certain(reason: Reason, found: Gathered) -> bool:
-    """Return whether no missing permission can be the cause of a reason."""
-    if (kind := _MISSING.get(reason.code)) is not None:
-        return not found.lacks_all(kind)
-    if reason.code in _WITHOUT_SLICES:
-        return True
-    if found.lacks_all(SLICES):
-        return False
-    # Without nodes, only devices of a node by its name are found.
-    return not found.lacks_all(NODES) or all(_names_node(each) for each in found.world.slices())
-
-
-def _names_node(of: SliceFacts) -> bool:
-    return of.place is not None and bool(of.place.node)
 
 
 def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:

@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from drakit.cli.errors import CommandError
-from drakit.cli.kubectl.kinds import RULES, Kind
-from drakit.explain.model import PREVENTING, PodFacts
+from drakit.cli.kubectl.kinds import PODS, RULES, Kind
+from drakit.explain.loads import loads_of
+from drakit.explain.model import PodFacts, TaintRuleFacts
 from drakit.explain.projection import project_pod
 from drakit.explain.world import Fact, World
 from drakit.kube import (
@@ -28,14 +29,11 @@ from drakit.kube import (
     UnauthorizedError,
     resource_path,
 )
+from drakit.kube.discovery import served_versions, version_of
 from drakit.resource.raw import Object, child, children
-from drakit.resource.versions import GROUP, VERSIONS
+from drakit.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
 __all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod")
-
-RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
-"""Versions that may have DeviceTaintRules; only the cluster knows whether they do."""
-
 
 SETTLE_SECONDS = 30.0
 """An object that has not changed for this long is settled: kubelet and controllers had time."""
@@ -89,14 +87,11 @@ class Gathered:
 async def find_versions(session: Session) -> tuple[str, ...]:
     """Return the served versions of the API group; empty if it is not served."""
     try:
-        answer = await session.get(f"/apis/{GROUP}")
-    except NotFoundError:
-        return ()
+        return await served_versions(session, GROUP)
     except ForbiddenError:
         return VERSIONS[:1]
     except ApiError as error:
         raise UnreachableError(str(error)) from None
-    return tuple(str(each.get("version")) for each in answer.get("versions") or ())
 
 
 async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFacts, bool]:
@@ -156,6 +151,9 @@ async def gather(
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
     if chosen and all(reader.found.lacks_all(kind) for kind in chosen if kind is not RULES):
         raise UnreachableError(str(reader.found.gaps[0].what))
+    world = reader.found.world
+    if PODS in chosen and PODS not in local and not reader.found.lacks(PODS):
+        world.loads = loads_of(world.of(PodFacts).values())
     return reader.found
 
 
@@ -227,16 +225,13 @@ class _Reader:
 
     async def _rules(self) -> None:
         """List DeviceTaintRules, in the first served version that has them."""
-        for version in RULE_VERSIONS:
-            if version not in self.found.served:
-                continue
-            try:
+        known = [each for each in RULE_VERSIONS if each in self.found.served]
+        try:
+            version = await version_of(self._session, GROUP, RULES.plural, known)
+            if version is not None:
                 await self._list(RULES, None, version)
-            except NotFoundError:
-                continue
-            except ApiError as error:
-                self._fail(RULES, error)
-            return
+        except ApiError as error:
+            self._fail(RULES, error)
 
     def _keep(self, kind: Kind, facts: Iterable[Fact | None]) -> None:
         for fact in facts:
@@ -246,29 +241,19 @@ class _Reader:
     def _project(self, kind: Kind, body: dict[str, Any], version: str) -> Fact | None:
         metadata = child(body, "metadata")
         try:
-            if kind is RULES and not self._adds_taints(body):
-                return None
-            return kind.project(body, version)
+            fact = kind.project(body, version)
         except _UNREADABLE:
             return self._unread(kind, metadata)
-
-    def _adds_taints(self, body: Object) -> bool:
-        spec = child(body, "spec")
-        selector = spec.get("deviceSelector")
-        if child(spec, "taint").get("effect") not in PREVENTING or selector is None:
-            return False
-        if selector.get("deviceClassName") or selector.get("selectors"):
-            name = child(body, "metadata").get("name")
+        if isinstance(fact, TaintRuleFacts) and fact.unsupported:
             self.found.gaps.append(
                 Gap(
                     kind=RULES.plural,
-                    where=str(name),
-                    what=f"DeviceTaintRule {name} selects devices by class or CEL",
+                    where=fact.name,
+                    what=f"DeviceTaintRule {fact.name} selects devices by class or CEL",
                     effect="its taint is not checked",
                 )
             )
-            return False
-        return True
+        return fact
 
     def _unread(self, kind: Kind, metadata: Object) -> Fact | None:
         """Return the fact that an object exists; its content allows no conclusion."""
@@ -302,6 +287,7 @@ class _Reader:
         if isinstance(error, UnauthorizedError):
             raise UnreachableError(_sentence(error))
         forbidden = isinstance(error, ForbiddenError)
+        self.found.world.hidden |= {kind.type}
         what = f"{kind.word} may not be listed" if forbidden else f"{kind.word}: {_sentence(error)}"
         self.found.gaps.append(
             Gap(

@@ -34,8 +34,8 @@ from drakit.explain.projection import (
     project_template,
 )
 from drakit.explain.world import Fact
-from drakit.resource.raw import Object, child
-from drakit.resource.versions import GROUP, from_version, requests_from_version
+from drakit.resource.raw import Object
+from drakit.resource.versions import GROUP
 
 __all__ = (
     "CLAIMS",
@@ -70,21 +70,6 @@ class Kind:
     """The rest of an object that cannot be read: it allows no conclusion."""
 
 
-def _claim(body: Object, version: str) -> ClaimFacts:
-    spec = requests_from_version(child(body, "spec"), version)
-    return project_claim({**body, "spec": spec})
-
-
-def _template(body: Object, version: str) -> TemplateFacts:
-    spec = child(body, "spec")
-    inner = requests_from_version(child(spec, "spec"), version)
-    return project_template({**body, "spec": {**spec, "spec": inner}})
-
-
-def _slice(body: Object, version: str) -> SliceFacts:
-    return project_slice(from_version(body, version))
-
-
 PODS = Kind(
     plural="pods",
     word="pods",
@@ -98,7 +83,7 @@ CLAIMS = Kind(
     plural="resourceclaims",
     word="ResourceClaims",
     type=ClaimFacts,
-    project=_claim,
+    project=project_claim,
     namespaced=True,
     effect="devices that such claims hold count as free",
 )
@@ -106,7 +91,7 @@ TEMPLATES = Kind(
     plural="resourceclaimtemplates",
     word="ResourceClaimTemplates",
     type=TemplateFacts,
-    project=_template,
+    project=project_template,
     namespaced=True,
     effect="requests of claims that are not created yet are unknown",
 )
@@ -122,7 +107,7 @@ SLICES = Kind(
     plural="resourceslices",
     word="ResourceSlices",
     type=SliceFacts,
-    project=_slice,
+    project=project_slice,
     effect="devices are unknown",
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )

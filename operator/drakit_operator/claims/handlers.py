@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit.explain.model import ClaimFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 
 __all__ = ("claims_touched", "pods_touched")
@@ -50,7 +50,7 @@ def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
 def _touches_all_that_wait(change: Change) -> bool:
     if change.kind is CLAIMS:  # devices became free or taken, or changed hands
         return _held(change.old) != _held(change.new)
-    return change.kind in (CLASSES, SLICES, NODES)
+    return change.kind in (CLASSES, SLICES, NODES, RULES)
 
 
 def _held(claim: object) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from drakit.explain.certainty import certain, with_limits
 from drakit.explain.codes import Code, Reason
 from drakit.explain.pending import Explainer, missing_classes_of_claim
 from drakit.explain.world import World
@@ -36,8 +37,12 @@ def judge_pod(
     if pod.deleting:  # an end takes its time, and nobody is known to wait for it
         return pod.uid, []
     found = explainer.explain(pod, settled=settled)
-    reasons = [each for each in found.reasons if each.code not in _REPORTED_BY_KUBELET]
-    if reasons and found.remedy:
+    reasons = [
+        with_limits(each, world)
+        for each in certain(found.reasons, world)
+        if each.code not in _REPORTED_BY_KUBELET
+    ]
+    if reasons and found.remedy and not world.hidden:  # a fact that is not seen may prevent it
         reasons[0] = replace(reasons[0], sentence=f"{reasons[0].sentence}; {found.remedy}")
     return pod.uid, reasons
 

@@ -22,13 +22,11 @@ import aiohttp
 import orjson
 
 from drakit.kube.errors import ApiError, GoneError
-from drakit.kube.paths import resource_path
 from drakit.kube.watch import WatchEvent, read_events
-from drakit_operator.kinds import Kind
+from drakit_operator.kinds import OnSkipped, Served
 
 __all__ = ("GuardedClient",)
 
-OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 OnGap = Callable[[ApiError], None]
 
 _UNUSED = (("metadata", "managedFields"), ("metadata", "annotations"))
@@ -43,8 +41,8 @@ class GuardedClient:
         http: aiohttp.ClientSession,
         *,
         server: str,
-        kinds: Iterable[Kind],
-        versions: MutableMapping[Kind, str],
+        kinds: Iterable[Served],
+        versions: MutableMapping[Served, str],
         on_skipped: OnSkipped,
         on_gap: OnGap,
     ) -> None:
@@ -52,7 +50,7 @@ class GuardedClient:
         self._on_gap = on_gap
         self._http = http
         self._server = server.rstrip("/")
-        self._kinds = {resource_path(kind.group_version, kind.plural): kind for kind in kinds}
+        self._kinds = {served.path: served for served in kinds}
         self._versions = versions
         self._on_skipped = on_skipped
 
@@ -70,27 +68,25 @@ class GuardedClient:
     async def request(self, method: str, url: str, **options: Any) -> Any:
         """Send a request, but answer lists of our kinds here, and guard their watches."""
         parts = urlsplit(url.removeprefix(self._server))
-        kind = self._kinds.get(parts.path)
-        if kind is None or method.upper() != "GET":
+        served = self._kinds.get(parts.path)
+        if served is None or method.upper() != "GET":
             return await self._http.request(method, url, **options)
         if "watch" not in parse_qs(parts.query):
-            return _EmptyList(self._take_version(kind, parts.path))
+            return _EmptyList(self._take_version(served))
         response = await self._http.request(method, url, **options)
         if response.status >= 400:
             return response
-        return _GuardedWatch(
-            response, kind, path=parts.path, on_skipped=self._on_skipped, on_gap=self._on_gap
-        )
+        return _GuardedWatch(response, served, on_skipped=self._on_skipped, on_gap=self._on_gap)
 
-    def _take_version(self, kind: Kind, path: str) -> str:
-        version = self._versions.pop(kind, None)
+    def _take_version(self, served: Served) -> str:
+        version = self._versions.pop(served, None)
         if version is None:
             error = GoneError(
                 status=410,
                 reason="Expired",
                 message="its watch must restart after a new list",
                 method="WATCH",
-                path=path,
+                path=served.path,
             )
             self._on_gap(error)
             raise error
@@ -134,16 +130,15 @@ class _GuardedWatch(_Response):
     def __init__(
         self,
         response: aiohttp.ClientResponse,
-        kind: Kind,
+        served: Served,
         *,
-        path: str,
         on_skipped: OnSkipped,
         on_gap: OnGap,
     ) -> None:
         self._on_gap = on_gap
         self._response = response
-        self._kind = kind
-        self._path = path
+        self._kind = served.kind
+        self._path = served.path
         self._on_skipped = on_skipped
 
     @property

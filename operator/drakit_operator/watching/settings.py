@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from drakit_operator.kinds import Kind
+from drakit_operator.kinds import Served
 from drakit_operator.watching.kopf_import import kopf
 
 __all__ = ("operator_settings",)
@@ -50,7 +50,7 @@ class NoProgress(kopf.ProgressStorage):
         return essence
 
 
-def operator_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+def operator_settings(kinds: Iterable[Served]) -> kopf.OperatorSettings:
     """Make the settings for watching these kinds."""
     settings = kopf.OperatorSettings()
 
@@ -79,8 +79,9 @@ def operator_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
 
     # Each object has a task until it has been idle for this long.
     settings.queueing.idle_timeout = 1
-    for kind in kinds:
+    for served in kinds:
+        kind = served.kind
         if kind.field_selector:
-            where = (kind.group, kind.version, kind.plural)
+            where = (kind.group, served.version, kind.plural)
             settings.watching.field_selectors[where] = kind.field_selector
     return settings

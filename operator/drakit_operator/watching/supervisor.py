@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError
+from drakit_operator.watching.discovery import KindsMissingError
 from drakit_operator.watching.thread import KopfThread
 
 __all__ = ("Pauses", "Watcher")
@@ -54,6 +55,11 @@ class Watcher:
         self._on_restart = on_restart
         self._pauses = pauses or Pauses()
         self._thread: KopfThread | None = None
+        self._renewal = asyncio.Event()
+
+    def renew(self) -> None:
+        """End this run, so that the next one begins with a look at the served kinds."""
+        self._renewal.set()
 
     @property
     def silent_seconds(self) -> float:
@@ -79,17 +85,25 @@ class Watcher:
     async def _run_once(self) -> None:
         try:
             await self._prepare()
-        except ApiError as error:
+        except (ApiError, KindsMissingError) as error:
             logger.warning("watched kinds cannot be listed", extra={"error": str(error)})
             return
+        self._renewal.clear()
         thread = self._thread = self._make_thread()
         thread.start()
         try:
-            # Shielded: our own cancellation must not count as the end of Kopf.
-            error = await asyncio.shield(thread.ended)
-            expired = isinstance(error, GoneError)
-            level = logging.INFO if expired else logging.WARNING
-            logger.log(level, "kopf ended, restarting it", extra={"error": repr(error)})
+            renewal = asyncio.create_task(self._renewal.wait(), name="renewal")
+            try:
+                await asyncio.wait((thread.ended, renewal), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                renewal.cancel()
+            if thread.ended.done():
+                error = thread.ended.result()
+                expired = isinstance(error, GoneError)
+                level = logging.INFO if expired else logging.WARNING
+                logger.log(level, "kopf ended, restarting it", extra={"error": repr(error)})
+            else:
+                logger.info("the kinds that can be watched have changed, restarting kopf")
         finally:
             self._thread = None
             await thread.stop(timeout_seconds=self._pauses.stop_seconds)

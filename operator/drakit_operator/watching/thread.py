@@ -22,8 +22,8 @@ import aiohttp
 
 from drakit.kube import ApiError, Session
 from drakit_operator.intake import Intake, Seen
-from drakit_operator.kinds import Kind, name_of
-from drakit_operator.watching.guard import GuardedClient, OnSkipped
+from drakit_operator.kinds import OnSkipped, Served, name_of
+from drakit_operator.watching.guard import GuardedClient
 from drakit_operator.watching.kopf_import import kopf
 from drakit_operator.watching.settings import operator_settings
 
@@ -46,7 +46,7 @@ class KopfThread:
         self,
         *,
         connect: Callable[[], Awaitable[Session]],
-        versions: Mapping[Kind, str],
+        versions: Mapping[Served, str],
         intake: Intake,
         on_skipped: OnSkipped,
     ) -> None:
@@ -194,24 +194,25 @@ class KopfThread:
 
         # A failure is final for this run: Kopf would wait a minute, its supervisor waits a second.
         kopf.on.login(errors=kopf.ErrorsMode.PERMANENT, registry=registry)(login)
-        for kind in self._kinds:
+        for served in self._kinds:
+            kind = served.kind
             register = kopf.on.event(
-                kind.group, kind.version, kind.plural, id=kind.plural, registry=registry
+                kind.group, served.version, kind.plural, id=kind.plural, registry=registry
             )
-            register(self._handler(kind))
+            register(self._handler(served))
         return registry
 
-    def _handler(self, kind: Kind) -> Callable[..., Any]:
+    def _handler(self, served: Served) -> Callable[..., Any]:
         async def seen(*, event: Any, **_: Any) -> None:
             # It returns None: Kopf would write any other value into the object's status.
             body: dict[str, Any] = event["object"]
             gone = event["type"] == "DELETED"
             self._intake.put(
                 Seen(
-                    kind=kind,
+                    kind=served.kind,
                     name=name_of(body),
                     uid=body["metadata"]["uid"],
-                    fact=None if gone else kind.project(body),
+                    fact=None if gone else served.read(body, on_skipped=self._on_skipped),
                 )
             )
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from drakit_operator.kinds import KINDS
 from tests.fakes.kube import FakeApiServer, Target
 
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -24,46 +25,52 @@ def _resource(plural: str, kind: str, *, namespaced: bool) -> dict:
     }
 
 
-_GROUP_VERSION = {"groupVersion": "resource.k8s.io/v1", "version": "v1"}
-DISCOVERY = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "v1",
-        "resources": [
-            _resource("pods", "Pod", namespaced=True),
-            _resource("nodes", "Node", namespaced=False),
-            _resource("namespaces", "Namespace", namespaced=False),  # Kopf waits until it sees it
-        ],
-    },
-    "/apis": {
-        "kind": "APIGroupList",
-        "groups": [
-            {
-                "name": "resource.k8s.io",
-                "versions": [_GROUP_VERSION],
-                "preferredVersion": _GROUP_VERSION,
-            }
-        ],
-    },
-    RESOURCE: {
-        "kind": "APIResourceList",
-        "groupVersion": "resource.k8s.io/v1",
-        "resources": [
-            *(_resource(plural, kind, namespaced=True) for plural, kind in NAMESPACED.items()),
-            *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
-        ],
-    },
-}
+GROUP = "resource.k8s.io"
+CORE = [
+    _resource("pods", "Pod", namespaced=True),
+    _resource("nodes", "Node", namespaced=False),
+    _resource("namespaces", "Namespace", namespaced=False),  # Kopf waits until it sees it
+]
+OF_DRA = [
+    *(_resource(plural, kind, namespaced=True) for plural, kind in NAMESPACED.items()),
+    *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
+]
+RULES = _resource("devicetaintrules", "DeviceTaintRule", namespaced=False)
+
+
+def _discovered(path: str, versions: list[str]) -> dict | None:
+    """Answer the discovery of a cluster that serves the group in these versions."""
+    named = [{"groupVersion": f"{GROUP}/{each}", "version": each} for each in versions]
+    match path.strip("/").split("/"):
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        case ["api", "v1"]:
+            return {"kind": "APIResourceList", "groupVersion": "v1", "resources": CORE}
+        case ["apis"]:
+            group = {"name": GROUP, "versions": named, "preferredVersion": named[0]}
+            return {"kind": "APIGroupList", "groups": [group]}
+        case ["apis", group, version] if group == GROUP and version in versions:
+            resources = [RULES] if version in ("v1beta2", "v1alpha3") else []
+            if version != "v1alpha3":
+                resources = [*OF_DRA, *resources]
+            of = f"{GROUP}/{version}"
+            return {"kind": "APIResourceList", "groupVersion": of, "resources": resources}
+        case _:
+            return None
 
 
 class Cluster(FakeApiServer):
     """What the operator sees; ``waits`` and the like are what users do."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path in DISCOVERY:
-            return web.json_response(DISCOVERY[request.path])
+        versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
+        if (answer := _discovered(request.path, versions)) is not None:
+            return web.json_response(answer)
         return await super()._handle(request)
+
+    def is_watched(self) -> bool:
+        """Whether the operator watches all kinds, and pods on nodes."""
+        return self.watch_count == len(KINDS) + 1
 
     def add_class(self, name: str, driver: str) -> None:
         selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
@@ -117,6 +124,20 @@ class Cluster(FakeApiServer):
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaimTemplate",
                 "spec": {"spec": {"devices": {"requests": [_request(device_class)]}}},
+            },
+        )
+
+    def add_node(self, name: str, **spec: object) -> None:
+        self.store(f"/api/v1/nodes/{name}", {"apiVersion": "v1", "kind": "Node", "spec": spec})
+
+    def add_rule(self, name: str, **selector: str) -> None:
+        taint = {"key": "example.com/broken", "effect": "NoSchedule"}
+        self.store(
+            f"/apis/{GROUP}/v1beta2/devicetaintrules/{name}",
+            {
+                "apiVersion": f"{GROUP}/v1beta2",
+                "kind": "DeviceTaintRule",
+                "spec": {"deviceSelector": selector, "taint": taint},
             },
         )
 

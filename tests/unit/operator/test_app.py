@@ -5,46 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
-from drakit.cel.library import Library
-from drakit_operator.app import App, Identity
-from drakit_operator.config import Config
-from drakit_operator.kinds import KINDS
+from tests.unit.operator.replicas import LEASE, config, holder, probe, replica, until
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/drakit-operator"
+NODES = "/api/v1/nodes"
 WRITTEN = ("/apis/coordination.k8s.io/v1/", "/apis/events.k8s.io/v1/")
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def config(**changes) -> Config:
-    settings = {
-        "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
-        "election": {"leaseDuration": 2, "renewDeadline": 1, "retryPeriod": 0.2},
-        "events": {"debounce": 0.3},
-    }
-    return Config.model_validate(settings | changes)
-
-
-@asynccontextmanager
-async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
-    app = App(
-        selectors=Library(),
-        config=config(**changes),
-        kubeconfig=cluster.write_kubeconfig(folder),
-        identity=Identity(name=name, namespace="sys"),
-    )
-    running = asyncio.create_task(app.run())
-    try:
-        yield app
-    finally:
-        app.stop.set()
-        await asyncio.wait_for(running, 10)
 
 
 @asynccontextmanager
@@ -68,30 +39,6 @@ async def process(cluster, folder, name) -> AsyncIterator[asyncio.subprocess.Pro
         await running.wait()
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-def watched(cluster) -> Callable[[], bool]:
-    return lambda: cluster.watch_count == len(KINDS)
-
-
-async def probe(app: App, path: str) -> tuple[int, str]:
-    server = app.servers.metrics if path == "/metrics" else app.servers.probes
-    async with (
-        aiohttp.ClientSession() as client,
-        client.get(f"http://127.0.0.1:{server.port}{path}") as answer,
-    ):
-        return answer.status, await answer.text()
-
-
-def holder(cluster) -> str:
-    lease = cluster.object(LEASE)
-    return lease["spec"].get("holderIdentity", "").split("_")[0] if lease else ""
-
-
 def writes_elsewhere(cluster) -> list:
     return [write for write in cluster.writes() if not write[1].startswith(WRITTEN)]
 
@@ -102,7 +49,7 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
     cluster.add_claim("taken", "gpu.example", allocated="g0", pod="first")
     cluster.add_pod("old", "gone")
     async with replica(cluster, tmp_path, "one") as app:
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.add_claim("wants-gpu", "gpu.example")
         cluster.add_claim("wants-none", "none.example")
         cluster.add_template("tpl", "none.example")
@@ -139,7 +86,7 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
 
 async def test_a_pod_that_is_scheduled_at_once_gets_no_event(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one"):
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.add_pod("quick", "late")
         await asyncio.sleep(0.1)
         cluster.add_claim("late", "gpu.example", allocated="g0", pod="quick")
@@ -185,11 +132,9 @@ async def test_the_second_process_goes_on_when_the_first_is_killed(cluster, tmp_
 
 async def test_an_error_that_ends_kopf_restarts_it(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one") as app:
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.send_to_watches({"type": "ERROR", "object": {"code": 500, "message": "odd"}})
-        await until(
-            lambda: sum(method == "WATCH" for method, _ in cluster.requests) == 2 * len(KINDS)
-        )
+        await until(lambda: sum(request == ("WATCH", NODES) for request in cluster.requests) == 2)
         cluster.add_pod("later", "gone")
         await until(lambda: cluster.told() == {("Pod", "later", "ResourceClaimMissing")})
         _, numbers = await probe(app, "/metrics")
@@ -206,7 +151,7 @@ async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cl
     cluster.add_pod("names-deep", "listed")
     cluster.add_pod("old", "gone")
     async with replica(cluster, tmp_path, "one") as app:
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.store(f"{claims}/watched", deep)
         cluster.add_pod("new", "gone")
         expected = {("Pod", name, "ResourceClaimMissing") for name in ("old", "new")}
@@ -233,7 +178,7 @@ async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tm
         assert f"drakit_operator_kind_listed{{{kind}}} 0.0" in numbers
         assert (await probe(app, "/healthz"))[0] == 200, "a new process would not help"
         cluster.heal()
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         assert (await probe(app, "/readyz"))[0] == 200
 
 
@@ -241,7 +186,7 @@ async def test_after_a_gap_everything_is_listed_again(cluster, tmp_path):
     cluster.add_class("gpu.example", "d")
     cluster.add_slice("s1", "d", "g0")
     async with replica(cluster, tmp_path, "one"):
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.forget("/apis/resource.k8s.io/v1/deviceclasses/gpu.example")
         cluster.add_claim("wants", "gpu.example")
         cluster.add_pod("second", "wants")
@@ -255,7 +200,7 @@ async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
     cluster.add_slice("s1", "d", "g0")
     cluster.add_claim("taken", "gpu.example", allocated="g0", pod="first")
     async with replica(cluster, tmp_path, "one", sweepPeriod=0.5):
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.forget("/apis/resource.k8s.io/v1/deviceclasses/gpu.example")
         cluster.add_claim("wants", "gpu.example")
         cluster.add_pod("second", "wants")
@@ -264,7 +209,7 @@ async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
 
 async def test_an_event_that_could_not_be_written_is_written_later(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one"):
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.fail("POST", "/apis/events.k8s.io", status=503, times=2)
         cluster.add_pod("waits", "gone")
         await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
@@ -272,7 +217,7 @@ async def test_an_event_that_could_not_be_written_is_written_later(cluster, tmp_
 
 async def test_a_leader_that_cannot_renew_stops_writing(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one") as app:
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         cluster.fail("*", LEASE, status=503, times=1000)
         async with asyncio.timeout(5):
             while "drakit_operator_leader 0.0" not in (await probe(app, "/metrics"))[1]:

@@ -4,12 +4,13 @@ import pytest
 
 from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit.explain.pending import Verdict
-from drakit.kube import ForbiddenError, Listing, connect
+from drakit.kube import Listing, UnavailableError, connect
 from drakit.metrics import text_of
-from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, PODS, SLICES, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, RULES, SLICES, Name
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
 from drakit_operator.watching.census import Census
+from drakit_operator.watching.discovery import KindsMissingError
 from drakit_operator.watching.observer import Observer
 from tests.fakes.world import explain
 
@@ -22,6 +23,13 @@ async def reader(cluster, tmp_path):
         yield session
 
 
+class Delegate:
+    """A session with another list."""
+
+    def __init__(self, session):
+        self.get, self.create = session.get, session.create
+
+
 def census(reader, store, kinds=KINDS, *, observer=None):
     return Census(reader, store, kinds, observer=observer or Observer(Metrics()))
 
@@ -31,7 +39,7 @@ async def relist(reader, store, kinds):
 
 
 async def sweep(reader, store, kinds):
-    return await census(reader, store, kinds).sweep()
+    return (await census(reader, store, kinds).sweep()).changes
 
 
 async def test_everything_is_listed(cluster, reader):
@@ -40,7 +48,10 @@ async def test_everything_is_listed(cluster, reader):
     store = Store()
     relisted = await census(reader, store).relist()
     assert store.size(CLAIMS) == len(relisted.changes) == 5
-    assert relisted.versions == dict.fromkeys(KINDS, str(cluster.cluster.version))
+    assert {served.kind: served.version for served in relisted.versions} == {
+        kind: "v1beta2" if kind is RULES else "v1" for kind in KINDS
+    }
+    assert set(relisted.versions.values()) == {str(cluster.cluster.version)}
 
 
 async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_missing(
@@ -82,12 +93,12 @@ async def test_an_unreadable_class_or_slice_allows_no_conclusion(cluster, reader
     assert explain(pod, store.world).verdict is Verdict.UNDECIDED
 
 
-async def test_a_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, reader):
-    cluster.fail("GET", "/apis/resource.k8s.io/v1/resourceslices", status=403, reason="Forbidden")
+async def test_a_required_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, reader):
+    cluster.fail("GET", "/apis/resource.k8s.io/v1/resourceslices", status=500)
     metrics = Metrics()
     observer = Observer(metrics)
     listing = census(reader, Store(), observer=observer)
-    with pytest.raises(ForbiddenError):
+    with pytest.raises(UnavailableError):
         await listing.relist()
     assert "resourceslices.resource.k8s.io cannot be listed" in observer.problem()
     assert 'listed{kind="resourceslices.resource.k8s.io"} 0.0' in text_of(metrics.registry).decode()
@@ -95,6 +106,86 @@ async def test_a_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, re
     await listing.relist()
     assert observer.problem() is None
     assert 'listed{kind="resourceslices.resource.k8s.io"} 1.0' in text_of(metrics.registry).decode()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.required], ids=str)
+async def test_without_a_required_kind_nothing_is_listed_and_the_reason_is_reported(
+    cluster, reader, kind
+):
+    cluster.forbidden.add(("watch", kind.plural))
+    observer = Observer(Metrics())
+    with pytest.raises(KindsMissingError, match=f"{kind.plural}.*may not watch"):
+        await census(reader, Store(), observer=observer).relist()
+    assert f"{kind} cannot be listed: the operator may not watch it" in observer.problem()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.required], ids=str)
+async def test_other_kinds_are_left_out_and_named_until_they_are_allowed(
+    cluster, reader, kind, caplog
+):
+    cluster.add_template("tpl", "gpu.example")
+    cluster.add_node("n1")
+    cluster.add_rule("rule", driver="d")
+    metrics = Metrics()
+    observer, store = Observer(metrics), Store()
+    listing = census(reader, store, observer=observer)
+    await listing.relist()
+    assert store.size(kind) == 1
+    cluster.forbidden.add(("list", kind.plural))
+    assert (await listing.sweep()).outdated
+    relisted = await listing.relist()
+    assert [change.kind for change in relisted.changes] == [kind], "it is not kept up to date"
+    assert kind not in {served.kind for served in relisted.versions}
+    assert store.world.hidden == {kind.type}
+    assert observer.problem() is None
+    assert f'listed{{kind="{kind}"}} 0.0' in text_of(metrics.registry).decode()
+    await listing.relist()
+    (logged,) = [record for record in caplog.records if record.msg == "kind is not watched"]
+    assert (logged.kind, logged.levelname) == (str(kind), "WARNING")
+    assert not (await listing.sweep()).outdated
+    cluster.forbidden.clear()
+    assert (await listing.sweep()).outdated
+    await listing.relist()
+    assert store.size(kind) == 1
+    assert store.world.hidden == frozenset()
+
+
+async def test_a_list_that_is_refused_in_spite_of_the_review_leaves_its_kind_out(cluster, reader):
+    cluster.fail("GET", "/api/v1/nodes", status=403, reason="Forbidden")
+    store = Store()
+    listing = census(reader, store)
+    relisted = await listing.relist()
+    assert len(relisted.versions) == len(KINDS) - 1
+    assert store.world.hidden == {NODES.type}
+    assert (await listing.sweep()).outdated, "the next run asks again"
+
+
+async def test_an_object_of_an_unknown_shape_affects_only_itself(cluster, reader, caplog):
+    cluster.add_claim("good", "gpu.example")
+    for name, status in {"half": {"results": [{"driver": "d"}]}, "newer": {"results": 7}}.items():
+        body = {"spec": {}, "status": {"allocation": {"devices": status}}}
+        cluster.store(f"{CLAIM_PATH}/{name}", body)
+    store, metrics = Store(), Metrics()
+    await census(reader, store, observer=Observer(metrics)).relist()
+    assert store.size(CLAIMS) == 3
+    assert store.world.claim("lab", "good").requests != ()
+    logged = {record.object for record in caplog.records if record.msg == "object skipped"}
+    assert logged == {"lab/half", "lab/newer"}
+
+
+async def test_a_sweep_goes_on_after_a_kind_that_cannot_be_listed(cluster, reader):
+    cluster.add_claim("goes", "gpu.example")
+    cluster.add_class("gpu.example", "d")
+    store = Store()
+    listing = census(reader, store)
+    await listing.relist()
+    cluster.remove(f"{CLAIM_PATH}/goes")
+    cluster.remove("/apis/resource.k8s.io/v1/deviceclasses/gpu.example")
+    cluster.fail("GET", "/apis/resource.k8s.io/v1/resourceclaims", status=500)
+    swept = await listing.sweep()
+    assert [change.name.name for change in swept.changes] == ["gpu.example"]
+    assert [type(error) for error in swept.errors] == [UnavailableError]
+    assert not swept.outdated
 
 
 async def test_what_has_not_changed_is_not_kept_twice(cluster, reader):
@@ -115,7 +206,7 @@ async def test_only_pending_pods_are_listed(cluster, reader):
 
 
 async def test_what_is_made_while_all_is_listed_is_not_taken_for_missing(cluster, reader):
-    class Slow:
+    class Slow(Delegate):
         async def read_list(self, path, keep, **options):
             answer = await reader.read_list(path, keep, **options)
             if path.endswith("/resourceclaims"):  # a user makes both after we have looked
@@ -124,7 +215,7 @@ async def test_what_is_made_while_all_is_listed_is_not_taken_for_missing(cluster
             return answer
 
     store = Store()
-    await relist(Slow(), store, KINDS)
+    await relist(Slow(reader), store, KINDS)
     for pod in store.uids(PODS):
         assert store.world.claim("lab", pod.name) is not None
 
@@ -152,22 +243,23 @@ async def test_a_sweep_reads_no_more_than_metadata(cluster, reader):
     assert "as=PartialObjectMetadataList" in cluster.headers[-1]["Accept"]
 
 
-async def test_a_sweep_asks_nothing_about_kinds_of_which_nothing_is_known(cluster, reader):
+async def test_a_sweep_lists_no_kind_of_which_nothing_is_known(cluster, reader):
     assert await sweep(reader, Store(), KINDS) == []
-    assert cluster.requests == []
+    asked = {path for method, path in cluster.requests if method == "GET"}
+    assert asked == {"/apis/resource.k8s.io"}
 
 
-async def test_what_comes_in_during_a_sweep_is_not_judged_by_its_list():
+async def test_what_comes_in_during_a_sweep_is_not_judged_by_its_list(cluster, reader):
     store = Store()
     first, second = (
         {"metadata": {"name": name, "uid": name}, "spec": {}} for name in ("first", "second")
     )
-    store.apply(CLASSES, CLASSES.project(first))
+    store.apply(CLASSES, CLASSES.project(first, "v1"))
 
-    class Slow:
+    class Slow(Delegate):
         async def read_list(self, path, keep, **options):
-            store.apply(CLASSES, CLASSES.project(second))  # a watch reports it meanwhile
+            store.apply(CLASSES, CLASSES.project(second, "v1"))  # a watch reports it meanwhile
             return Listing(items=[keep(first)], resource_version="1")
 
-    assert await sweep(Slow(), store, [CLASSES]) == []
+    assert await sweep(Slow(reader), store, [CLASSES]) == []
     assert set(store.uids(CLASSES)) == {Name("", "first"), Name("", "second")}

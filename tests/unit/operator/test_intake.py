@@ -8,7 +8,7 @@ from drakit_operator.kinds import CLASSES, Name
 
 def seen(uid, *, gone=False, name="gpu"):
     body = {"metadata": {"name": name, "uid": uid}, "spec": {}}
-    fact = None if gone else CLASSES.project(body)
+    fact = None if gone else CLASSES.project(body, "v1")
     return Seen(kind=CLASSES, name=Name("", name), uid=uid, fact=fact)
 
 

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
-from drakit_operator.kinds import KINDS
+from drakit_operator.kinds import KINDS, Served
 from drakit_operator.watching.settings import operator_settings
+
+SERVED = [Served(kind=kind, version="v1") for kind in KINDS]
 
 
 def test_nothing_of_kopf_writes_or_kills():
-    settings = operator_settings(KINDS)
+    settings = operator_settings(SERVED)
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
     assert settings.peering.standalone is True
@@ -20,7 +22,7 @@ def test_nothing_of_kopf_writes_or_kills():
 
 
 def test_only_pods_are_watched_in_part():
-    settings = operator_settings(KINDS)
+    settings = operator_settings(SERVED)
     assert list(settings.watching.field_selectors.values()) == ["status.phase=Pending"]
 
 

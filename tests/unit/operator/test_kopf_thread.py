@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from drakit.kube import GoneError, connect
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import CLAIMS, KINDS, NODES
+from drakit_operator.kinds import CLAIMS, KINDS, NODES, RULES, Served
 from drakit_operator.watching.thread import KopfThread
 
+VERSION_OF = {RULES: "v1beta2"}
 RESOURCE = "/apis/resource.k8s.io/v1"
 
 
@@ -15,7 +16,7 @@ def make_thread(connect, seen, *, since="1", skipped=None):
     """A run of Kopf that watches all kinds from a version on."""
     return KopfThread(
         connect=connect,
-        versions=dict.fromkeys(KINDS, since),
+        versions={Served(kind=kind, version=VERSION_OF.get(kind, "v1")): since for kind in KINDS},
         intake=Intake(asyncio.get_running_loop(), seen.extend),
         on_skipped=lambda kind, metadata, reason: skipped.append((str(kind), metadata["name"])),
     )
@@ -106,11 +107,11 @@ async def body_of(cluster, kubeconfig, kind, path, body):
     seen, bodies = [], []
     cluster.store(path, body)
 
-    def project(body):
+    def project(body, version):
         bodies.append(body)
-        return kind.project(body)
+        return kind.project(body, version)
 
-    watched = replace(kind, project=project)
+    watched = Served(kind=replace(kind, project=project), version="v1")
     thread = KopfThread(
         connect=lambda: connect(kubeconfig, user_agent="test"),
         versions={watched: "1"},

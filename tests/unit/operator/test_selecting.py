@@ -158,7 +158,7 @@ async def test_a_change_of_gates_evaluates_everything_again():
 
 def _world() -> World:
     world = World()
-    world.apply(SLICES.project(device_slice()))
+    world.apply(SLICES.project(device_slice(), "v1"))
     return world
 
 

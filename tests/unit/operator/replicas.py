@@ -1,0 +1,60 @@
+"""Replicas of the operator in this process, and what tests ask of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from drakit.cel.library import Library
+from drakit_operator.app import App, Identity
+from drakit_operator.config import Config
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/drakit-operator"
+
+
+def config(**changes) -> Config:
+    settings = {
+        "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
+        "election": {"leaseDuration": 2, "renewDeadline": 1, "retryPeriod": 0.2},
+        "events": {"debounce": 0.3},
+    }
+    return Config.model_validate(settings | changes)
+
+
+@asynccontextmanager
+async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
+    app = App(
+        selectors=Library(),
+        config=config(**changes),
+        kubeconfig=cluster.write_kubeconfig(folder),
+        identity=Identity(name=name, namespace="sys"),
+    )
+    running = asyncio.create_task(app.run())
+    try:
+        yield app
+    finally:
+        app.stop.set()
+        await asyncio.wait_for(running, 10)
+
+
+async def until(condition: Callable[[], object], *, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def probe(app: App, path: str) -> tuple[int, str]:
+    server = app.servers.metrics if path == "/metrics" else app.servers.probes
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(f"http://127.0.0.1:{server.port}{path}") as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+def holder(cluster) -> str:
+    lease = cluster.object(LEASE)
+    return lease["spec"].get("holderIdentity", "").split("_")[0] if lease else ""
