@@ -28,12 +28,16 @@ class RateLimiter:
         self._left -= 1
         return True
 
-    async def wait(self) -> None:
-        """Take a token, and wait until there is one; concurrent callers get theirs in order."""
+    def reserve(self) -> float:
+        """Take the next token; return in how many seconds the bucket has it."""
         self._refill()
         self._left -= 1
-        if self._left < 0:
-            await asyncio.sleep(-self._left / self._per_second)
+        return max(0.0, -self._left / self._per_second)
+
+    async def wait(self) -> None:
+        """Take a token, and wait until there is one; concurrent callers get theirs in order."""
+        if seconds := self.reserve():
+            await asyncio.sleep(seconds)
 
     def _refill(self) -> None:
         now = self._loop.time()

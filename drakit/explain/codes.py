@@ -39,6 +39,15 @@ class Code(StrEnum):
     POOL_INVALID = "PoolInvalid"
     """A pool contradicts itself, and the scheduler allocates nothing from it."""
 
+    POOL_INCOMPLETE = "PoolIncomplete"
+    """Slices of a pool's newest generation are missing, or there are too many."""
+
+    POOL_NAME_CONFLICT = "PoolNameConflict"
+    """Several nodes publish pools with one name: the scheduler takes them for one pool."""
+
+    SLICES_OUTDATED = "ResourceSlicesOutdated"
+    """Slices of an older generation of a pool remain beside the newest one."""
+
     REQUESTS_COMPETE = "RequestsCompete"
     """Each request alone could be allocated, but no node has devices for all of them."""
 
@@ -83,6 +92,8 @@ class Finding:
 
     code: Code
     what: str
+    claim: str = ""
+    """Of a pod: the ResourceClaim that the problem is about, if it is about one alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,3 +103,9 @@ class Reason:
     code: Code
     sentence: str
     regarding: ObjectReference
+    transient: str = ""
+    """
+    The state that it describes, by a constant key, if this state is normal for a while.
+
+    An Event reports such a state only if it lasts.
+    """

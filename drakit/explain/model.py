@@ -402,6 +402,12 @@ class ClassFacts:
     created: str = ""
     """API: ``creationTimestamp``; of classes with one extended resource, the youngest counts."""
 
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1", kind="DeviceClass", name=self.name, uid=self.uid
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamespaceFacts:
@@ -556,6 +562,12 @@ class SliceFacts:
 
     devices: tuple[DeviceFacts, ...] = ()
     counter_sets: tuple[CounterSetFacts, ...] = ()
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1", kind="ResourceSlice", name=self.name, uid=self.uid
+        )
 
     @property
     def of_pool(self) -> PoolID:

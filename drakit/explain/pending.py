@@ -102,6 +102,9 @@ class Explanation:
 
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
+    claim_reasons: tuple[Reason, ...] = ()
+    """Those of `reasons` that are about one claim, in sentences about this claim."""
+
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, Unusable | None] = field(default_factory=dict[str, "Unusable | None"])
     """All nodes, and why the pod cannot use each, apart from devices."""
@@ -410,6 +413,17 @@ class Explainer:
                     regarding=pod.reference,
                 )
                 for each in dict.fromkeys(blocked)
+            ),
+            claim_reasons=tuple(
+                Reason(
+                    code=each.code,
+                    sentence=f"ResourceClaim {claim.namespace}/{claim.name} is not allocated for "
+                    f"pod {pod.name}: {each.what}",
+                    regarding=claim.reference,
+                )
+                for each in dict.fromkeys(blocked)
+                if each.claim
+                and (claim := self._world.claim(pod.namespace, each.claim)) is not None
             ),
             claims=tuple(reports),
             nodes=nodes or {},

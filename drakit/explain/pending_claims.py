@@ -60,6 +60,8 @@ class Wanted:
     name: str
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
+    claim: str = ""
+    """The name of the ResourceClaim, if it has been created."""
 
 
 def resolve(
@@ -268,5 +270,9 @@ def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
 
 def _wanted(origin: str, name: str, source: ClaimFacts | TemplateFacts) -> Wanted:
     return Wanted(
-        origin=origin, name=name, requests=source.requests, constraints=source.constraints
+        origin=origin,
+        name=name,
+        requests=source.requests,
+        constraints=source.constraints,
+        claim=source.name if isinstance(source, ClaimFacts) else "",
     )

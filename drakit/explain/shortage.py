@@ -85,9 +85,11 @@ def findings_of_shortage(
             found = _short(trial, each, request, of_claim, reader)
             short = short or bool(found)
             if not invalid or any(one.analysis.matching for one in of_claim):
-                findings += found
+                findings += (replace(one, claim=each.claim) for one in found)
     if not short and not failed:
         findings.append(_competing(trial, list(answers)[:MAX_NAMED]))
+    if len(trial.wanted) == 1:
+        findings = [replace(each, claim=trial.wanted[0].claim) for each in findings]
     return findings
 
 

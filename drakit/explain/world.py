@@ -235,6 +235,10 @@ class World:
     def slices_of_pool(self, pool: PoolID) -> Collection[SliceFacts]:
         return self._slices_by_pool.get(pool, {}).values()
 
+    def slices_of_node(self, node: str) -> Collection[SliceFacts]:
+        """Return the slices with devices that name a node."""
+        return self._slices_by_place.get(node, {}).values()
+
     def nodes_with_slices(self) -> Iterable[str]:
         """Name the nodes that slices name."""
         return (place for place in self._slices_by_place if place != EVERYWHERE)
