@@ -3,7 +3,10 @@ Announcements: when an object gets an Event, with which note, and how often.
 
 A sentence is announced once, and again only after half an hour (the API server deletes Events after
 an hour). If only the sentence changes and not its reason, because holders of devices come and go,
-the next follows after a pause. :func:`decide` is pure; :class:`Announcer` remembers and writes.
+the next follows after a pause. A state that is normal for a while is announced only if it lasts.
+The rate of all announcements is limited; an object that is due gets its turn, and waits for it.
+
+:func:`decide` is pure; :class:`Announcer` remembers and writes.
 
 It must not know the store, Kopf, or how a reason is found.
 """
@@ -18,6 +21,7 @@ from typing import Protocol
 
 from drakit.explain.codes import Code, Reason
 from drakit.explain.model import ObjectReference
+from drakit.rate_limiter import RateLimiter
 
 __all__ = (
     "Announced",
@@ -34,6 +38,12 @@ logger = logging.getLogger(__name__)
 
 NOTE_BYTES = 1024
 """The API server's limit for the note of an Event."""
+
+BURST = 1_000
+"""Announcements before their rate is limited: the pods that a missing driver keeps waiting."""
+
+PER_SECOND = 50.0
+"""The rate of announcements after that: 10,000 pods that wait are 3 minutes of 50 small writes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +63,9 @@ class Timing:
 
     repeat_seconds: float = 1800.0
     """Pause before the same is announced again: Events are kept for an hour by default."""
+
+    patience_seconds: float = 300.0
+    """How long a state that is normal for a while must last: drivers are installed or updated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +110,25 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
 
 
 def decide(
-    wanted: Announcement, last: Announced | None, *, age_seconds: float, now: float, timing: Timing
+    wanted: Announcement,
+    last: Announced | None,
+    *,
+    age_seconds: float,
+    now: float,
+    timing: Timing,
+    once: bool = False,
 ) -> Decision:
-    """Decide whether an object gets an Event now."""
+    """
+    Decide whether an object gets an Event now.
+
+    :param once: one Event for each reason is enough, because the object does not change.
+    """
     if age_seconds < timing.debounce_seconds:
         return Decision(again_seconds=timing.debounce_seconds - age_seconds)
     if last is None or last.code != wanted.code:
-        return Decision(announce=True, again_seconds=timing.repeat_seconds)
+        return Decision(announce=True, again_seconds=None if once else timing.repeat_seconds)
+    if once:
+        return Decision()
     pause = timing.repeat_seconds if last.note == wanted.note else timing.change_seconds
     rest = last.at + pause - now
     if rest > 0:
@@ -132,6 +157,12 @@ class Announcer:
         self._on_announced = on_announced
         self._since: dict[str, float] = {}
         self._announced: dict[str, Announced] = {}
+        self._transient: dict[str, dict[str, float]] = {}
+        """The transient states of an object, and since when each has been found."""
+
+        self._limiter = RateLimiter(burst=BURST, per_second=PER_SECOND)
+        self._turns: dict[str, float] = {}
+        """When an object that is due may be announced."""
 
     def known(self, uid: str) -> None:
         """Record when an object was first seen."""
@@ -139,39 +170,80 @@ class Announcer:
 
     def forget(self, uid: str) -> None:
         """The object is gone, or is no longer of interest."""
-        self._since.pop(uid, None)
-        self._announced.pop(uid, None)
+        for remembered in (self._since, self._announced, self._transient, self._turns):
+            remembered.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""
         now = asyncio.get_running_loop().time()
         return max(0.0, self._since.setdefault(uid, now) + self._timing.settle_seconds - now)
 
-    async def announce(self, uid: str, reasons: Sequence[Reason]) -> float | None:
+    async def announce(
+        self, uid: str, reasons: Sequence[Reason], *, once: bool = False
+    ) -> float | None:
         """Announce the reasons if they are due; return in how many seconds to check again."""
-        wanted = summarize(reasons)
-        if wanted is None:
-            return None  # the last Event is remembered: a reason that flaps is announced once
         now = asyncio.get_running_loop().time()
+        lasting, wait_seconds = self._lasting(uid, reasons, now)
+        wanted = summarize(lasting)
+        if wanted is None:
+            # The last Event is remembered: a reason that flaps is announced once.
+            return wait_seconds
         decision = decide(
             wanted,
             self._announced.get(uid),
             age_seconds=now - self._since.setdefault(uid, now),
             now=now,
             timing=self._timing,
+            once=once,
         )
         if decision.announce:
-            await self._recorder(wanted)
-            if uid in self._since:  # otherwise it was deleted meanwhile, and this entry would stay
-                self._announced[uid] = Announced(code=wanted.code, note=wanted.note, at=now)
-            self._on_announced(wanted.code)
-            logger.info(
-                "event written",
-                extra={
-                    "object": f"{wanted.regarding.kind} "
-                    f"{wanted.regarding.namespace}/{wanted.regarding.name}",
-                    "reason": str(wanted.code),
-                    "note": wanted.note,
-                },
-            )
-        return decision.again_seconds
+            turn_seconds = self._turn_seconds(uid, now)
+            if turn_seconds > 0:
+                return turn_seconds
+            await self._write(uid, wanted, now)
+        return _sooner(decision.again_seconds, wait_seconds)
+
+    def _lasting(
+        self, uid: str, reasons: Sequence[Reason], now: float
+    ) -> tuple[list[Reason], float | None]:
+        """Return the reasons that lasted, and in how many seconds the next one has lasted."""
+        before = self._transient.pop(uid, {})
+        states = {each.transient for each in reasons if each.transient}
+        since = {state: before.get(state, now) for state in states}
+        if since:
+            self._transient[uid] = since
+        waits = {
+            state: rest
+            for state, at in since.items()
+            if (rest := at + self._timing.patience_seconds - now) > 0
+        }
+        lasting = [each for each in reasons if each.transient not in waits]
+        return lasting, min(waits.values(), default=None)
+
+    def _turn_seconds(self, uid: str, now: float) -> float:
+        """Return in how many seconds it is an object's turn; it keeps its turn until then."""
+        if uid not in self._turns:
+            self._turns[uid] = now + self._limiter.reserve()
+        rest = self._turns[uid] - now
+        if rest <= 0:
+            del self._turns[uid]
+        return rest
+
+    async def _write(self, uid: str, wanted: Announcement, now: float) -> None:
+        await self._recorder(wanted)
+        if uid in self._since:  # otherwise it was deleted meanwhile, and this entry would stay
+            self._announced[uid] = Announced(code=wanted.code, note=wanted.note, at=now)
+        self._on_announced(wanted.code)
+        logger.info(
+            "event written",
+            extra={
+                "object": f"{wanted.regarding.kind} "
+                f"{wanted.regarding.namespace}/{wanted.regarding.name}",
+                "reason": str(wanted.code),
+                "note": wanted.note,
+            },
+        )
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)

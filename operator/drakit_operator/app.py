@@ -191,4 +191,6 @@ class App:
         return [problem] if problem is not None else []
 
     async def measure(self) -> None:
-        """Do nothing: each part updates its own gauges."""
+        """Update the leader's gauges; all others are always up to date."""
+        if self._term is not None:
+            self._term.measure()

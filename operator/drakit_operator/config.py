@@ -63,6 +63,10 @@ class Events(Settings):
     """The pause before the operator repeats an unchanged Event. The API server deletes Events after
     1 h by default."""
 
+    patience: Seconds = 300.0
+    """How long a state that is normal during an installation or an update must last before it gets
+    an Event: for example an incomplete pool, or a DeviceClass without devices."""
+
     name_holders: Literal["namespace", "all"] = "namespace"
     """The claims that a pod's Event may name as holders of devices. With ``namespace``, Events name
     claims of the pod's own namespace, and count the others. With ``all``, anyone who can read

@@ -48,6 +48,12 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.pools = Gauge(
+            "drakit_operator_pools",
+            "Published pools, by their most serious state; only the leader counts them",
+            ["state"],
+            registry=self.registry,
+        )
         self.kind_listed = Gauge(
             "drakit_operator_kind_listed",
             "1 if the last list of a kind succeeded, 0 if it failed or is forbidden",

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from drakit.kube import ApiError, NotFoundError, Session
-from drakit.kube.events import EventRecorder
+from drakit.kube.events import EventRecorder, EventTimings
 from drakit_operator.announcing import Announcement, NotWrittenError
 
 __all__ = ("EventWriter",)
@@ -27,7 +27,12 @@ class EventWriter:
     """Writes announcements as Events of type Warning."""
 
     def __init__(self, session: Session, *, instance: str, may_write: Callable[[], bool]) -> None:
-        self._recorder = EventRecorder(session, controller=CONTROLLER, instance=instance)
+        self._recorder = EventRecorder(
+            session,
+            controller=CONTROLLER,
+            instance=instance,
+            timings=EventTimings(count_seconds=0),  # the announcer has paused already
+        )
         self._may_write = may_write
 
     async def __call__(self, announcement: Announcement) -> None:

@@ -79,6 +79,7 @@ class Term:
             debounce_seconds=config.events.debounce,
             change_seconds=config.events.change_pause,
             repeat_seconds=config.events.repeat_pause,
+            patience_seconds=config.events.patience,
         )
         self._work = Work(
             store=self._store,
@@ -115,6 +116,11 @@ class Term:
         finally:
             self._queue.close()
             self._metrics.leader.set(0)
+            self._metrics.pools.clear()
+
+    def measure(self) -> None:
+        """Update the gauges that are computed from the store."""
+        self._work.measure()
 
     def liveness_problem(self) -> str | None:
         """Return a problem that only a restart of the process solves."""

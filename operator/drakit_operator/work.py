@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from drakit.explain.codes import Reason
 from drakit.explain.pending import Explainer, waits
+from drakit.explain.poolchecks import pool_conditions
 from drakit.explain.selectors import FeatureGates, Selectors
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
@@ -24,12 +25,19 @@ from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.claims.handlers import claims_touched, pods_touched
 from drakit_operator.claims.reconcile import judge_claim, judge_pod
 from drakit_operator.intake import Seen
-from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Kind, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind, Name
 from drakit_operator.metrics import Metrics
 from drakit_operator.selecting import SelectorEvaluation
+from drakit_operator.slices.handlers import nodes_touched, slices_touched
+from drakit_operator.slices.reconcile import judge_node, judge_slice
 from drakit_operator.store import Change, Store
-from drakit_operator.templates.handlers import templates_touched
-from drakit_operator.templates.reconcile import judge_template
+from drakit_operator.templates.handlers import classes_touched, templates_touched
+from drakit_operator.templates.reconcile import (
+    expressions_of_class,
+    expressions_of_template,
+    judge_class,
+    judge_template,
+)
 
 __all__ = ("Concern", "Key", "Work", "concerns_of")
 
@@ -50,16 +58,20 @@ class Concern:
     kind: Kind
     touched: Callable[[Sequence[Change], Store], Iterable[Name]]
     judge: Callable[[Name, bool], Judged]
-    """From a name, and whether the object is settled, to its UID and reasons."""
+    """From a name, and whether the object is settled, to the reasons of objects by UID."""
 
     settles: bool = False
     """An object is judged once more when it is settled: some reasons are normal for a moment."""
+
+    once: bool = False
+    """One Event for each reason is enough."""
 
     expressions: Callable[[Name], Sequence[str]] = lambda name: ()
     """The selectors that must be evaluated first."""
 
 
-Judged = tuple[str, list[Reason]] | None
+Judged = Mapping[str, Sequence[Reason]]
+"""Reasons by the UID of their object; empty if the object does not exist."""
 
 
 def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
@@ -86,6 +98,21 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             kind=TEMPLATES,
             touched=templates_touched,
             judge=lambda name, _: judge_template(name, world),
+            expressions=lambda name: expressions_of_template(name, world),
+            once=True,
+        ),
+        "class": Concern(
+            kind=CLASSES,
+            touched=classes_touched,
+            judge=lambda name, _: judge_class(name, world),
+            expressions=lambda name: expressions_of_class(name, world),
+            once=True,
+        ),
+        "node": Concern(
+            kind=NODES, touched=nodes_touched, judge=lambda name, _: judge_node(name, world)
+        ),
+        "slice": Concern(
+            kind=SLICES, touched=slices_touched, judge=lambda name, _: judge_slice(name, world)
         ),
     }
 
@@ -175,6 +202,11 @@ class Work:
         if change.new is not None:
             self._announcer.known(change.new.uid)
 
+    def measure(self) -> None:
+        """Count the pools."""
+        for condition, number in pool_conditions(self._store.world).items():
+            self._metrics.pools.labels(str(condition)).set(number)
+
     async def work(self) -> None:
         """Evaluate one object after the other, until cancelled."""
         while True:
@@ -195,10 +227,13 @@ class Work:
                 # One at a time: checking all devices of a large cluster takes a tenth of a
                 # second, and the renewal of the Lease needs several turns of the loop.
                 await asyncio.sleep(0)
-            again = await self._announcer.announce(*judged) if judged is not None else None
-            if judged is not None:
-                pauses = (again, retry, unsettled if unsettled > 0 else None)
-                again = min((each for each in pauses if each is not None), default=None)
+            pauses = [
+                await self._announcer.announce(uid, reasons, once=concern.once)
+                for uid, reasons in judged.items()
+            ]
+            if judged:
+                pauses += [retry, unsettled if unsettled > 0 else None]
+            again = min((each for each in pauses if each is not None), default=None)
         except Exception as error:
             outcome = "error"
             if isinstance(error, NotWrittenError):

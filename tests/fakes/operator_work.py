@@ -20,15 +20,16 @@ class Bench:
 
     def __init__(self, *, capacity=100, failures=0, store=None, selectors=None):
         self.told = []
+        self.notes = {}
         self.failures = failures
         self.store = store or Store()
         self.queue = WorkQueue(capacity=capacity)
-        metrics = Metrics()
+        self.metrics = Metrics()
         self.work = Work(
             store=self.store,
             queue=self.queue,
             announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
-            metrics=metrics,
+            metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),
         )
@@ -39,6 +40,7 @@ class Bench:
             raise OSError("the API server is away")
         now = asyncio.get_running_loop().time()
         self.told.append((now, announcement.regarding.name, str(announcement.code)))
+        self.notes[announcement.regarding.name] = announcement.note
 
     @asynccontextmanager
     async def running(self):

@@ -27,6 +27,7 @@ class Text:
 
 
 POD, CLAIM, TEMPLATE = "Pod", "ResourceClaim", "ResourceClaimTemplate"
+CLASS, NODE_KIND, SLICE = "DeviceClass", "Node", "ResourceSlice"
 
 PENDING: Mapping[str, Text] = {
     "DeviceClassMissing": Text(
@@ -45,43 +46,43 @@ PENDING: Mapping[str, Text] = {
         action="Create the template in the pod's namespace, or correct its name in the pod.",
     ),
     "NoDevicePublished": Text(
-        regarding=POD,
-        when="No node publishes a device that matches the selectors of the class and of the request.",
+        regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
+        when="No node publishes a device that matches the selectors of the class and of the request, or not enough of them.",
         action="Compare the selectors with the attributes of the published devices. Check that the driver runs.",
     ),
     "DevicesAllocated": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="Other claims hold the devices that match, or the shared counters or capacity that those devices need.",
         action="Wait, or delete a pod that uses one of the claims that the Event names.",
     ),
     "DevicesOnOtherNodes": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="All devices that match are on nodes that the pod cannot use. Or an allocated claim is in use on such a node.",
         action="Change the pod's node selector, affinity or tolerations, or publish devices on its nodes.",
     ),
     "SelectorFailed": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
         when="A selector fails on a device, and so the scheduler ends the search on the node of that device.",
         action="Check the spelling of the key. If only some devices have it, test that it exists before the expression reads it.",
     ),
     "ConstraintNotMet": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="A node has enough free devices, but none that satisfy the constraints of the claim.",
         action="Relax the constraint that the Event names, or add devices.",
     ),
     "PoolInvalid": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}, {NODE_KIND}",
         when="A pool is invalid, for example because two of its devices have the same name. "
         "The scheduler allocates nothing from it.",
         action="Correct the driver that publishes the pool.",
     ),
     "RequestsCompete": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="Each request alone could be allocated, but no node has devices for all of them together.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="Too many of the devices that match have taints that the request does not tolerate.",
         action="Resolve the cause that the Event names for each taint, or tolerate the taint in the request.",
     ),
@@ -121,19 +122,20 @@ PENDING: Mapping[str, Text] = {
         action="Delete a pod that uses the claim, or create the pod again, as the Event says.",
     ),
     "BindingConditionsOutstanding": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="An allocated device waits for a binding condition.",
         action="Check the controller of the driver that sets the condition in the status of the claim.",
     ),
     "BindingConditionsFailed": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="A binding failure condition of an allocated device is true. The scheduler allocates again.",
         action="Check the controller of the driver that sets the condition in the status of the claim.",
     ),
     "NodeGone": Text(
-        regarding=POD,
-        when="The node of the pod does not exist any more.",
-        action="Wait until Kubernetes deletes the pod, or delete it with `--force`.",
+        regarding=f"{POD}, {CLAIM}, {SLICE}",
+        when="The node of the pod, of the allocated devices or of the ResourceSlice does not exist.",
+        action="Wait until Kubernetes deletes the pod, or delete it with `--force`. "
+        "Delete a ResourceSlice whose node does not come back.",
     ),
     "NodeNotReady": Text(
         regarding=POD,
@@ -141,27 +143,27 @@ PENDING: Mapping[str, Text] = {
         action="Check the kubelet of the node.",
     ),
     "DriverUnavailable": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="The driver of an allocated device publishes nothing on the node of the pod, or has stopped there.",
         action="Check that the driver runs on the node and is registered with the kubelet.",
     ),
     "PoolGone": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="The pool of an allocated device is no longer published, but the driver publishes other pools.",
         action="Check the driver, or delete the pod and the claim, so that another device is allocated.",
     ),
     "DeviceGone": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="An allocated device is no longer in its pool.",
         action="Connect the device again, or delete the pod and the claim.",
     ),
     "DeviceUnhealthy": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="An allocated device has the taint `drakit.dev/unhealthy`.",
         action="Check the device, or delete the pod and the claim.",
     ),
     "EvictionByDeviceTaint": Text(
-        regarding=POD,
+        regarding=f"{POD}, {CLAIM}",
         when="An allocated device has a taint with the effect NoExecute that the request does not tolerate.",
         action="Resolve the cause of the taint. Kubernetes evicts the pod, and its controller creates it again.",
     ),
@@ -170,6 +172,25 @@ PENDING: Mapping[str, Text] = {
         when="The kubelet has not prepared the claims, though their devices have no problem. `kubectl drakit explain` reports "
         "it; the operator does not, because the kubelet does.",
         action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
+    ),
+}
+
+POOLS: Mapping[str, Text] = {
+    "PoolIncomplete": Text(
+        regarding=NODE_KIND,
+        when="A pool has fewer or more ResourceSlices in its newest generation than `resourceSliceCount` states. "
+        "The scheduler allocates nothing from it.",
+        action="Read the log of the driver on the node.",
+    ),
+    "PoolNameConflict": Text(
+        regarding=NODE_KIND,
+        when="Several nodes publish pools of one driver with the same name. The scheduler takes devices of the same name for one device.",
+        action="Configure or correct the driver, so that it names its pools after their nodes.",
+    ),
+    "ResourceSlicesOutdated": Text(
+        regarding=NODE_KIND,
+        when="ResourceSlices of an older generation of a pool remain. The scheduler ignores their devices.",
+        action="Read the log of the driver on the node. The driver must delete the old ResourceSlices.",
     ),
 }
 
@@ -263,7 +284,7 @@ DELETION: Mapping[str, Text] = {
 }
 
 SETS: tuple[tuple[str, Collection[str], Mapping[str, Text]], ...] = (
-    ("pending pods", [str(each) for each in Code], {**PENDING, **DELETION}),
+    ("the operator", [str(each) for each in Code], {**PENDING, **POOLS, **DELETION}),
     ("claims", get_args(ClaimReason), CLAIMS),
     ("the Node", get_args(NodeReason), NODE),
 )
@@ -285,17 +306,26 @@ def page() -> str:
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
+            "Events about Nodes, DeviceClasses and ResourceSlices are in the namespace `default`, because these objects have no\n"
+            "namespace.",
             *_section(
-                "Events about pods and templates",
+                "Events about pods, claims and templates",
                 "The operator writes these Events, with `drakit.dev/operator` as reporting controller. They explain why a pod\n"
-                "is Pending. [My pod does not start](../use/troubleshooting.md) begins with the symptom.",
+                "is Pending, why a claim is not allocated or not usable, and which templates and classes cannot work.\n"
+                "[My pod does not start](../use/troubleshooting.md) begins with the symptom.",
                 PENDING,
+            ),
+            *_section(
+                "Events about pools",
+                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. The state must last\n"
+                "for [`events.patience`](configuration.md#events), because a pool is incomplete while it is updated.",
+                POOLS,
             ),
             "`kubectl drakit explain` also reports why an object that is being deleted still exists. The operator writes no\n"
             "Events about this:",
             _table(DELETION),
             *_section(
-                "Events about claims",
+                "Events about preparing claims",
                 "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. The kubelet reports\n"
                 "the same failure to prepare as `FailedPrepareDynamicResources` about the pod.",
                 CLAIMS,
@@ -303,7 +333,7 @@ def page() -> str:
             *_section(
                 "Events about the Node",
                 "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. They are for admins\n"
-                "and driver vendors. Events about Nodes are in the namespace `default`.",
+                "and driver vendors.",
                 NODE,
             ),
         ],

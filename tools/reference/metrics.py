@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
 from drakit.explain.codes import Code
+from drakit.explain.poolchecks import PoolCondition
 from drakit.metrics import Counter, Gauge, Histogram
 from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.checkpoint.records import STATES
@@ -80,6 +81,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ),
     ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
     ("drakit_operator_events_total", "reason"): [str(each) for each in Code],
+    ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
 }

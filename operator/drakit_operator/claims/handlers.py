@@ -8,9 +8,10 @@ It must not know queues, Kopf, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from drakit.explain.model import ClaimFacts
+from drakit.explain.broken import node_of_claim
+from drakit.explain.model import ClaimFacts, DeviceFacts, DeviceID, PodFacts, SliceFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 
@@ -26,6 +27,8 @@ def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
             all_that_wait = True
         elif change.kind is PODS:
             found.add(change.name)
+            if change.new is None:  # another pod represents its claims now
+                found |= _pods_with_claims_of(change.old, store)
         elif change.kind is TEMPLATES:
             found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
@@ -37,13 +40,54 @@ def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
 
 
 def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the claims whose request for a missing class may have appeared or ended."""
+    """Return the claims with a problem that may have appeared or ended."""
     found: set[Name] = set()
+    nodes: set[str] = set()
     for change in changes:
         if change.kind is CLAIMS:
             found.add(change.name)
         elif change.kind is CLASSES:
             found |= store.world.claims_of_class(change.name.name)
+        elif change.kind is SLICES:
+            found |= _holders_of_changed(change, store)
+        elif change.kind is NODES and (change.old is None or change.new is None):
+            nodes.add(change.name.name)
+    if nodes:
+        found.update(
+            name
+            for name, claim in store.world.of(ClaimFacts).items()
+            if claim.allocated and node_of_claim(claim) in nodes
+        )
+    return found
+
+
+def _holders_of_changed(change: Change, store: Store) -> set[Name]:
+    """Return the claims that hold devices which a slice changed, added or removed."""
+    old, new = ({each.name: each for each in _devices(of)} for of in (change.old, change.new))
+    of = change.new or change.old
+    if not isinstance(of, SliceFacts):
+        return set()
+    found: set[Name] = set()
+    for name in old.keys() | new.keys():
+        if old.get(name) != new.get(name):
+            device = DeviceID(of.driver, of.pool, name)
+            holder = store.world.holder(device)
+            holders = [holder] if holder is not None else store.world.sharers(device)
+            found.update(Name(each.namespace, each.name) for each in holders)
+    return found
+
+
+def _devices(of: object) -> Sequence[DeviceFacts]:
+    return of.devices if isinstance(of, SliceFacts) else ()
+
+
+def _pods_with_claims_of(pod: object, store: Store) -> set[Name]:
+    found: set[Name] = set()
+    if not isinstance(pod, PodFacts):
+        return found
+    for each in pod.claims:
+        if each.claim is not None:  # only a claim by name has several pods
+            found |= store.world.pods_of_claim(Name(pod.namespace, each.claim))
     return found
 
 

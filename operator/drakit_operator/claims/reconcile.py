@@ -1,6 +1,9 @@
 """
 The problems of one pod or one claim, from the facts of the store.
 
+Why a claim is not allocated depends on the pod that waits for it, so a pod's judgement includes
+its claims. What is wrong with a claim whoever uses it is the claim's own judgement.
+
 Pure: :mod:`drakit.explain` makes the sentences, :mod:`drakit_operator.announcing` reports them.
 
 It must not know queues, clocks, Kopf or sessions.
@@ -10,9 +13,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from drakit.explain.broken import broken_claim
 from drakit.explain.certainty import certain, with_limits
 from drakit.explain.codes import Code, Reason
-from drakit.explain.pending import Explainer, missing_classes_of_claim
+from drakit.explain.model import ClaimFacts, PodFacts
+from drakit.explain.pending import Explainer, waits
+from drakit.explain.pending_claims import classes_missing
 from drakit.explain.world import World
 from drakit_operator.kinds import Name
 
@@ -22,20 +28,28 @@ __all__ = ("judge_claim", "judge_pod")
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
 """The kubelet's own Events on the same pod have the cause, which no fact of the store has."""
 
+_REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
+"""The node controller reports it about the node and each of its pods: not again for each claim."""
+
+_AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
+"""Problems of allocated claims that are reported at once; others may occur in a driver's update."""
+
 
 def judge_pod(
     name: Name, world: World, explainer: Explainer, *, settled: bool
-) -> tuple[str, list[Reason]] | None:
+) -> dict[str, list[Reason]]:
     """
-    Return a pod's UID and why it does not start; None if there is no such pending pod.
+    Return why a pod does not start, by its UID, and why its claims are not allocated, by theirs.
+
+    Empty if there is no such pending pod.
 
     :param settled: the pod is known for a while.
     """
     pod = world.pod(name.namespace, name.name)
     if pod is None:
-        return None
+        return {}
     if pod.deleting:  # an end takes its time, and nobody is known to wait for it
-        return pod.uid, []
+        return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
     reasons = [
         with_limits(each, world)
@@ -44,10 +58,47 @@ def judge_pod(
     ]
     if reasons and found.remedy and not world.hidden:  # a fact that is not seen may prevent it
         reasons[0] = replace(reasons[0], sentence=f"{reasons[0].sentence}; {found.remedy}")
-    return pod.uid, reasons
+    judged = {pod.uid: reasons}
+    for each in certain(found.claim_reasons, world):
+        if _represents(pod, each.regarding.name, world):
+            judged.setdefault(each.regarding.uid, []).append(each)
+    return judged
 
 
-def judge_claim(name: Name, world: World) -> tuple[str, list[Reason]] | None:
-    """Return a claim's UID and why it cannot be allocated; None if there is no such claim."""
+def _represents(pod: PodFacts, claim: str, world: World) -> bool:
+    """Return whether a pod is the first by name that waits for a claim: pods may share one."""
+    waiting = [
+        other.name
+        for name in world.pods_of_claim(Name(pod.namespace, claim))
+        if (other := world.pod(*name)) is not None and waits(other)
+    ]
+    return pod.name == min(waiting, default="")
+
+
+def judge_claim(name: Name, world: World) -> dict[str, list[Reason]]:
+    """Return by its UID what is wrong with a claim; empty if there is no such claim."""
     claim = world.claim(name.namespace, name.name)
-    return None if claim is None else (claim.uid, missing_classes_of_claim(claim, world))
+    if claim is None:
+        return {}
+    if claim.deleting:
+        return {claim.uid: []}
+    return {claim.uid: _broken(claim, world) if claim.allocated else _impossible(claim, world)}
+
+
+def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
+    if not claim.consumers:  # it is about to be deallocated
+        return []
+    return [
+        each if each.code in _AT_ONCE else replace(each, transient=each.code)
+        for each in broken_claim(claim, world)
+        if each.code not in _REPORTED_BY_KUBERNETES
+    ]
+
+
+def _impossible(claim: ClaimFacts, world: World) -> list[Reason]:
+    origin = f"ResourceClaim {claim.namespace}/{claim.name}"
+    return [
+        Reason(code=each.code, sentence=each.what, regarding=claim.reference)
+        for request in claim.requests
+        for each in classes_missing(origin, request, world)
+    ]

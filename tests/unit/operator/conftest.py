@@ -83,7 +83,12 @@ class Cluster(FakeApiServer):
             },
         )
 
-    def add_slice(self, name: str, driver: str, *devices: str) -> None:
+    def add_node(self, name: str) -> None:
+        self.store(f"/api/v1/nodes/{name}", {"apiVersion": "v1", "kind": "Node"})
+
+    def add_slice(
+        self, name: str, driver: str, *devices: str, node: str = "n1", slices: int = 1
+    ) -> None:
         self.store(
             f"{RESOURCE}/resourceslices/{name}",
             {
@@ -91,8 +96,8 @@ class Cluster(FakeApiServer):
                 "kind": "ResourceSlice",
                 "spec": {
                     "driver": driver,
-                    "nodeName": "n1",
-                    "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                    "nodeName": node,
+                    "pool": {"name": "n1", "generation": 1, "resourceSliceCount": slices},
                     "devices": [{"name": device} for device in devices],
                 },
             },
@@ -153,7 +158,7 @@ class Cluster(FakeApiServer):
         )
 
     def events(self) -> list[dict]:
-        return self.objects("/apis/events.k8s.io/v1/namespaces/lab/events")
+        return self.objects("/apis/events.k8s.io/v1/events")
 
     def writes_of_events(self) -> list[tuple[str, str]]:
         return [write for write in self.writes() if "/events" in write[1]]

@@ -12,8 +12,8 @@ POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train
 TIMING = Timing(debounce_seconds=1, change_seconds=60, repeat_seconds=1800)
 
 
-def reason(sentence="it waits", code=Code.DEVICES_ALLOCATED):
-    return Reason(code=code, sentence=sentence, regarding=POD)
+def reason(sentence="it waits", code=Code.DEVICES_ALLOCATED, transient=""):
+    return Reason(code=code, sentence=sentence, regarding=POD, transient=transient)
 
 
 def announced(note="it waits", at=100.0):
@@ -142,3 +142,87 @@ async def test_another_object_of_the_same_name_gets_its_own_event():
         await announcer.announce(uid, [reason()])
         announcer.forget(uid)
     assert written == ["it waits", "it waits"]
+
+
+@pytest.mark.looptime
+async def test_one_event_for_each_reason_is_enough_for_an_object_that_does_not_change():
+    written = []
+
+    async def record(announcement):
+        written.append((announcement.code, announcement.note))
+
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
+    announcer.known("u")
+    await asyncio.sleep(2)
+    for found in (reason("a"), reason("b"), reason("c", Code.DEVICE_CLASS_MISSING)):
+        assert await announcer.announce("u", [found], once=True) is None
+        await asyncio.sleep(4000)
+    assert written == [(Code.DEVICES_ALLOCATED, "a"), (Code.DEVICE_CLASS_MISSING, "c")]
+
+
+@pytest.mark.looptime
+async def test_a_transient_state_is_announced_when_it_has_lasted():
+    written = []
+
+    async def record(announcement):
+        written.append((asyncio.get_running_loop().time(), announcement.note))
+
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
+    announcer.known("u")
+    half = reason("pool p has 1 of 2 slices", transient="pool p")
+    other = reason("pool q has 1 of 2 slices", transient="pool q")
+
+    assert await announcer.announce("u", [half]) == 300
+    await asyncio.sleep(299)
+    assert await announcer.announce("u", [half, other]) == 1
+    await announcer.announce("u", [other])  # p is complete for a moment
+    assert await announcer.announce("u", [half, other]) == 300
+    await asyncio.sleep(300)
+    assert await announcer.announce("u", [half, other]) == 1800
+    assert written == [(599, "pool p has 1 of 2 slices; also: pool q has 1 of 2 slices")]
+
+
+@pytest.mark.looptime
+async def test_a_reason_that_is_certain_does_not_wait_for_a_transient_one():
+    written = []
+
+    async def record(announcement):
+        written.append(announcement.note)
+
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
+    announcer.known("u")
+    await asyncio.sleep(2)
+    assert await announcer.announce("u", [reason("a", transient="a"), reason("b")]) == 300
+    assert written == ["b"]
+
+
+@pytest.mark.looptime
+async def test_ten_thousand_objects_that_are_due_are_announced_at_a_limited_rate():
+    times = []
+
+    async def record(announcement):
+        times.append(asyncio.get_running_loop().time())
+
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
+    for number in range(10_000):
+        announcer.known(str(number))
+    await asyncio.sleep(1)
+    due = {str(number): 0.0 for number in range(10_000)}
+    checks = 0
+    while due:
+        now = asyncio.get_running_loop().time()
+        for uid in [uid for uid, at in due.items() if at <= now]:
+            checks += 1
+            before = len(times)
+            again = await announcer.announce(uid, [reason()])
+            if len(times) > before:
+                del due[uid]
+            else:
+                due[uid] = now + again
+        await asyncio.sleep(1)
+    assert len(times) == 10_000
+    assert sum(at <= 1 for at in times) == 1_000
+    busiest = max(sum(second < at <= second + 1 for at in times) for second in range(1, 200))
+    assert busiest <= 50
+    assert times[-1] <= 182
+    assert checks <= 3 * 10_000, "an object waits for its turn, and is not checked meanwhile"

@@ -13,7 +13,13 @@ import pytest
 from tests.unit.operator.replicas import LEASE, config, holder, probe, replica, until
 
 NODES = "/api/v1/nodes"
-WRITTEN = ("/apis/coordination.k8s.io/v1/", "/apis/events.k8s.io/v1/")
+WRITTEN = {
+    ("POST", "events.k8s.io", "events"),
+    ("PATCH", "events.k8s.io", "events"),
+    ("POST", "coordination.k8s.io", "leases"),
+    ("PUT", "coordination.k8s.io", "leases"),
+}
+"""All that the operator may write: method, group and resource."""
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +46,13 @@ async def process(cluster, folder, name) -> AsyncIterator[asyncio.subprocess.Pro
 
 
 def writes_elsewhere(cluster) -> list:
-    return [write for write in cluster.writes() if not write[1].startswith(WRITTEN)]
+    """Return the writes to anything but Events and the Lease."""
+    found = []
+    for method, path in cluster.writes():
+        _, _, group, _, *rest = path.split("/")  # /apis/GROUP/VERSION/namespaces/NAMESPACE/...
+        if (method, group, rest[2]) not in WRITTEN or len(rest) > 4:
+            found.append((method, path))
+    return found
 
 
 async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path):
@@ -60,12 +72,16 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
             ("Pod", "old", "ResourceClaimMissing"),
             ("Pod", "second", "DevicesAllocated"),
             ("Pod", "third", "DeviceClassMissing"),
+            ("ResourceClaim", "wants-gpu", "DevicesAllocated"),
             ("ResourceClaim", "wants-none", "DeviceClassMissing"),
             ("ResourceClaimTemplate", "tpl", "DeviceClassMissing"),
         }
         await until(lambda: cluster.told() == expected, seconds=3)
         notes = {event["regarding"]["name"]: event["note"] for event in cluster.events()}
         assert "claim lab/taken (pod first)" in notes["second"]
+        assert notes["wants-gpu"].startswith(
+            "ResourceClaim lab/wants-gpu is not allocated for pod second: the only device"
+        )
 
         # Passes that find the same write nothing more.
         written = len(cluster.writes_of_events())
@@ -82,6 +98,50 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
         assert 'drakit_operator_events_total{reason="DeviceClassMissing"} 3.0' in numbers
     assert writes_elsewhere(cluster) == []
     assert holder(cluster) == "", "the Lease was not released"
+
+
+async def test_classes_templates_nodes_and_slices_get_an_event_when_a_problem_lasts(
+    cluster, tmp_path
+):
+    events = {"debounce": 0.3, "patience": 1.5, "repeatPause": 2}
+    async with replica(cluster, tmp_path, "one", events=events) as app:
+        await until(watched(cluster))
+        for node in ("n1", "n2"):
+            cluster.add_node(node)
+        cluster.add_class("gpu.example", "d")
+        cluster.add_class("nic.example", "e")
+        cluster.add_template("tpl", "nic.example")
+        cluster.add_slice("half", "d", "g0", slices=2)
+        cluster.add_slice("lost", "other", "g0", node="gone")
+        cluster.add_slice("twin-1", "twin", "g0")
+        cluster.add_slice("twin-2", "twin", "g0", node="n2")
+        await asyncio.sleep(1)
+        assert cluster.told() == set(), "a driver may be about to publish more"
+        expected = {
+            ("DeviceClass", "nic.example", "NoDevicePublished"),
+            ("ResourceClaimTemplate", "tpl", "NoDevicePublished"),
+            ("Node", "n1", "PoolIncomplete"),
+            ("Node", "n2", "PoolNameConflict"),
+            ("ResourceSlice", "lost", "NodeGone"),
+        }
+        await until(lambda: cluster.told() == expected, seconds=5)
+        places = {
+            each["regarding"]["kind"]: each["metadata"]["namespace"] for each in cluster.events()
+        }
+        assert places.pop("ResourceClaimTemplate") == "lab"
+        assert set(places.values()) == {"default"}, "Events about objects without a namespace"
+        _, numbers = await probe(app, "/metrics")
+        for state in ("incomplete", "node-missing"):
+            assert f'drakit_operator_pools{{state="{state}"}} 1.0' in numbers
+        assert 'drakit_operator_pools{state="conflicting"} 2.0' in numbers
+
+        def repeated():
+            return {each["regarding"]["kind"] for each in cluster.events() if "series" in each}
+
+        await until(lambda: len(repeated()) > 1)
+        await asyncio.sleep(1)
+        assert repeated() == {"Node", "ResourceSlice"}, "templates and classes get one Event"
+    assert writes_elsewhere(cluster) == []
 
 
 async def test_a_pod_that_is_scheduled_at_once_gets_no_event(cluster, tmp_path):

@@ -15,6 +15,7 @@ def test_the_promised_defaults():
     assert (election.renew_deadline, election.retry_period) == (5.0, 1.0)
     assert config.sweep_period == 300
     assert config.events.name_holders == "namespace"
+    assert (config.events.repeat_pause, config.events.patience) == (1800, 300)
 
 
 def test_a_file_is_read(tmp_path):

@@ -1,0 +1,205 @@
+"""Events about claims, templates, classes and pools, from what a watch saw; on a virtual clock."""
+
+import asyncio
+
+import pytest
+
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
+from tests.fakes.operator_work import Bench, pod
+
+pytestmark = pytest.mark.looptime
+
+
+GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
+NODE = {"metadata": {"name": "n1", "uid": "n1"}}
+
+
+def template(device_class):
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    return {
+        "metadata": {"namespace": "lab", "name": "tpl", "uid": "t"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
+def claim(name, *, devices=(), pod="train"):
+    """A claim, allocated if it has devices."""
+    results = [{"request": "gpu", "driver": "d", "pool": "n1", "device": each} for each in devices]
+    status = {
+        "allocation": {"devices": {"results": results}},
+        "reservedFor": [{"resource": "pods", "name": pod, "uid": pod}],
+    }
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}}
+    return {
+        "metadata": {"namespace": "lab", "name": name, "uid": name},
+        "spec": {"devices": {"requests": [request]}},
+        "status": status if devices else {},
+    }
+
+
+def pool(name, *devices, slices=1, on="n1", **facts):
+    return {
+        "metadata": {"name": name, "uid": name},
+        "spec": {
+            "driver": "d",
+            "nodeName": on,
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": slices},
+            "devices": [{"name": each} | facts for each in devices],
+        },
+    }
+
+
+def by_object(told):
+    """What was told, without the times."""
+    return {(name, code) for _, name, code in told}
+
+
+async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
+            bench.see(kind, body)
+        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        bench.see(CLAIMS, claim("shared"))
+        for name in ("second", "first"):
+            bench.see(PODS, pod(name, "shared"))
+        await asyncio.sleep(10)
+        assert by_object(bench.told) == {
+            (name, "DevicesAllocated") for name in ("first", "second", "shared")
+        }
+        assert bench.notes["shared"].startswith(
+            "ResourceClaim lab/shared is not allocated for pod first: "
+        )
+        bench.told.clear()
+        bench.see(PODS, pod("first", "shared"), gone=True)
+        await asyncio.sleep(70)
+    assert [told[1:] for told in bench.told] == [("shared", "DevicesAllocated")]
+    assert "for pod second: " in bench.notes["shared"]
+
+
+async def test_the_claim_without_devices_is_reported_and_not_the_others_of_the_pod():
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0", "g1"))):
+            bench.see(kind, body)
+        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        big = claim("big")
+        big["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
+        bench.see(CLAIMS, big)
+        bench.see(CLAIMS, claim("small"))
+        both = pod("train", "big")
+        both["spec"]["resourceClaims"].append({"name": "more", "resourceClaimName": "small"})
+        bench.see(PODS, both)
+        await asyncio.sleep(10)
+    assert by_object(bench.told) == {("train", "DevicesAllocated"), ("big", "DevicesAllocated")}
+
+
+async def test_the_event_of_a_claim_does_not_name_holders_of_other_namespaces():
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
+            bench.see(kind, body)
+        secret = claim("secret", devices=["g0"], pod="hidden")
+        secret["metadata"]["namespace"] = "other"
+        bench.see(CLAIMS, secret)
+        bench.see(CLAIMS, claim("mine"))
+        bench.see(PODS, pod("train", "mine"))
+        await asyncio.sleep(10)
+    assert "a claim in another namespace" in bench.notes["mine"]
+    assert not any("secret" in note or "hidden" in note for note in bench.notes.values())
+
+
+async def test_a_claim_of_a_template_gets_the_event_about_a_missing_class():
+    async with Bench().running() as bench:
+        made = claim("train-gpu")
+        owner = {"kind": "Pod", "name": "train", "uid": "train", "controller": True}
+        made["metadata"]["ownerReferences"] = [owner]
+        bench.see(CLAIMS, made)
+        await asyncio.sleep(10)
+    assert by_object(bench.told) == {("train-gpu", "DeviceClassMissing")}
+
+
+async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy():
+    async with Bench().running() as bench:
+        bench.see(NODES, NODE)
+        bench.see(SLICES, pool("s", "g0", "g1"))
+        bench.see(CLAIMS, claim("used", devices=["g0"]))
+        bench.see(CLAIMS, claim("healthy", devices=["g1"]))
+        await asyncio.sleep(10)
+        assert bench.told == []
+        changed = pool("s", "g0", "g1")
+        taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+        changed["spec"]["devices"][0]["taints"] = [taint]
+        bench.see(SLICES, changed)
+        await asyncio.sleep(2)
+    assert by_object(bench.told) == {("used", "DeviceUnhealthy")}
+
+
+async def test_a_template_and_a_class_without_devices_are_reported_once_after_a_while():
+    async with Bench().running() as bench:
+        bench.see(CLASSES, GPU)
+        bench.see(TEMPLATES, template("gpu.example"))
+        await asyncio.sleep(7200)
+    assert sorted(bench.told) == [
+        (301.0, "gpu.example", "NoDevicePublished"),
+        (301.0, "tpl", "NoDevicePublished"),
+    ]
+
+
+async def test_a_template_and_a_class_whose_driver_is_being_installed_get_no_event():
+    async with Bench().running() as bench:
+        bench.see(CLASSES, GPU)
+        bench.see(TEMPLATES, template("gpu.example"))
+        await asyncio.sleep(200)
+        bench.see(NODES, NODE)
+        bench.see(SLICES, pool("s", "g0"))
+        await asyncio.sleep(7200)
+    assert bench.told == []
+
+
+async def test_a_node_is_reported_when_its_pool_stays_incomplete():
+    async with Bench().running() as bench:
+        bench.see(NODES, NODE)
+        bench.see(SLICES, pool("a", "g0", slices=2))
+        await asyncio.sleep(200)
+        bench.see(SLICES, pool("b", "g1", slices=2))
+        await asyncio.sleep(200)
+        assert bench.told == []
+        bench.see(SLICES, pool("b", "g1", slices=2), gone=True)
+        await asyncio.sleep(310)
+        assert by_object(bench.told) == {("n1", "PoolIncomplete")}
+
+
+async def test_both_nodes_are_reported_when_they_publish_pools_of_one_name():
+    async with Bench().running() as bench:
+        for name in ("n1", "n2"):
+            bench.see(NODES, {"metadata": {"name": name, "uid": name}})
+            bench.see(SLICES, pool(f"of-{name}", "g0", on=name))
+        await asyncio.sleep(310)
+        assert by_object(bench.told) == {
+            ("n1", "PoolNameConflict"),
+            ("n2", "PoolNameConflict"),
+        }
+
+
+async def test_a_slice_is_reported_when_its_node_is_gone():
+    async with Bench().running() as bench:
+        for name in ("n1", "n2"):
+            bench.see(NODES, {"metadata": {"name": name, "uid": name}})
+        bench.see(SLICES, pool("s", "g0"))
+        await asyncio.sleep(400)
+        bench.see(NODES, NODE, gone=True)
+        await asyncio.sleep(310)
+        assert by_object(bench.told) == {("s", "NodeGone")}
+
+
+async def test_the_pools_are_counted_for_the_metrics():
+    bench = Bench()
+    bench.see(NODES, NODE)
+    bench.see(SLICES, pool("a", "g0", slices=2))
+    bench.work.measure()
+    states = {
+        sample.labels["state"]: sample.value
+        for metric in bench.metrics.pools.collect()
+        for sample in metric.samples
+    }
+    assert {state for state, number in states.items() if number} == {"incomplete"}
+    assert states["ready"] == 0
+    bench.queue.close()
