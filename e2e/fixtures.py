@@ -117,7 +117,8 @@ def release_values(cluster: Cluster, zram: Zram, disks: Disks) -> dict:
         "allowDisks": True,
         "rescanInterval": "3s",
     }
-    return {"hostdev": hostdev, "operator": {"replicas": 2}}
+    events = {"patience": "5s", "repeatPause": "10s"}
+    return {"hostdev": hostdev, "operator": {"replicas": 2, "config": {"events": events}}}
 
 
 @pytest.fixture(scope="session")

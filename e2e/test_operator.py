@@ -66,10 +66,128 @@ def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space,
     event = first_event(space, "waits", since=since)
 
     assert "holder-0" in event["message"]
+    claim = space.claim_of("waits", "disk")["metadata"]["name"]
+    (of_claim,) = wait_for("the claim's Event", lambda: events_about(space, claim), seconds=10)
+    assert of_claim["reason"] == event["reason"] == "DevicesAllocated"
+    assert of_claim["message"].startswith(
+        f"ResourceClaim {space.name}/{claim} is not allocated for pod waits: all 2 devices"
+    )
     time.sleep(3)
     assert len(events_about(space, "waits")) == 1, "one Event, however often it is evaluated"
+    for name in ("waits", claim):
+        wait_for(
+            f"the Event about {name} to be repeated",
+            lambda name=name: events_about(space, name)[0].get("series", {}).get("count", 1) > 1,
+            seconds=20,
+        )
+        assert len(events_about(space, name)) == 1
     space.delete("pod", "holder-0")
     space.wait_phase("waits", "Running")
+
+
+def hand_made_slice(name: str, node: str, *, pool: str = "shelf", slices: int = 1) -> dict:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {
+            "driver": "shelf.test",
+            "nodeName": node,
+            "pool": {"name": pool, "generation": 1, "resourceSliceCount": slices},
+            "devices": [{"name": "book"}],
+        },
+    }
+
+
+def warnings(release, kind: str, name: str) -> set[str]:
+    """The reasons of the operator's Events about an object without a namespace."""
+    text = release.kubectl(
+        "-n",
+        "default",
+        "get",
+        "events",
+        "-o",
+        "json",
+        f"--field-selector=involvedObject.kind={kind},involvedObject.name={name}",
+    ).stdout
+    return {
+        each["reason"]
+        for each in json.loads(text)["items"]
+        if each.get("reportingComponent") == "drakit.dev/operator"
+    }
+
+
+def pools(release, state: str) -> float:
+    leader = holder(release).split("_")[0]
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{leader}:8080/proxy/metrics"
+    prefix = f'drakit_operator_pools{{state="{state}"}} '
+    lines = release.kubectl("get", "--raw", path).stdout.splitlines()
+    return sum(float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix))
+
+
+def test_templates_classes_and_pools_with_a_problem_get_events(space, release, zram):
+    first, second = release.nodes[:2]
+    exactly = {"deviceClassName": "zram-second.test", "count": len(zram.second) + 1}
+    too_many = template("many", {"name": "disk", "exactly": exactly})
+    nothing = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": f"nothing.{space.name}"},
+        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "nothing.test"'}}]},
+    }
+    slices = [
+        hand_made_slice(f"{space.name}-half", first, pool="half", slices=2),
+        hand_made_slice(f"{space.name}-twin-1", first),
+        hand_made_slice(f"{space.name}-twin-2", second),
+        hand_made_slice(f"{space.name}-lost", "lost", pool="lost"),
+    ]
+    try:
+        space.apply(too_many, template("few", ("disk", "zram-second.test")), nothing, *slices)
+        for kind, name, reason in (
+            ("DeviceClass", nothing["metadata"]["name"], "NoDevicePublished"),
+            ("Node", first, "PoolIncomplete"),
+            ("Node", second, "PoolNameConflict"),
+            ("ResourceSlice", f"{space.name}-lost", "NodeGone"),
+        ):
+            wait_for(
+                f"{reason} about {name}",
+                lambda kind=kind, name=name, reason=reason: reason in warnings(release, kind, name),
+                seconds=20,
+            )
+        wait_for("the template's Event", lambda: events_about(space, "many"), seconds=10)
+        assert pools(release, "incomplete") == 1
+        assert pools(release, "conflicting") == 2
+        assert pools(release, "node-missing") == 1
+        time.sleep(12)  # longer than the pause before an Event is repeated
+        (event,) = events_about(space, "many")
+        assert event["reason"] == "NoDevicePublished"
+        assert event.get("series", {}).get("count", 1) == 1, "a template gets one Event"
+        assert not events_about(space, "few")
+    finally:
+        for each in (nothing, *slices):
+            space.delete(each["kind"], each["metadata"]["name"])
+    wait_for("the pools to be gone", lambda: not pools(release, "conflicting"), seconds=10)
+
+
+def test_the_api_server_refuses_templates_with_names_or_selectors_that_are_wrong(space):
+    """So the operator need not check them."""
+    unknown = template("unknown", ("gpu", "missing.test"))
+    constraint = {"matchAttribute": "test/a", "requests": ["gpu", "other"]}
+    unknown["spec"]["spec"]["devices"]["constraints"] = [constraint]
+    twice = template("twice", ("gpu", "missing.test"), ("gpu", "missing.test"))
+    broken = template("broken", ("gpu", "missing.test"))
+    selector = {"cel": {"expression": "device.driver =="}}
+    broken["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
+    for body, words in (
+        (unknown, "must be the name of a request"),
+        (twice, "Duplicate value"),
+        (broken, "compilation failed"),
+    ):
+        refused = space.cluster.kubectl(
+            "-n", space.name, "create", "-f", "-", input=json.dumps(body), check=False
+        )
+        assert refused.returncode != 0
+        assert words in refused.stderr
 
 
 def nested_claim(name: str, *, levels: int) -> str:
@@ -126,12 +244,17 @@ def test_the_operator_writes_to_nothing_but_events_and_its_lease(space, release)
     wait_for("an Event", lambda: events_about(space, "waits"), seconds=10)
     user = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
     written = {
-        (record["verb"], record["objectRef"].get("resource"))
+        (
+            record["verb"],
+            record["objectRef"].get("resource"),
+            record["objectRef"].get("subresource"),
+        )
         for record in release.audit()
         if record["user"]["username"] == user
         and record["verb"] in ("create", "update", "patch", "delete", "deletecollection")
     }
     assert written
-    # A review asks for a permission, and is not stored.
-    allowed = {"events", "leases", "selfsubjectaccessreviews"}
-    assert {resource for _, resource in written} <= allowed
+    allowed = {(verb, "events", None) for verb in ("create", "patch")}
+    allowed |= {(verb, "leases", None) for verb in ("create", "update")}
+    allowed.add(("create", "selfsubjectaccessreviews", None))  # a question: nothing is stored
+    assert written <= allowed

@@ -43,8 +43,11 @@ def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
     """Return the claims with a problem that may have appeared or ended."""
     found: set[Name] = set()
     nodes: set[str] = set()
+    rules = False
     for change in changes:
-        if change.kind is CLAIMS:
+        if change.kind is RULES:
+            rules = True
+        elif change.kind is CLAIMS:
             found.add(change.name)
         elif change.kind is CLASSES:
             found |= store.world.claims_of_class(change.name.name)
@@ -52,11 +55,11 @@ def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= _holders_of_changed(change, store)
         elif change.kind is NODES and (change.old is None or change.new is None):
             nodes.add(change.name.name)
-    if nodes:
+    if nodes or rules:
         found.update(
             name
             for name, claim in store.world.of(ClaimFacts).items()
-            if claim.allocated and node_of_claim(claim) in nodes
+            if claim.allocated and (rules or node_of_claim(claim) in nodes)
         )
     return found
 
