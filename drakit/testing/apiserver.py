@@ -294,8 +294,10 @@ class FakeApiServer:
         match path.strip("/").split("/"):
             case ["apis", group, *rest]:
                 return bool(rest) and rest[0] in self.served.get(group, rest[:1])
-            case _:
+            case ["api", *_]:
                 return True
+            case _:
+                return False
 
     async def _stumble(self, request: web.Request) -> None:
         for fault in self._faults:

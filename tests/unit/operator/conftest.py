@@ -83,9 +83,6 @@ class Cluster(FakeApiServer):
             },
         )
 
-    def add_node(self, name: str) -> None:
-        self.store(f"/api/v1/nodes/{name}", {"apiVersion": "v1", "kind": "Node"})
-
     def add_slice(
         self, name: str, driver: str, *devices: str, node: str = "n1", slices: int = 1
     ) -> None:
@@ -166,6 +163,9 @@ class Cluster(FakeApiServer):
     def forget(self, path: str) -> None:
         """Lose an object without a word to any watch, as in a gap that ends in a new list."""
         del self.cluster.objects[Target.parse(path).key]
+
+    def told_of_pods(self) -> set[tuple[str, str, str]]:
+        return {each for each in self.told() if each[0] == "Pod"}
 
     def told(self) -> set[tuple[str, str, str]]:
         """What was told: kind and name of the object, and the Event's reason."""

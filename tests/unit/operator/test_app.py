@@ -105,7 +105,7 @@ async def test_classes_templates_nodes_and_slices_get_an_event_when_a_problem_la
 ):
     events = {"debounce": 0.3, "patience": 1.5, "repeatPause": 2}
     async with replica(cluster, tmp_path, "one", events=events) as app:
-        await until(watched(cluster))
+        await until(cluster.is_watched)
         for node in ("n1", "n2"):
             cluster.add_node(node)
         cluster.add_class("gpu.example", "d")

@@ -82,7 +82,7 @@ async def test_a_cluster_with_older_versions(cluster, tmp_path, served, version)
     cluster.served[GROUP] = served
     old_shape(cluster, version)
     async with replica(cluster, tmp_path, "one") as app:
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesAllocated")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
         await until(lambda: cluster.watch_count == len(KINDS) + (0 if served == ["v1beta1"] else 1))
         assert (await probe(app, "/readyz"))[0] == 200
 
@@ -91,7 +91,7 @@ async def test_an_upgrade_of_the_control_plane_needs_no_restart(cluster, tmp_pat
     cluster.served[GROUP] = ["v1beta1"]
     old_shape(cluster, "v1beta1")
     async with replica(cluster, tmp_path, "one", sweepPeriod=0.5):
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesAllocated")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
         cluster.served[GROUP] = ["v1", "v1beta2"]
         waiting_for_a_taken_device(cluster)
         await until(lambda: ("WATCH", f"{V1}/resourceslices") in cluster.requests)
@@ -108,7 +108,7 @@ async def test_a_taint_rule_taints_devices(cluster, tmp_path):
         await until(cluster.is_watched)
         cluster.add_rule("quarantine", driver="d")
         cluster.add_pod("second", "wants")
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesTainted")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesTainted")})
     assert "tainted with example.com/broken" in note_of(cluster, "second")
 
 
@@ -116,7 +116,7 @@ async def test_a_cluster_without_taint_rules_works_as_before(cluster, tmp_path):
     cluster.served[GROUP] = ["v1"]
     waiting_for_a_taken_device(cluster)
     async with replica(cluster, tmp_path, "one") as app:
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesAllocated")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
         assert "not considered" not in note_of(cluster, "second")
         assert (await probe(app, "/readyz"))[0] == 200
         _, numbers = await probe(app, "/metrics")
@@ -131,7 +131,7 @@ async def test_without_permission_for_nodes_the_rest_works_until_it_is_allowed(
     waiting_for_a_taken_device(cluster)
     cluster.add_node("n1", unschedulable=True)
     async with replica(cluster, tmp_path, "one", sweepPeriod=0.5) as app:
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesAllocated")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
         limits = "(not considered, for lack of permission: rules of nodes and DeviceTaintRules)"
         assert note_of(cluster, "second").endswith(limits)
         assert (await probe(app, "/readyz"))[0] == 200
@@ -152,7 +152,7 @@ async def test_a_template_that_may_not_be_listed_is_not_reported_as_missing(clus
     cluster.store("/api/v1/namespaces/lab/pods/templated", pod)
     cluster.add_pod("second", "gone")
     async with replica(cluster, tmp_path, "one"):
-        await until(lambda: cluster.told() == {("Pod", "second", "ResourceClaimMissing")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "ResourceClaimMissing")})
         await asyncio.sleep(1)
         assert len(cluster.events()) == 1
 
@@ -175,7 +175,7 @@ async def test_a_node_with_too_little_cpu_is_named(cluster, tmp_path):
         await until(cluster.is_watched)
         claims = [{"name": "gpu", "resourceClaimName": "wants"}]
         add_pod("second", "Pending", resourceClaims=claims)
-        await until(lambda: cluster.told() == {("Pod", "second", "DevicesOnOtherNodes")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesOnOtherNodes")})
         assert "too little cpu left" in note_of(cluster, "second")
 
 
@@ -259,7 +259,7 @@ async def test_a_storm_of_errors_ends_and_everything_is_explained(
         cluster.add_pod("second", "gone")
         cluster.heal()
         expected = {("Pod", "second", "ResourceClaimMissing")}
-        await until(lambda: cluster.told() == expected, seconds=40)
+        await until(lambda: cluster.told_of_pods() == expected, seconds=40)
         assert holder(cluster) == "one"
 
 
@@ -271,7 +271,7 @@ async def test_watches_that_break_again_and_again_lose_nothing(cluster, tmp_path
             cluster.drop_watches()
             await asyncio.sleep(0.2)
         expected = {("Pod", f"pod-{number}", "ResourceClaimMissing") for number in range(10)}
-        await until(lambda: cluster.told() == expected, seconds=40)
+        await until(lambda: cluster.told_of_pods() == expected, seconds=40)
 
 
 @pytest.mark.parametrize("days", [1, -1], ids=["forwards", "backwards"])
@@ -286,7 +286,7 @@ async def test_a_jump_of_the_wall_clock_changes_nothing(cluster, tmp_path, monke
         for module in (events, lease):  # nothing else reads the wall clock
             monkeypatch.setattr(module, "datetime", Jumped)
         cluster.add_pod("second", "gone")
-        await until(lambda: cluster.told() == {("Pod", "second", "ResourceClaimMissing")})
+        await until(lambda: cluster.told_of_pods() == {("Pod", "second", "ResourceClaimMissing")})
         await asyncio.sleep(2.5)  # longer than the Lease
         assert holder(cluster) == "one"
         renewed = datetime.fromisoformat(cluster.object(LEASE)["spec"]["renewTime"])
