@@ -9,7 +9,7 @@ It must not know clients, nodes, CEL, or how an answer is worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -34,7 +34,6 @@ __all__ = (
     "SearchedClaim",
     "Selected",
     "Selections",
-    "bits",
     "tolerates",
 )
 
@@ -143,11 +142,3 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
     if toleration.operator in ("", "Equal"):
         return toleration.value == taint.value
     return toleration.operator == "Exists"
-
-
-def bits(mask: int) -> Iterator[int]:
-    """Return the indexes of the bits that are set, lowest first."""
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest

@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drakit.explain.allocation import NotEvaluatedError, bits, tolerates
+from drakit.explain.allocation import NotEvaluatedError, Selected, tolerates
 from drakit.explain.capacity import short_capacities
 from drakit.explain.constraints import counters_of
+from drakit.explain.devices import DeviceKind, bits
 from drakit.explain.model import (
     ClaimFacts,
     DeviceFacts,
     DeviceID,
     PoolID,
     Request,
+    SliceFacts,
     TaintFacts,
     Toleration,
 )
@@ -32,6 +34,9 @@ from drakit.explain.world import Reachable, World
 __all__ = ("Analysis", "Availability", "Hardware", "Obstacle", "SelectorError", "analyze", "needed")
 
 _OPERATORS = ("", "Equal", "Exists")
+
+MAX_PLACEMENTS = 8
+"""Sets of nodes for which the results of a request are kept."""
 
 NAMED_HOLDERS = 3
 """Holders that are kept per namespace: an Event names at most this many."""
@@ -117,28 +122,81 @@ class SelectorError:
     nodes: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class SliceCount:
+    """The devices of one slice for a request; valid until the slice or its pool changes."""
+
+    reach: Reachable
+    stamp: int
+    """The world's revision at the last change of an allocation in the pool."""
+
+    rejected: tuple[int, ...]
+    """For each selector that was reached: the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    free: int = 0
+    small: int = 0
+    held: int = 0
+    """Devices that `holders` have."""
+
+    holders: Mapping[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+    found: Availability | None = None
+    """If the slice has taints, counters or shares, in place of the four numbers above."""
+
+    def merge_into(self, result: Availability) -> None:
+        if self.found is not None:
+            result.merge(self.found)
+            return
+        result.free += self.free
+        result.small += self.small
+        if self.held:
+            result.allocated.devices += self.held
+            result.allocated.claims.update(self.holders)
+
+    @property
+    def available(self) -> int:
+        return self.free if self.found is None else self.found.free
+
+    @property
+    def total(self) -> int:
+        """Devices without those that are too small."""
+        return self.free + self.held if self.found is None else self.found.total
+
+    @property
+    def too_small(self) -> int:
+        return self.small if self.found is None else self.found.small
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
     """What one request finds in the whole cluster, regardless of the pod that asks."""
 
     request: Request
+    revision: int
+    """The world's revision."""
+
+    selectors: tuple[tuple[str, str], ...]
+    """In order: the owner, and the expression."""
+
+    counts: Mapping[str, SliceCount]
+    """By the slice's name."""
+
     published: int
     rejected: tuple[tuple[str, str, int], ...]
     """For each selector in order: its owner, itself, and the devices that it rejects."""
 
     errors: tuple[SelectorError, ...]
-    entries: tuple[tuple[Reachable, Availability], ...]
-    """For each slice with matching devices."""
-
+    matching: int
     free_by_node: Mapping[str, int]
     """How many devices each node could give to the request alone."""
 
     matching_by_node: Mapping[str, int]
     """How many devices of each node match, available or not."""
 
-    @property
-    def matching(self) -> int:
-        return sum(found.total + found.small for _, found in self.entries)
+    by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
+        default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
+    )
+    """What pods found, by their nodes: most pods may use the same."""
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
         """
@@ -146,20 +204,34 @@ class Analysis:
 
         :param nodes: all nodes, each with the reason why the pod cannot use it.
         """
+        for known, found in self.by_nodes:
+            if known is nodes:
+                return found
+        found = self._for_nodes(nodes)
+        self.by_nodes.insert(0, (nodes, found))
+        del self.by_nodes[MAX_PLACEMENTS:]
+        return found
+
+    def _for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
         result = Availability()
-        for reach, found in self.entries:
-            reasons = [nodes.get(name) for name in reach.nodes]
-            if all(reason is not None for reason in reasons):
-                words = {_word(reason) for reason in reasons if reason is not None}
-                result.elsewhere.add(found.total, words=words)
-                result.small += found.small
+        bad = {name for name, reason in nodes.items() if reason is not None}
+        for count in self.counts.values():
+            if bad and bad.issuperset(count.reach.nodes):
+                if total := count.total:
+                    reasons = [nodes[name] for name in count.reach.nodes]
+                    words = {_word(reason) for reason in reasons if reason is not None}
+                    result.elsewhere.add(total, words=words)
+                result.small += count.too_small
             else:
-                result.merge(found)
-        usable = (
-            (name, free) for name, free in self.free_by_node.items() if nodes.get(name) is None
-        )
-        result.most_free = max(usable, key=lambda each: (each[1], each[0]), default=("", 0))
+                count.merge_into(result)
+        usable = ((free, name) for name, free in self.free_by_node.items() if name not in bad)
+        free, name = max(usable, default=(0, ""))
+        result.most_free = (name, free)
         return result
+
+    def nodes_with(self, number: int) -> set[str]:
+        """Return the nodes that could give so many devices to the request alone."""
+        return {name for name, free in self.free_by_node.items() if free >= number}
 
 
 def _word(reason: Unusable) -> str:
@@ -173,9 +245,12 @@ def needed(request: Request, found: Availability | None = None) -> int:
     return max(request.count, 1)
 
 
-def analyze(request: Request, world: World) -> Analysis:
+def analyze(request: Request, world: World, *, before: Analysis | None = None) -> Analysis:
     """
     Count the devices of the cluster for a request.
+
+    :param before: an earlier analysis of the request in this world: slices that have not changed
+        are not counted again.
 
     Raises :class:`NotEvaluatedError` where a selector has no outcome.
     """
@@ -185,60 +260,101 @@ def analyze(request: Request, world: World) -> Analysis:
                 f"operator {toleration.operator} of a toleration is unknown to this version"
             )
     selectors = world.expressions(request)
-    rejected = [0] * len(selectors)
-    errors: list[SelectorError] = []
-    entries: list[tuple[Reachable, Availability]] = []
-    published = 0
-    sorting = _Sorting(request, world)
+    known: Mapping[str, SliceCount] = {}
+    # Rules concern all slices, and seldom change.
+    if before is not None and before.revision >= world.rules_revision:
+        known = before.counts if before.selectors == selectors else {}
+    counting = _Counting(request, world, selectors)
+    counts: dict[str, SliceCount] = {}
     for reach in world.reachable():
-        of = reach.slice
-        published += len(of.devices)
-        selected = world.selected(request, of)
-        for number, count in enumerate(selected.rejected):
-            rejected[number] += count
-        for index, text in selected.errors.items():
-            identity = DeviceID(of.driver, of.pool, of.devices[index].name)
-            errors.append(SelectorError(identity, text, tuple(reach.nodes)))
-        if matches := selected.matches:
-            found = Availability()
-            if reach.plain and not request.capacity and not sorting.has_rules:
-                sorting.sort_plain(reach, matches, found)
-            else:
-                sorting.sort(reach, matches, found)
-            entries.append((reach, found))
+        count = known.get(reach.slice.name)
+        if count is None or count.reach is not reach or count.stamp != world.stamp(reach.pool):
+            count = counting.count(reach)
+        counts[reach.slice.name] = count
+    rejected = [0] * len(selectors)
+    for count in counts.values():
+        for number, devices in enumerate(count.rejected):
+            rejected[number] += devices
     return Analysis(
         request=request,
-        published=published,
+        revision=world.revision,
+        selectors=selectors,
+        counts=counts,
+        published=sum(len(count.reach.slice.devices) for count in counts.values()),
         rejected=tuple(
             (owner, expression, number)
             for (owner, expression), number in zip(selectors, rejected, strict=True)
         ),
-        errors=tuple(errors),
-        entries=tuple(entries),
-        free_by_node=_free_by_node(request, entries),
-        matching_by_node=_matching_by_node(entries),
+        errors=tuple(error for count in counts.values() for error in count.errors),
+        matching=sum(count.total + count.too_small for count in counts.values()),
+        free_by_node=_free_by_node(request, counts.values()),
+        matching_by_node=_matching_by_node(counts.values()),
     )
 
 
-def _matching_by_node(entries: Sequence[tuple[Reachable, Availability]]) -> dict[str, int]:
+def _matching_by_node(counts: Iterable[SliceCount]) -> dict[str, int]:
     matching: dict[str, int] = {}
-    for reach, found in entries:
-        for node in reach.nodes:
-            matching[node] = matching.get(node, 0) + found.total
+    for count in counts:
+        if total := count.total:
+            for node in count.reach.nodes:
+                matching[node] = matching.get(node, 0) + total
     return matching
 
 
-def _free_by_node(
-    request: Request, entries: Sequence[tuple[Reachable, Availability]]
-) -> dict[str, int]:
+def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, int]:
     free: dict[str, int] = {}
     taken: set[str] = set()
-    for reach, found in entries:
-        for node in reach.nodes if found.free else ():
-            free[node] = free.get(node, 0) + found.free
-        if request.every and found.free < found.total:
-            taken.update(reach.nodes)
+    for count in counts:
+        if number := count.available:
+            for node in count.reach.nodes:
+                free[node] = free.get(node, 0) + number
+        if request.every and count.available < count.total:
+            taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
+
+
+class _Counting:
+    """Counts the devices of slices for one request."""
+
+    def __init__(
+        self, request: Request, world: World, selectors: Sequence[tuple[str, str]]
+    ) -> None:
+        self._request = request
+        self._world = world
+        self._selectors = selectors
+        self._sorting = _Sorting(request, world)
+        self._passed: dict[object, Selected] = {}
+        """By the number of devices and the outcomes of all selectors: slices share them."""
+
+    def count(self, reach: Reachable) -> SliceCount:
+        of = reach.slice
+        selected = self._select(of)
+        count = SliceCount(
+            reach=reach,
+            stamp=self._world.stamp(reach.pool),
+            rejected=selected.rejected,
+            errors=tuple(
+                SelectorError(
+                    DeviceID(of.driver, of.pool, of.devices.names[index]), text, tuple(reach.nodes)
+                )
+                for index, text in selected.errors.items()
+            ),
+        )
+        if selected.matches:
+            self._sorting.sort(count, selected.matches)
+        return count
+
+    def _select(self, of: SliceFacts) -> Selected:
+        """Return the devices that pass all selectors."""
+        index = self._world.selectors
+        try:
+            evaluated = [index.evaluated(each, of) for _, each in self._selectors]
+        except KeyError:
+            return self._world.selected(self._request, of)  # it says what is missing
+        key = (len(of.devices), *map(id, evaluated))
+        if key not in self._passed:
+            self._passed[key] = self._world.selected(self._request, of)
+        return self._passed[key]
 
 
 class _Sorting:
@@ -248,26 +364,34 @@ class _Sorting:
         self._request = request
         self._world = world
         self._hardware = Hardware(world)
-        self.has_rules = world.has_taint_rules
+        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
 
-    def sort_plain(self, reach: Reachable, matches: int, found: Availability) -> None:
-        """Count devices that are free unless a claim has them."""
-        of, world = reach.slice, self._world
-        if self._request.admin_access:
-            found.free += matches.bit_count()
-            return
-        held = matches & world.allocated_in(of)
-        found.free += (matches ^ held).bit_count()
-        for index in bits(held):
-            holder = world.holder(DeviceID(of.driver, of.pool, of.devices[index].name))
-            found.allocated.add(claims=[holder] if holder is not None else ())
-
-    def sort(self, reach: Reachable, matches: int, found: Availability) -> None:
+    def sort(self, count: SliceCount, matches: int) -> None:
+        """Sort devices of a slice."""
+        reach, world = count.reach, self._world
         of = reach.slice
-        for index in bits(matches):
-            device = of.devices[index]
-            identity = DeviceID(of.driver, of.pool, device.name)
-            self._sort_one(reach.pool, identity, device, found)
+        if not reach.plain or world.has_taint_rules:
+            count.found = Availability()
+            for index in bits(matches):
+                device = of.devices[index]
+                identity = DeviceID(of.driver, of.pool, device.name)
+                self._sort_one(reach.pool, identity, device, count.found)
+            return
+        fitting = matches
+        for kind, mask, _ in of.devices.groups if self._request.capacity else ():
+            if not self._can_fit(kind):
+                fitting &= ~mask
+        held = 0 if self._request.admin_access else fitting & world.allocated_in(of)
+        count.free, count.small = (fitting ^ held).bit_count(), (matches ^ fitting).bit_count()
+        if held:
+            count.held, count.holders = held.bit_count(), world.holders_in(of, held)
+
+    def _can_fit(self, kind: DeviceKind) -> bool:
+        known = self._fits.get(id(kind))
+        if known is None:
+            short = short_capacities(kind.capacity, self._request.capacity, used=())
+            known = self._fits[id(kind)] = (kind, short is not None)
+        return known[1]
 
     def _sort_one(
         self, pool: NodePool, identity: DeviceID, device: DeviceFacts, found: Availability

@@ -13,11 +13,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from drakit.explain.devices import (
+    NO_DEVICES,
+    Amount,
+    AttributeFact,
+    CapacityFacts,
+    CapacityPolicy,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceKind,
+    Devices,
+    ListValue,
+    Place,
+    TaintFacts,
+    Version,
+)
 from drakit.resource.raw import Object
 
 __all__ = (
     "PREVENTING",
     "Amount",
+    "AttributeFact",
     "CapacityFacts",
     "CapacityPolicy",
     "ClaimFacts",
@@ -28,6 +44,7 @@ __all__ = (
     "DeviceFacts",
     "DeviceID",
     "DeviceKind",
+    "Devices",
     "ExtendedRequest",
     "ListValue",
     "NamespaceFacts",
@@ -69,14 +86,6 @@ class DeviceID(NamedTuple):
     @property
     def of_pool(self) -> PoolID:
         return PoolID(self.driver, self.pool)
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """An amount of a capacity or a counter, as a quantity."""
-
-    name: str
-    quantity: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -428,120 +437,8 @@ class QuotaFacts:
     used: tuple[Amount, ...] = ()
 
 
-class Version(str):
-    """A semantic version (API: ``DeviceAttribute.version``): never equal to a plain string."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ListValue:
-    """A list attribute (API: ``ints``, ``bools``, ``strings``, ``versions``)."""
-
-    kind: str
-    values: tuple[str | int | bool, ...]
-
-
-AttributeFact = str | int | bool | Version | ListValue
-
-
 PREVENTING = ("NoSchedule", "NoExecute")
 """Effects of taints that the scheduler obeys; it ignores all others."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaintFacts:
-    """
-    A taint that repels new pods; its age does not matter.
-
-    Taints that only inform (effect None, or an unknown effect) are left out.
-    """
-
-    key: str
-    effect: str
-    value: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityPolicy:
-    """Which amounts a claim can take of a capacity; a request is rounded up to one."""
-
-    default: str | None = None
-    valid_values: tuple[str, ...] = ()
-    min: str | None = None
-    max: str | None = None
-    step: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityFacts:
-    name: str
-    """As in the slice: requests and allocations must use the same form."""
-
-    value: str
-    policy: CapacityPolicy | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CounterSetFacts:
-    """Amounts that partitions of one piece of hardware share, or what one of them takes of them."""
-
-    name: str
-    counters: tuple[Amount, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """The nodes that can use a device: one, all, or those that a selector selects."""
-
-    node: str = ""
-    every: bool = False
-    selector: Object | None = None
-    """API: ``nodeSelector``, raw."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceKind:
-    """What alike devices have in common: thousands share one object."""
-
-    attributes: tuple[str, ...] = ()
-    """Names of attributes as in the slice; the devices have the values in this order."""
-
-    capacity: tuple[CapacityFacts, ...] = ()
-    shareable: bool = False
-    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
-
-    binding: bool = False
-    """It has binding conditions: its pool comes after those without."""
-
-    binds_to_node: bool = False
-    unusual: bool = False
-    """A value is a list, or of a type that this version does not know: selectors may fail on it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceFacts:
-    name: str
-    kind: DeviceKind = DeviceKind()
-    values: tuple[AttributeFact | None, ...] = ()
-    """Of the kind's attributes; None for a type that this version does not know."""
-
-    taints: tuple[TaintFacts, ...] = ()
-    consumes: tuple[CounterSetFacts, ...] = ()
-    """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
-
-    place: Place | None = None
-    """Where each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
-
-    def attribute(self, name: str, driver: str) -> AttributeFact | None:
-        """Return the value of an attribute by its full name, as the scheduler finds it."""
-        names = self.kind.attributes
-        if name in names:
-            return self.values[names.index(name)]
-        domain, _, identifier = name.partition("/")
-        if domain == driver and identifier in names:
-            return self.values[names.index(identifier)]
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -560,8 +457,14 @@ class SliceFacts:
     by_device: bool = False
     """API: ``perDeviceNodeSelection``."""
 
-    devices: tuple[DeviceFacts, ...] = ()
+    devices: Devices = NO_DEVICES
+    """Also accepted as a tuple of DeviceFacts."""
+
     counter_sets: tuple[CounterSetFacts, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.devices, Devices):  # pyright: ignore[reportUnnecessaryIsInstance]
+            object.__setattr__(self, "devices", Devices.of(self.devices))
 
     @property
     def reference(self) -> ObjectReference:

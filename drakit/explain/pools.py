@@ -65,7 +65,11 @@ class NodePool:
 
     def reaches(self, of: SliceFacts, index: int) -> bool:
         """Return whether the node can use a device of one of these slices."""
-        return not of.by_device or place_includes(of.devices[index].place, self.node)
+        return not of.by_device or place_includes(_place(of, index), self.node)
+
+
+def _place(of: SliceFacts, index: int) -> Place | None:
+    return of.devices.places[index] if of.devices.places else None
 
 
 def place_includes(place: Place | None, node: NodeView) -> bool:
@@ -131,7 +135,7 @@ def _concerns(each: SliceFacts, node: NodeView) -> bool:
         return True
     if each.place is not None:
         return place_includes(each.place, node)
-    return each.by_device and any(place_includes(device.place, node) for device in each.devices)
+    return each.by_device and any(place_includes(place, node) for place in each.devices.places)
 
 
 def _counters(slices: Iterable[SliceFacts]) -> dict[Counter, int]:
@@ -151,10 +155,10 @@ def _problem(
     """Return the first contradiction, in the order in which the scheduler finds them."""
     names: set[str] = set()
     for each in with_devices:
-        for device in each.devices:
-            if device.name in names:
-                return f"two of its devices have the name {device.name}"
-            names.add(device.name)
+        for name in each.devices.names:
+            if name in names:
+                return f"two of its devices have the name {name}"
+            names.add(name)
     sets: dict[str, set[str]] = {}
     for each in current:
         for counters in each.counter_sets:
@@ -167,7 +171,7 @@ def _problem(
 
 def _missing_counters(slices: Iterable[SliceFacts], sets: Mapping[str, set[str]]) -> Iterator[str]:
     for each in slices:
-        for device in each.devices:
+        for device in each.devices if each.devices.consumes else ():
             for consumed in device.consumes:
                 what = f"device {device.name} consumes counter set {consumed.name}"
                 if consumed.name not in sets:
@@ -177,4 +181,4 @@ def _missing_counters(slices: Iterable[SliceFacts], sets: Mapping[str, set[str]]
 
 
 def _has_binding(pool: NodePool) -> bool:
-    return any(device.kind.binding for each in pool.slices for device in each.devices)
+    return any(group.kind.binding for each in pool.slices for group in each.devices.groups)

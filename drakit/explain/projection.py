@@ -30,6 +30,7 @@ from drakit.explain.model import (
     DeviceFacts,
     DeviceID,
     DeviceKind,
+    Devices,
     ExtendedRequest,
     ListValue,
     NamespaceFacts,
@@ -329,7 +330,9 @@ def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
         pool_slices=int(pool.get("resourceSliceCount") or 1),
         place=_place(spec),
         by_device=by_device,
-        devices=tuple(_device(device, by_device=by_device) for device in children(spec, "devices")),
+        devices=Devices.of(
+            [_device(each, by_device=by_device) for each in children(spec, "devices")]
+        ),
         counter_sets=tuple(
             _counter_set(text(counters, "name"), counters)
             for counters in children(spec, "sharedCounters")
@@ -419,7 +422,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
     attributes = child(device, "attributes")
     values = tuple(_attribute(value) for value in attributes.values())
     return DeviceFacts(
-        name=intern(device["name"]),
+        name=device["name"],
         kind=_once(
             DeviceKind(
                 attributes=tuple(intern(name) for name in attributes),
@@ -494,9 +497,7 @@ def _amounts(body: Object) -> tuple[Amount, ...]:
 def _attribute(value: Object) -> AttributeFact | None:
     for kind, fact in value.items():
         match kind:
-            case "string":
-                return intern(fact)
-            case "int" | "bool":
+            case "string" | "int" | "bool":
                 return fact
             case "version":
                 return _version(fact)

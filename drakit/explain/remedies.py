@@ -23,11 +23,11 @@ from drakit.explain.allocation import (
     SearchedClaim,
     Selected,
     Selections,
-    bits,
     tolerates,
 )
 from drakit.explain.availability import needed
 from drakit.explain.capacity import Consumed, summed
+from drakit.explain.devices import bits
 from drakit.explain.model import (
     ClaimFacts,
     DeviceFacts,
@@ -121,18 +121,19 @@ class _Remedies:
 
     def _best_nodes(self) -> list[str]:
         """Return the usable nodes that lack the least: by devices that match, then free ones."""
-        requests = list(self._trial.requests())
+        found = [
+            [self._trial.analysis(exact) for exact in request.alternatives or (request,)]
+            for request in self._trial.requests()
+        ]
         scores: dict[str, tuple[float, int]] = {}
         for name in self._trial.usable():
             matching = free = 0.0
-            for request in requests:
-                alternatives = request.alternatives or (request,)
-                found = [self._trial.analysis(exact) for exact in alternatives]
+            for alternatives in found:
                 matching += max(
                     min(each.matching_by_node.get(name, 0) / needed(each.request), 1)
-                    for each in found
+                    for each in alternatives
                 )
-                free += max(each.free_by_node.get(name, 0) for each in found)
+                free += max(each.free_by_node.get(name, 0) for each in alternatives)
             if matching:
                 scores[name] = (-matching, -int(free))
         return sorted(scores, key=lambda name: (*scores[name], name))[:MAX_NODES]
@@ -175,14 +176,18 @@ class _Remedies:
                 yield _Remedy(node, "no selector failed there")
 
     def without_a_holder(self) -> Iterator[_Remedy]:
-        holders: dict[str, ClaimFacts] = {}
+        holders: dict[object, dict[str, ClaimFacts]] = {}
         for _, _, exact in self._trial.exact():
-            for _, found in self._trial.analysis(exact).entries:
-                for obstacle in (found.allocated, found.partitioned, found.used_up):
-                    holders |= obstacle.claims
+            found = self._trial.analysis(exact).for_nodes(self._trial.nodes)
+            for obstacle in (found.allocated, found.partitioned, found.used_up):
+                for uid, claim in obstacle.claims.items():
+                    for pool in _pools(claim):
+                        holders.setdefault(pool, {})[uid] = claim
         for node in self._nodes if holders else ():
-            pools = {pool.identity for pool in self._trial.pools(node)}
-            here = [claim for claim in holders.values() if not pools.isdisjoint(_pools(claim))]
+            of_node: dict[str, ClaimFacts] = {}
+            for pool in self._trial.pools(node):
+                of_node |= holders.get(pool.identity, {})
+            here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
                 if self._fits(node, allocated=_Without(self._world, claim)):
@@ -214,7 +219,7 @@ class _Remedies:
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
         """Return taints of devices on a node that a request selects and does not tolerate."""
-        if not any(each.tainted.devices for _, each in self._trial.analysis(exact).entries):
+        if not self._trial.analysis(exact).for_nodes(self._trial.nodes).tainted.devices:
             return []
         found: dict[tuple[str, str], TaintFacts] = {}
         for pool in self._trial.pools(node):
@@ -267,11 +272,11 @@ class _Remedies:
         return least
 
     def on_another_node(self) -> Iterator[_Remedy]:
-        requests = list(self._trial.requests())
+        able = self._trial.able_for_all()
         candidates = (
             (name, problem)
-            for name, problem in sorted(self._trial.nodes.items())
-            if problem is not None and all(self._trial.may_fit(each, name) for each in requests)
+            for name in sorted(able)
+            if (problem := self._trial.nodes[name]) is not None
         )
         for number, (name, problem) in enumerate(candidates):
             if number == MAX_CHANGES:

@@ -22,11 +22,11 @@ from drakit.explain.allocation import (
     Outcome,
     SearchedClaim,
     Selections,
-    bits,
     tolerates,
 )
 from drakit.explain.capacity import Consumed, consumed_by, fits_capacity, requested_names
 from drakit.explain.constraints import SearchedConstraint, SearchedCounters
+from drakit.explain.devices import bits
 from drakit.explain.model import DeviceFacts, DeviceID, Request, TaintFacts
 from drakit.explain.pools import NodePool, PoolState
 

@@ -13,9 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
-from drakit.explain.model import DeviceFacts, DeviceKind, ListValue, SliceFacts, Version
+from drakit.explain.devices import (
+    AttributeFact,
+    CapacityFacts,
+    DeviceKind,
+    ListValue,
+    Version,
+    bits,
+    unpacked,
+)
+from drakit.explain.model import SliceFacts
 
 __all__ = (
     "Evaluated",
@@ -26,19 +36,18 @@ __all__ = (
     "Selectors",
     "Work",
     "bring_up_to_date",
-    "device_body",
     "evaluate",
 )
 
 MAX_EXPRESSIONS = 512
 """Different expressions whose outcomes are kept; the oldest go first."""
 
-MAX_ALIKE = 100_000
-"""Outcomes that are kept for one expression: one that reads a unique attribute has one for each
-device."""
+MAX_ALIKE = 1_000
+"""Outcomes by device, and by former slice, that are kept for one expression. An expression that
+reads a unique attribute has more: of its outcomes, only those by slice are kept."""
 
 BATCH = 2_000
-"""Devices in one call of an evaluator."""
+"""Devices in one call of an evaluator, and those of one more slice."""
 
 
 _ONE_DRIVER = re.compile(
@@ -110,26 +119,65 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an evaluator has to do: devices by expression, one of all that are alike."""
+    """What an evaluator has to do next, by expression: one of all devices that are alike."""
 
-    devices: Mapping[str, Sequence[Mapping[str, Any]]]
-    keys: Mapping[str, Sequence[object]]
+    parts: Mapping[str, _Part]
+
+    @property
+    def devices(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """By expression; empty if all outcomes are known from other slices."""
+        return {expression: part.devices for expression, part in self.parts.items()}
 
     def __bool__(self) -> bool:
-        return bool(self.devices)
+        return bool(self.parts)
+
+
+class _Profile(NamedTuple):
+    """
+    What the outcomes for all devices of a slice depend on.
+
+    Kinds and columns are compared by identity: equal ones usually are one object, and their hash
+    costs more than the rest.
+    """
+
+    driver: str
+    groups: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """For each kind: its identity, its mask, and the identities of the columns that are read."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """The slices of one profile whose outcomes are to be found."""
+
+    slices: list[SliceFacts]
+    devices: list[Outcome | int]
+    """For each device: its outcome, or the number of the device that is evaluated."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """The work for one expression."""
+
+    devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    numbers: dict[object, int] = field(default_factory=dict[object, int])
+    """The number of a device, by what its outcome depends on."""
+
+    questions: dict[_Profile, _Question] = field(default_factory=dict["_Profile", "_Question"])
 
 
 class _Positions(NamedTuple):
     """Where a kind of device has what an expression reads."""
 
     kind: DeviceKind
-    """Kept alive: it is found by its identity, because its hash costs more than the rest."""
+    """Kept alive: it is found by its identity."""
 
-    values: tuple[int, ...] | None
-    """Indexes of values; None if the outcome can depend on all of a device."""
+    values: Sequence[int]
+    """Indexes of attributes."""
 
     fixed: object
     """What else the outcome depends on: the same for all devices of the kind."""
+
+    capacity: Sequence[CapacityFacts]
 
 
 @dataclass(slots=True)
@@ -139,20 +187,31 @@ class _Expression:
     positions: dict[tuple[str, int], _Positions] = field(
         default_factory=dict[tuple[str, int], _Positions]
     )
-    slices: dict[str, tuple[SliceFacts, Evaluated]] = field(
-        default_factory=dict[str, "tuple[SliceFacts, Evaluated]"]
+    slices: dict[str, Evaluated] = field(default_factory=dict[str, Evaluated])
+    profiles: dict[_Profile, tuple[SliceFacts, Evaluated]] = field(
+        default_factory=dict["_Profile", "tuple[SliceFacts, Evaluated]"]
     )
+    """A slice of the profile keeps the objects alive that the profile identifies."""
+
+    complete: object = None
+    """The version of the slices of which all outcomes are known."""
+
+    expensive: Outcome | None = None
+    """The outcome for all further devices, because the evaluator has given up."""
 
 
 class SelectorIndex:
-    """Outcomes by expression and slice. Not for threads: :meth:`evaluate` alone may run in one."""
+    """Outcomes by expression and slice. Not for threads."""
 
     def __init__(self) -> None:
         self._expressions: dict[str, _Expression] = {}
+        self._slices: dict[str, SliceFacts] = {}
+        self._equal: dict[object, Evaluated] = {}
 
     def clear(self) -> None:
         """Drop everything: expressions are evaluated by other rules from now on."""
         self._expressions.clear()
+        self._slices.clear()
 
     def unread(self, expressions: Iterable[str]) -> list[str]:
         """Return the expressions of which it is not known what they read."""
@@ -164,49 +223,71 @@ class SelectorIndex:
         while len(self._expressions) > MAX_EXPRESSIONS:
             del self._expressions[next(iter(self._expressions))]
 
-    def work(self, expressions: Iterable[str], slices: Collection[SliceFacts]) -> Work:
-        """Return what must be evaluated before all outcomes for these slices are known."""
-        devices: dict[str, list[Mapping[str, Any]]] = {}
-        keys: dict[str, list[object]] = {}
+    def work(
+        self,
+        expressions: Iterable[str],
+        slices: Collection[SliceFacts],
+        *,
+        version: object = None,
+    ) -> Work:
+        """
+        Return what must be evaluated next; false if all outcomes for these slices are known.
+
+        :param version: equal for equal slices; an expression is checked once for each.
+        """
+        parts: dict[str, _Part] = {}
         for expression in dict.fromkeys(expressions):
             entry = self._expressions[expression]
-            if entry.reads.error:
+            if entry.reads.error or (version is not None and entry.complete == version):
                 continue
-            missing: dict[object, Mapping[str, Any]] = {}
-            for of in slices:
-                known = entry.slices.get(of.name)
-                if known is not None and known[0] is of:
-                    continue
-                complete = True
-                found = _keys(entry, of)
-                for index, key in enumerate(found):
-                    if key not in entry.outcomes:
-                        complete = False
-                        if key not in missing:
-                            missing[key] = device_body(of.devices[index], of.driver)
-                if complete:
-                    outcomes = [entry.outcomes[key] for key in found]
-                    entry.slices[of.name] = (of, _combined(outcomes))
-            if missing:
-                keys[expression] = list(missing)
-                devices[expression] = list(missing.values())
-        return Work(devices, keys)
+            part = self._part(entry, slices)
+            if part.questions:
+                parts[expression] = part
+            else:
+                entry.complete = version
+                entry.expensive = None
+        return Work(parts)
+
+    def _part(self, entry: _Expression, slices: Collection[SliceFacts]) -> _Part:
+        part = _Part()
+        for of in slices:
+            if self._find(entry, of) is not None:
+                continue
+            profile = _profile(entry, of)
+            if profile in part.questions:
+                part.questions[profile].slices.append(of)
+            elif len(part.devices) < BATCH:
+                part.questions[profile] = _Question([of], _ask(entry, of, part))
+        return part
 
     def store(self, work: Work, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         """Keep the outcomes of work, in its order."""
         for expression, found in outcomes.items():
-            entry = self._expressions.get(expression)
+            entry, part = self._expressions.get(expression), work.parts[expression]
             if entry is None:
                 continue
-            if len(entry.outcomes) + len(found) > MAX_ALIKE:
-                entry.outcomes.clear()
-            entry.outcomes.update(zip(work.keys[expression], found, strict=True))
+            for profile, question in part.questions.items():
+                evaluated = self._combined(
+                    [found[each] if isinstance(each, int) else each for each in question.devices]
+                )
+                entry.profiles[profile] = (question.slices[0], evaluated)
+                for of in question.slices:
+                    if self._slices.get(of.name) is of:
+                        entry.slices[of.name] = evaluated
+            if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
+                entry.profiles.clear()  # most are those of former slices
+            if found and found[-1].expensive:
+                entry.expensive = found[-1]
+            if len(found) < MAX_ALIKE:  # else: the expression reads something unique
+                if len(entry.outcomes) > MAX_ALIKE:
+                    entry.outcomes.clear()
+                entry.outcomes.update(zip(part.numbers, found, strict=True))
 
     def forget(self, slices: Iterable[str]) -> None:
-        """Drop the outcomes for slices, by name: they are deleted."""
-        names = tuple(slices)
-        for entry in self._expressions.values():
-            for name in names:
+        """Drop the outcomes for slices, by name: they have changed, or are deleted."""
+        for name in slices:
+            self._slices.pop(name, None)
+            for entry in self._expressions.values():
                 entry.slices.pop(name, None)
 
     def problem(self, expression: str) -> str:
@@ -215,13 +296,38 @@ class SelectorIndex:
 
     def evaluated(self, expression: str, of: SliceFacts) -> Evaluated:
         """Return the outcomes for a slice; raise KeyError for what was not evaluated."""
-        entry = self._expressions[expression]
-        known = entry.slices.get(of.name)
-        if known is not None and known[0] is of:
-            return known[1]
-        found = _combined([entry.outcomes[key] for key in _keys(entry, of)])
-        entry.slices[of.name] = (of, found)
+        found = self._find(self._expressions[expression], of)
+        if found is None:
+            raise KeyError(expression)
         return found
+
+    def _find(self, entry: _Expression, of: SliceFacts) -> Evaluated | None:
+        if self._slices.get(of.name) is not of:
+            self.forget([of.name])
+            self._slices[of.name] = of
+        found = entry.slices.get(of.name)
+        if found is None:
+            known = entry.profiles.get(_profile(entry, of))
+            if known is not None:
+                found = entry.slices[of.name] = known[1]
+        return found
+
+    def _combined(self, outcomes: Sequence[Outcome]) -> Evaluated:
+        """Combine the outcomes for the devices of a slice; equal ones are one object."""
+        matches, unknown = 0, ""
+        errors: dict[int, str] = {}
+        for index, outcome in enumerate(outcomes):
+            if outcome.selected:
+                matches |= 1 << index
+            elif outcome.error:
+                errors[index] = outcome.error
+            unknown = unknown or outcome.unknown
+        if len(self._equal) > MAX_ALIKE:
+            self._equal.clear()
+        key = (matches, unknown, tuple(errors.items()))
+        return self._equal.setdefault(
+            key, Evaluated(matches=matches, errors=errors, unknown=unknown)
+        )
 
 
 def only_driver(expression: str) -> str | None:
@@ -259,46 +365,52 @@ def bring_up_to_date(
     """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
     if unread := index.unread(expressions):
         index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-    work = index.work(expressions, slices)
-    index.store(
-        work,
-        {
-            expression: evaluate(selectors, expression, devices)
-            for expression, devices in work.devices.items()
-        },
-    )
+    while work := index.work(expressions, slices):
+        index.store(
+            work,
+            {
+                expression: evaluate(selectors, expression, devices)
+                for expression, devices in work.devices.items()
+            },
+        )
 
 
-def _combined(outcomes: Sequence[Outcome]) -> Evaluated:
-    matches, unknown = 0, ""
-    errors: dict[int, str] = {}
-    for index, outcome in enumerate(outcomes):
-        if outcome.selected:
-            matches |= 1 << index
-        elif outcome.error:
-            errors[index] = outcome.error
-        unknown = unknown or outcome.unknown
-    return Evaluated(matches=matches, errors=errors, unknown=unknown)
+def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
+    groups: list[tuple[int, int, tuple[int, ...]]] = []
+    for kind, mask, columns in of.devices.groups:
+        read = _positions_of(entry, of.driver, kind).values
+        groups.append((id(kind), mask, tuple([id(columns[index]) for index in read])))
+    return _Profile(of.driver, tuple(groups))
 
 
-def _keys(entry: _Expression, of: SliceFacts) -> list[object]:
-    """Return what the outcome for each device of a slice depends on. Hot: a loop a device."""
-    keys: list[object] = []
-    found: _Positions | None = None
-    for device in of.devices:
-        kind = device.kind
-        if found is None or found.kind is not kind:
-            place = (of.driver, id(kind))
-            found = entry.positions.get(place)
-            if found is None:
-                found = entry.positions[place] = _positions(entry.reads, of.driver, kind)
-        if found.values is None:
-            keys.append((found.fixed, kind, _typed(device.values)))
-        elif found.values:
-            keys.append((found.fixed, _typed([device.values[index] for index in found.values])))
-        else:
-            keys.append(found.fixed)
-    return keys
+def _ask(entry: _Expression, of: SliceFacts, part: _Part) -> list[Outcome | int]:
+    """Return the outcome of each device of a slice, or its number in the work."""
+    found: list[Outcome | int] = [0] * len(of.devices)
+    for kind, mask, columns in of.devices.groups:
+        positions = _positions_of(entry, of.driver, kind)
+        read = [unpacked(columns[index]) for index in positions.values]
+        rows: Iterable[Sequence[AttributeFact | None]]
+        rows = zip(*read, strict=True) if read else repeat((), mask.bit_count())
+        for index, values in zip(bits(mask), rows, strict=True):
+            key = (positions.fixed, _typed(values))
+            answer: Outcome | int | None = entry.outcomes.get(key) or entry.expensive
+            if answer is None:
+                answer = part.numbers.get(key)
+            if answer is None:
+                answer = part.numbers[key] = len(part.devices)
+                part.devices.append(_body(positions, of.driver, values))
+            found[index] = answer
+    return found
+
+
+def _positions_of(entry: _Expression, driver: str, kind: DeviceKind) -> _Positions:
+    place = (driver, id(kind))
+    found = entry.positions.get(place)
+    if found is None:
+        if len(entry.positions) > MAX_ALIKE:
+            entry.positions.clear()
+        found = entry.positions[place] = _positions(entry.reads, driver, kind)
+    return found
 
 
 def _typed(values: Sequence[object]) -> tuple[object, ...]:
@@ -310,20 +422,18 @@ def _typed(values: Sequence[object]) -> tuple[object, ...]:
 
 def _positions(reads: Reads, driver: str, kind: DeviceKind) -> _Positions:
     if reads.everything or kind.unusual:
-        return _Positions(kind, None, driver)
+        everything = range(len(kind.attributes))
+        return _Positions(kind, everything, (driver, id(kind)), kind.capacity)
     values = tuple(
         index
         for index, name in enumerate(kind.attributes)
         if _is_read(name, driver, reads.attributes)
     )
-    capacity = tuple(
-        (each.name, each.value)
-        for each in kind.capacity
-        if _is_read(each.name, driver, reads.capacity)
-    )
+    capacity = tuple(each for each in kind.capacity if _is_read(each.name, driver, reads.capacity))
     names = tuple(kind.attributes[index] for index in values)
+    amounts = tuple((each.name, each.value) for each in capacity)
     shareable = kind.shareable if reads.shareable else None
-    return _Positions(kind, values, (driver, names, capacity, shareable))
+    return _Positions(kind, values, (driver, names, amounts, shareable), capacity)
 
 
 def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
@@ -331,17 +441,19 @@ def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
     return full in read or f"{full.partition('/')[0]}/*" in read
 
 
-def device_body(device: DeviceFacts, driver: str) -> dict[str, Any]:
-    """Write what an expression can read of a device as the API does, and its driver."""
-    kind = device.kind
+def _body(
+    positions: _Positions, driver: str, values: Sequence[AttributeFact | None]
+) -> dict[str, Any]:
+    """Write what an expression reads of a device as the API does, and its driver."""
+    kind = positions.kind
     return {
         "driver": driver,
         "allowMultipleAllocations": kind.shareable,
         "attributes": {
-            name: _attribute_body(value)
-            for name, value in zip(kind.attributes, device.values, strict=True)
+            kind.attributes[index]: _attribute_body(value)
+            for index, value in zip(positions.values, values, strict=True)
         },
-        "capacity": {each.name: {"value": each.value} for each in kind.capacity},
+        "capacity": {each.name: {"value": each.value} for each in positions.capacity},
     }
 
 

@@ -96,8 +96,7 @@ def findings_of_shortage(
 def _invalid(trial: Trial) -> list[NodePool]:
     found = {
         pool.identity: pool
-        for name in trial.usable()
-        for pool in trial.pools(name)
+        for pool in trial.not_ready()
         if pool.state is PoolState.INVALID and trial.concerns(pool)
     }
     return [found[identity] for identity in sorted(found)]
@@ -149,7 +148,7 @@ def _short(
     reader: str | None,
 ) -> list[Finding]:
     """Return why a request alone has too few devices on every node; empty if it has enough."""
-    if any(trial.may_fit(request, name) for name in trial.usable()):
+    if not trial.able(request).isdisjoint(trial.usable()):
         return []
     names = dict(exact_requests(request))
     return [

@@ -83,12 +83,25 @@ class Trial:
     def pools(self, node: str) -> Sequence[NodePool]:
         return self.world.pools_of_node(self.world.views()[node])
 
-    def may_fit(self, request: Request, node: str) -> bool:
-        """Return whether a node has enough free devices for one request alone."""
-        return any(
-            self.analysis(exact).free_by_node.get(node, 0) >= needed(exact)
+    def able(self, request: Request) -> set[str]:
+        """Return the nodes with enough free devices for one request alone."""
+        return {
+            node
             for _, exact in exact_requests(request)
-        )
+            for node in self.analysis(exact).nodes_with(needed(exact))
+        }
+
+    def able_for_all(self) -> set[str]:
+        """Return the nodes with enough free devices for each request alone."""
+        able = set(self.nodes)
+        for request in self.requests():
+            able &= self.able(request)
+        return able
+
+    def not_ready(self) -> Iterator[NodePool]:
+        """Return the pools of usable nodes from which nothing is allocated."""
+        usable = set(self.usable())
+        return (pool for node, pool in self.world.not_ready() if node in usable)
 
     def concerns(self, pool: NodePool) -> bool:
         """Return whether a request could select devices of a pool that is not ready."""

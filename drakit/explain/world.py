@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from drakit.explain.allocation import NotEvaluatedError, Selected, bits
+from drakit.explain.allocation import NotEvaluatedError, Selected
 from drakit.explain.capacity import Consumed, summed
+from drakit.explain.devices import bits
 from drakit.explain.loads import Loads
 from drakit.explain.model import (
     ClaimFacts,
@@ -32,7 +33,7 @@ from drakit.explain.model import (
     TaintRuleFacts,
     TemplateFacts,
 )
-from drakit.explain.pools import NodePool, NodeView, pools_of_node
+from drakit.explain.pools import NodePool, NodeView, PoolState, pools_of_node
 from drakit.explain.selectors import SelectorIndex, only_driver
 
 __all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
@@ -80,6 +81,9 @@ class Reachable(NamedTuple):
     nodes: list[str]
     plain: bool
     """No device of it has taints, counters, shares or a place of its own."""
+
+    def is_same(self, other: Reachable) -> bool:
+        return self.slice is other.slice and self.pool is other.pool and self.nodes == other.nodes
 
 
 def name_of_fact(fact: Fact) -> Name:
@@ -148,7 +152,11 @@ class World:
         self._pools: dict[str, list[NodePool]] = {}
         self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
+        self._not_ready: list[tuple[str, NodePool]] | None = None
         self._allocated_in: dict[str, int] = {}
+        self._holders_in: dict[str, dict[int, Mapping[str, ClaimFacts]]] = {}
+        self._stamps: dict[PoolID, int] = {}
+        self._known_reachable: dict[str, Reachable] = {}
         self.selectors: SelectorIndex = SelectorIndex()
         self.loads: Loads | None = None
         """What pods request of their nodes; None if that is unknown."""
@@ -158,6 +166,12 @@ class World:
 
         self.revision: int = 0
         """Grows with each change of what devices there are and who holds them."""
+
+        self.slices_revision: int = 0
+        """The revision of the last change of a slice or node."""
+
+        self.rules_revision: int = 0
+        """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
     # ---- what goes in
 
@@ -268,7 +282,11 @@ class World:
         return self._views
 
     def reachable(self) -> Sequence[Reachable]:
-        """Return the slices from which nodes allocate devices; kept until a slice changes."""
+        """
+        Return the slices from which nodes allocate devices; kept until a slice or node changes.
+
+        What has not changed for a slice is the same object as before.
+        """
         if self._reachable is None:
             found: dict[str, Reachable] = {}
             for name, view in self.views().items():
@@ -278,8 +296,28 @@ class World:
                         if entry is None:
                             entry = found[each.name] = Reachable(each, pool, [], _is_plain(each))
                         entry.nodes.append(name)
-            self._reachable = tuple(found.values())
+            known = self._known_reachable
+            self._known_reachable = {
+                name: old if (old := known.get(name)) and old.is_same(new) else new
+                for name, new in found.items()
+            }
+            self._reachable = tuple(self._known_reachable.values())
         return self._reachable
+
+    def not_ready(self) -> Sequence[tuple[str, NodePool]]:
+        """Return the pools from which nothing is allocated, by node."""
+        if self._not_ready is None:
+            self._not_ready = [
+                (name, pool)
+                for name, view in self.views().items()
+                for pool in self.pools_of_node(view)
+                if pool.state is not PoolState.READY
+            ]
+        return self._not_ready
+
+    def stamp(self, pool: NodePool) -> int:
+        """Return the revision of the last change of an allocation in a pool."""
+        return self._stamps.get(pool.identity, 0)
 
     def unreadable(self) -> list[str]:
         """Name the slices that exist, and that could not be read: they may have any device."""
@@ -289,11 +327,20 @@ class World:
         """Return a bit for each device of a slice that a claim has for itself."""
         if of.name not in self._allocated_in:
             mask = 0
-            for index, device in enumerate(of.devices):
-                if DeviceID(of.driver, of.pool, device.name) in self._holders:
+            for index, name in enumerate(of.devices.names):
+                if (of.driver, of.pool, name) in self._holders:
                     mask |= 1 << index
             self._allocated_in[of.name] = mask
         return self._allocated_in[of.name]
+
+    def holders_in(self, of: SliceFacts, devices: int) -> Mapping[str, ClaimFacts]:
+        """Return the claims that have some of the devices of a slice for themselves, by UID."""
+        known = self._holders_in.setdefault(of.name, {})
+        if devices not in known:
+            names = [of.devices.names[index] for index in bits(devices)]
+            claims = [self.holder(DeviceID(of.driver, of.pool, name)) for name in names]
+            known[devices] = {claim.uid: claim for claim in claims if claim is not None}
+        return known[devices]
 
     def holder(self, device: DeviceID) -> ClaimFacts | None:
         """Return the claim that has a device for itself."""
@@ -426,6 +473,7 @@ class World:
                 self._node_changed(fact)
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
+                self.rules_revision = self.revision
             case NamespaceFacts() | QuotaFacts():
                 pass
 
@@ -449,33 +497,48 @@ class World:
             case SliceFacts():
                 _drop(self._slices_by_place, _place_of(fact), fact.name)
                 _drop(self._slices_by_pool, fact.of_pool, fact.name)
+                if fact.of_pool not in self._slices_by_pool:
+                    self._stamps.pop(fact.of_pool, None)
                 self.selectors.forget([fact.name])
                 self._slice_changed(fact)
             case NodeFacts():
                 self._node_changed(fact)
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
+                self.rules_revision = self.revision
             case NamespaceFacts() | QuotaFacts():
                 pass
 
     def _node_changed(self, fact: NodeFacts) -> None:
         self._pools.pop(fact.name, None)
         self._views = None
-        self._reachable = None
+        self._reachability_changed()
+
+    def _reachability_changed(self) -> None:
         self.revision += 1
+        self.slices_revision = self.revision
+        self._reachable = None
+        self._not_ready = None
 
     def _claim_changed(self, fact: ClaimFacts) -> None:
-        if fact.devices or fact.shares:
+        pools = {device.of_pool for device in fact.devices}
+        pools.update(share.device.of_pool for share in fact.shares)
+        if pools:
             self.revision += 1
-        for pool in {device.of_pool for device in fact.devices}:
+        for pool in pools & self._slices_by_pool.keys():
+            self._stamps[pool] = self.revision
             for of in self.slices_of_pool(pool):
-                self._allocated_in.pop(of.name, None)
+                self._forget_holders(of)
+
+    def _forget_holders(self, of: SliceFacts) -> None:
+        self._allocated_in.pop(of.name, None)
+        self._holders_in.pop(of.name, None)
 
     def _slice_changed(self, fact: SliceFacts) -> None:
-        self.revision += 1
-        self._views = None
-        self._reachable = None
-        self._allocated_in.pop(fact.name, None)
+        self._reachability_changed()
+        if not self.of(NodeFacts):
+            self._views = None  # they are made of slices
+        self._forget_holders(fact)
         place = _place_of(fact)
         nodes = {_place_of(each) for each in self.slices_of_pool(fact.of_pool)} | {place}
         if EVERYWHERE in nodes:
@@ -502,8 +565,12 @@ def _place_of(fact: SliceFacts) -> str:
 
 
 def _is_plain(of: SliceFacts) -> bool:
-    return not of.by_device and not any(
-        device.taints or device.consumes or device.kind.shareable for device in of.devices
+    devices = of.devices
+    return not (
+        of.by_device
+        or devices.taints
+        or devices.consumes
+        or any(group.kind.shareable for group in devices.groups)
     )
 
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 
 from drakit.cel.helper import HelperError, QuestionError
-from drakit.explain.selectors import FeatureGates, Selectors, evaluate
+from drakit.explain.selectors import FeatureGates, Selectors, Work, evaluate
 from drakit.explain.world import World
 from drakit.logs import ProblemLog
 
@@ -122,9 +122,13 @@ class SelectorEvaluation:
             reads = await asyncio.to_thread(self._selectors.reads, unread)
             self._problems.report(None)
             index.learn(dict(zip(unread, reads, strict=True)))
-        work = index.work([expression], [each.slice for each in self._world.reachable()])
-        for needed, devices in work.devices.items():
-            outcomes = await asyncio.to_thread(evaluate, self._selectors, needed, devices)
-            self._problems.report(None)
-            index.store(work, {needed: outcomes})
-        await asyncio.sleep(0)  # a scan of a large cluster takes a tenth of a second
+        while work := self._work(expression):
+            for needed, devices in work.devices.items():
+                outcomes = await asyncio.to_thread(evaluate, self._selectors, needed, devices)
+                self._problems.report(None)
+                index.store(work, {needed: outcomes})
+
+    def _work(self, expression: str) -> Work:
+        world = self._world
+        slices = [each.slice for each in world.reachable()]
+        return world.selectors.work([expression], slices, version=world.slices_revision)

@@ -3,7 +3,14 @@
 import pytest
 
 from drakit.explain import selectors as module
-from drakit.explain.model import CapacityFacts, ListValue, SliceFacts, Version
+from drakit.explain.model import (
+    CapacityFacts,
+    DeviceFacts,
+    DeviceKind,
+    ListValue,
+    SliceFacts,
+    Version,
+)
 from drakit.explain.selectors import (
     BATCH,
     Outcome,
@@ -23,6 +30,7 @@ class Counting:
 
     def __init__(self, reads=None):
         self.asked = []
+        self.sizes = []
         self._reads = reads or Reads(attributes=frozenset(["d/model"]))
 
     def reads(self, expressions):
@@ -30,6 +38,7 @@ class Counting:
 
     def select(self, expression, devices):
         self.asked += devices
+        self.sizes.append(len(devices))
         return [self._outcome(each["attributes"].get("model")) for each in devices]
 
     def close(self):
@@ -123,22 +132,69 @@ def test_the_oldest_expressions_are_forgotten(monkeypatch):
     assert index.unread(["a", "b", "c"]) == ["a"]
 
 
-def test_a_device_is_written_as_the_api_writes_it():
-    capacity = CapacityFacts(name="memory", value="8Gi")
-    attributes = {"s": "x", "i": 1, "b": True, "v": Version("1.0.0"), "l": ListValue("ints", (1,))}
-    of = device("a", attributes=attributes, capacity=[capacity], shareable=True)
-    assert module.device_body(of, "d") == {
-        "driver": "d",
-        "allowMultipleAllocations": True,
-        "attributes": {
-            "s": {"string": "x"},
-            "i": {"int": 1},
-            "b": {"bool": True},
-            "v": {"version": "1.0.0"},
-            "l": {"ints": [1]},
-        },
-        "capacity": {"memory": {"value": "8Gi"}},
-    }
+@pytest.mark.parametrize(
+    ("reads", "attributes", "capacity"),
+    [
+        pytest.param(
+            Reads(everything=True),
+            {
+                "model": {"string": "x"},
+                "i": {"int": 1},
+                "b": {"bool": True},
+                "v": {"version": "1.0.0"},
+            },
+            {"memory": {"value": "8Gi"}},
+            id="everything",
+        ),
+        pytest.param(
+            Reads(attributes=frozenset(["d/i"])), {"i": {"int": 1}}, {}, id="an-attribute"
+        ),
+        pytest.param(
+            Reads(capacity=frozenset(["d/memory"])),
+            {},
+            {"memory": {"value": "8Gi"}},
+            id="a-capacity",
+        ),
+    ],
+)
+def test_the_evaluator_gets_what_the_expression_reads_as_the_api_writes_it(
+    reads, attributes, capacity
+):
+    values = {"model": "x", "i": 1, "b": True, "v": Version("1.0.0")}
+    memory = CapacityFacts(name="memory", value="8Gi")
+    selectors = Counting(reads)
+    of = published(device("a", attributes=values, capacity=[memory], shareable=True))
+    evaluated(SelectorIndex(), selectors, of)
+    assert selectors.asked == [
+        {
+            "driver": "d",
+            "allowMultipleAllocations": True,
+            "attributes": attributes,
+            "capacity": capacity,
+        }
+    ]
+
+
+def test_a_device_with_a_list_is_written_whole_because_a_selector_may_fail_on_it():
+    selectors = Counting()
+    values = {"model": "x", "l": ListValue("ints", (1,))}
+    kind = DeviceKind(attributes=tuple(values), unusual=True)
+    of = published(DeviceFacts(name="a", kind=kind, values=tuple(values.values())))
+    evaluated(SelectorIndex(), selectors, of)
+    assert selectors.asked[0]["attributes"] == {"model": {"string": "x"}, "l": {"ints": [1]}}
+
+
+def test_an_attribute_that_is_unique_is_evaluated_in_several_steps():
+    selectors = Counting(Reads(attributes=frozenset(["d/model", "d/serial"])))
+    slices = [
+        published(*(card(f"{number}-{each}") for each in range(100)), name=str(number))
+        for number in range(BATCH // 100 + 5)
+    ]
+    index = SelectorIndex()
+    bring_up_to_date(index, selectors, [MODEL], slices)
+    assert all(index.evaluated(MODEL, of).matches == (1 << 100) - 1 for of in slices)
+    assert len(selectors.asked) == 100 * len(slices)
+    assert max(selectors.sizes) <= BATCH + 100
 
 
 @pytest.mark.parametrize(

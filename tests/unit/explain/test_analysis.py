@@ -1,0 +1,145 @@
+"""An analysis that reuses the counts of unchanged slices is the same as one from scratch."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit.cel.library import Library
+from drakit.explain.availability import analyze
+from drakit.explain.model import (
+    Amount,
+    CapacityFacts,
+    ClaimFacts,
+    ClassFacts,
+    DeviceID,
+    NodeFacts,
+    Place,
+    PodClaim,
+    PodFacts,
+    Request,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+)
+from drakit.explain.pending import Verdict
+from drakit.explain.selectors import bring_up_to_date
+from drakit.explain.world import Name
+from tests.fakes.world import device, explain, node, on, world_of
+
+CLASS = ClassFacts(name="gpu", uid="c", selectors=('device.driver == "d"',))
+BIG = CapacityFacts(name="memory", value="80Gi")
+SMALL = CapacityFacts(name="memory", value="8Gi")
+
+
+def published(number, *, model="x", generation=1, place=None, size=BIG):
+    devices = tuple(
+        device(f"g{each}", attributes={"model": model, "index": each}, capacity=[size])
+        for each in range(4)
+    )
+    return SliceFacts(
+        name=f"s{number}",
+        uid=f"s{number}",
+        driver="d",
+        pool=f"n{number}",
+        place=place or on(f"n{number}"),
+        generation=generation,
+        devices=devices,
+    )
+
+
+def holder(name, pool, device_name):
+    return ClaimFacts(
+        namespace="lab",
+        name=name,
+        uid=name,
+        allocated=True,
+        devices=(DeviceID("d", pool, device_name),),
+    )
+
+
+def rule(effect="NoSchedule"):
+    return TaintRuleFacts(name="r", uid="r", taint=TaintFacts(key="k", effect=effect), pool="n1")
+
+
+CHANGES = [
+    pytest.param(lambda world: world.apply(holder("b", "n1", "g2")), id="a-device-is-allocated"),
+    pytest.param(
+        lambda world: world.remove(ClaimFacts, Name("lab", "a")), id="a-device-is-released"
+    ),
+    pytest.param(
+        lambda world: world.apply(replace(holder("a", "n0", "g0"), reserved_for=("p",))),
+        id="a-holder-gets-another-pod",
+    ),
+    pytest.param(lambda world: world.apply(published(1, model="y")), id="a-slice-changes"),
+    pytest.param(lambda world: world.apply(published(1, size=SMALL)), id="devices-become-smaller"),
+    pytest.param(lambda world: world.remove(SliceFacts, Name("", "s1")), id="a-slice-is-withdrawn"),
+    pytest.param(lambda world: world.apply(published(9)), id="a-slice-of-an-unknown-node-appears"),
+    pytest.param(
+        lambda world: world.apply(published(1, place=Place(every=True))), id="a-slice-is-for-all"
+    ),
+    pytest.param(lambda world: world.apply(node("n9")), id="a-node-appears"),
+    pytest.param(lambda world: world.remove(NodeFacts, Name("", "n1")), id="a-node-disappears"),
+    pytest.param(lambda world: world.apply(rule()), id="a-taint-rule-appears"),
+    pytest.param(
+        lambda world: world.apply(replace(CLASS, selectors=("device.driver == 'e'",))),
+        id="the-class-selects-others",
+    ),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(
+            Request(
+                name="r",
+                device_class="gpu",
+                selectors=('device.attributes["d"].model == "x"',),
+            ),
+            id="a-selector",
+        ),
+        pytest.param(
+            Request(name="r", device_class="gpu", capacity=(Amount("memory", "16Gi"),)),
+            id="a-capacity",
+        ),
+        pytest.param(Request(name="r", device_class="gpu", count=0), id="all"),
+    ],
+)
+def test_counts_follow_a_change(change, request_):
+    world = world_of(
+        CLASS,
+        *(node(f"n{number}") for number in range(3)),
+        *(published(number) for number in range(3)),
+        holder("a", "n0", "g0"),
+    )
+    before = analyzed(request_, world, None)
+    change(world)
+    after = analyzed(request_, world, before)
+    scratch = analyzed(request_, world, None)
+    nodes = dict.fromkeys(world.views())
+    assert after.for_nodes(nodes) == scratch.for_nodes(nodes)
+    assert replace(after, by_nodes=[]) == replace(scratch, by_nodes=[])
+
+
+def test_unchanged_slices_are_not_counted_again():
+    request_ = Request(name="r", device_class="gpu")
+    world = world_of(CLASS, *(published(number) for number in range(3)), holder("a", "n0", "g0"))
+    before = analyzed(request_, world, None)
+    world.apply(holder("b", "n1", "g2"))
+    after = analyzed(request_, world, before)
+    same = [name for name in before.counts if after.counts[name] is before.counts[name]]
+    assert same == ["s0", "s2"]
+
+
+def analyzed(request_, world, before):
+    expressions = [text for _, text in world.expressions(request_)]
+    slices = [each.slice for each in world.reachable()]
+    bring_up_to_date(world.selectors, Library(), expressions, slices)
+    return analyze(request_, world, before=before)
+
+
+def test_a_claim_without_requests_fits_on_every_node():
+    pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="c", claim="empty"),))
+    world = world_of(ClaimFacts(namespace="lab", name="empty", uid="e"), node("n1"))
+    assert explain(pod, world).verdict is Verdict.FITS
