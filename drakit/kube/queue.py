@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -58,12 +58,20 @@ class WorkQueue(Generic[Key]):
         capacity: int = 100_000,
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 300.0,
+        is_urgent: Callable[[Key], bool] = lambda key: False,
     ) -> None:
-        """``capacity`` limits all keys: waiting, ready and in progress."""
+        """
+        Make an empty queue.
+
+        :param capacity: of all keys: waiting, ready and in progress.
+        :param is_urgent: keys that workers get before the others that are ready.
+        """
         self._capacity = capacity
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
+        self._is_urgent = is_urgent
         self._ready: dict[Key, float] = {}  # in order; the value is the time since when
+        self._urgent: dict[Key, None] = {}  # those of them that are urgent
         self._waiting: dict[Key, _Waiting] = {}
         self._working: set[Key] = set()
         self._again: set[Key] = set()  # added while they were in progress
@@ -126,7 +134,8 @@ class WorkQueue(Generic[Key]):
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_getter()
                 raise
-        key = next(iter(self._ready))
+        key = next(iter(self._urgent or self._ready))
+        self._urgent.pop(key, None)
         del self._ready[key]
         self._working.add(key)
         return key
@@ -148,7 +157,7 @@ class WorkQueue(Generic[Key]):
         """Drop all keys and timers. The owner of the workers cancels them."""
         for waiting in self._waiting.values():
             waiting.timer.cancel()
-        for keys in (self._ready, self._waiting, self._again, self._backoffs):
+        for keys in (self._ready, self._urgent, self._waiting, self._again, self._backoffs):
             keys.clear()
 
     def _check_room(self, key: Key) -> None:
@@ -163,6 +172,8 @@ class WorkQueue(Generic[Key]):
             self._again.add(key)
         elif key not in self._ready:
             self._ready[key] = asyncio.get_running_loop().time()
+            if self._is_urgent(key):
+                self._urgent[key] = None
             self._wake_getter()
 
     def _cancel_timer(self, key: Key) -> None:

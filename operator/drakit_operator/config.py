@@ -85,7 +85,7 @@ class Config(Settings):
     """The pause between two lists, which find deletions that the watch did not report. The operator
     also looks for new API versions and permissions, and explains waiting pods again."""
 
-    workers: Annotated[int, Field(ge=1, le=64)] = 4
+    workers: Annotated[int, Field(ge=1, le=64)] = 16
     """How many objects the operator reconciles at once."""
 
     queue_size: Annotated[int, Field(ge=1000)] = 100_000

@@ -30,7 +30,7 @@ from drakit_operator.watching.loads import LoadWatch
 from drakit_operator.watching.observer import Observer
 from drakit_operator.watching.supervisor import Watcher
 from drakit_operator.watching.thread import KopfThread
-from drakit_operator.work import Key, Work
+from drakit_operator.work import URGENT, Key, Work
 
 __all__ = ("Term",)
 
@@ -73,7 +73,9 @@ class Term:
         self._store.world.loads = self._loads.loads
         self._versions: Mapping[Served, str] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
-            capacity=config.queue_size, retry_limit_seconds=RETRY_LIMIT_SECONDS
+            capacity=config.queue_size,
+            retry_limit_seconds=RETRY_LIMIT_SECONDS,
+            is_urgent=lambda key: key.concern in URGENT,
         )
         timing = Timing(
             debounce_seconds=config.events.debounce,

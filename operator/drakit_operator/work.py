@@ -39,9 +39,13 @@ from drakit_operator.templates.reconcile import (
     judge_template,
 )
 
-__all__ = ("Concern", "Key", "Work", "concerns_of")
+__all__ = ("URGENT", "Concern", "Key", "Work", "concerns_of")
 
 logger = logging.getLogger(__name__)
+
+
+URGENT = frozenset(["claim"])
+"""Concerns whose checks are cheap: they are made at once, and before all others."""
 
 
 class Key(NamedTuple):
@@ -92,7 +96,9 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             expressions=expressions,
         ),
         "claim": Concern(
-            kind=CLAIMS, touched=claims_touched, judge=lambda name, _: judge_claim(name, world)
+            kind=CLAIMS,
+            touched=claims_touched,
+            judge=lambda name, _: judge_claim(name, world),
         ),
         "template": Concern(
             kind=TEMPLATES,
@@ -158,9 +164,10 @@ class Work:
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
+            # Not at once: changes come in bursts, and the scheduler may be about to act.
+            seconds = 0.0 if word in URGENT else self._debounce_seconds
             for name in concern.touched(changes, self._store):
-                # Not at once: changes come in bursts, and the scheduler may be about to act.
-                self._add(Key(word, name), self._debounce_seconds)
+                self._add(Key(word, name), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
         """Evaluate selectors with these feature gates; after a change, evaluate everything."""

@@ -181,3 +181,27 @@ async def test_closing_stops_the_timers():
     queue.close()
     await asyncio.sleep(2)
     assert len(queue) == 0
+
+
+async def test_urgent_keys_come_before_those_that_wait_longer():
+    queue = WorkQueue[str](is_urgent=lambda key: key.startswith("claim"))
+    for key in ("pod-1", "pod-2", "claim-1", "pod-3", "claim-2"):
+        queue.add(key)
+    assert [await queue.get() for _ in range(5)] == [
+        "claim-1",
+        "claim-2",
+        "pod-1",
+        "pod-2",
+        "pod-3",
+    ]
+    assert len(queue) == 0
+
+
+async def test_an_urgent_key_that_was_added_during_its_work_is_urgent_again():
+    queue = WorkQueue[str](is_urgent=lambda key: key == "claim")
+    queue.add("claim")
+    key = await queue.get()
+    queue.add("pod")
+    queue.add(key)
+    queue.done(key)
+    assert await queue.get() == "claim"
