@@ -251,6 +251,10 @@ test-all: deps check conformance crash-matrix ## also the tests that wait out ku
 bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)
 	$(BIN)/python -m bench $(ARGS)
 
+.PHONY: bench-operator
+bench-operator: deps venv ## measure the operator and kubectl drakit in a large cluster (Go)
+	$(BIN)/python -m bench --only operator $(ARGS)
+
 .PHONY: clean
 clean: ## remove what the targets above made in this folder
 	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,20 +12,19 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from bench.apiserver import ApiServer, connected
 from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
 from bench.cost import measure_cost
 from bench.endpoints import measure_endpoints
-from bench.explain import measure_explain
 from bench.footprint import footprint
 from bench.machine import describe
 from bench.neighbors import measure_neighbors
+from bench.operator import measure_operator
 from bench.profile import OPERATIONS, profile
 from bench.rows import Row
 from bench.slices import measure_slices
-from e2e.cluster.api import Options
+from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
@@ -33,7 +32,7 @@ PARTS = (
     "footprint",
     "slices",
     "endpoints",
-    "explain",
+    "operator",
     "cost",
     "effects",
     "plain",
@@ -60,7 +59,7 @@ def main() -> None:
                     operation, int(batch), driver=arguments.driver, api=api, kubeconfig=kubeconfig
                 )
                 return
-            for row in _measure(arguments.only, plan, api=api, kubeconfig=kubeconfig):
+            for row in _measure(arguments.only, plan, api=api, cluster=cluster):
                 print(row.line(), flush=True)
                 missed += row.missed()
     finally:
@@ -85,9 +84,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(
-    parts: Collection[str], plan: Plan, *, api: ApiServer, kubeconfig: Path
+    parts: Collection[str], plan: Plan, *, api: ApiServer, cluster: Cluster
 ) -> Iterator[Row]:
     """Return the rows as soon as they are known."""
+    kubeconfig = cluster.kubeconfig
     if "footprint" in parts:
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
@@ -96,9 +96,9 @@ def _measure(
         yield from measure_endpoints(
             api, kubeconfig, repetitions=plan.repetitions, idle_seconds=plan.endpoints_idle_seconds
         )
-    if "explain" in parts:
-        yield from measure_explain(api, kubeconfig)
-    if not set(parts) - {"footprint", "slices", "endpoints", "explain"}:
+    if "operator" in parts:
+        yield from measure_operator(api, cluster)
+    if not set(parts) - {"footprint", "slices", "endpoints", "operator"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     if "neighbors" in parts:

@@ -22,7 +22,7 @@ from bench.plugin import NODE
 from drakit.device import ClaimReference
 from drakit.kube import Session, connect, resource_path
 
-__all__ = ("ApiServer", "Body", "connected")
+__all__ = ("ApiServer", "Body", "connected", "each_of")
 
 Body = dict[str, Any]
 
@@ -34,6 +34,7 @@ CREATE_SECONDS = 60.0
 """Timeout of a create: some objects have the largest size that the API server accepts."""
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _COUNTED = re.compile(
     r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE
@@ -115,14 +116,18 @@ class ApiServer:
 
     def create_all(self, resource: str, bodies: Iterable[Body]) -> None:
         """Create objects of a kind that the operator watches."""
-        version = "v1" if resource == "pods" else "resource.k8s.io/v1"
+        version = "v1" if resource in ("pods", "nodes") else "resource.k8s.io/v1"
 
         async def create(body: Body) -> None:
             namespace = body["metadata"].get("namespace")
             path = resource_path(version, resource, namespace=namespace)
             await self._session.create(path, body, timeout_seconds=CREATE_SECONDS)
 
-        self._runner.run(_each(bodies, create))
+        self._runner.run(each_of(bodies, create))
+
+    def run(self, work: Callable[[Session], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Do what needs the session, in its loop."""
+        return self._runner.run(work(self._session))
 
     def create_claim(self, text: str) -> None:
         """Create a claim from a body that is already JSON."""
@@ -175,7 +180,7 @@ class ApiServer:
         async def write(each: _Wanted) -> None:
             claims[each.name] = await self._create_claim(each)
 
-        await _each(wanted, write)
+        await each_of(wanted, write)
         return [claims[each.name] for each in wanted]
 
     async def _create_claim(self, wanted: _Wanted) -> ClaimReference:
@@ -205,7 +210,7 @@ class ApiServer:
         return ClaimReference(namespace=NAMESPACE, name=name, uid=body["metadata"]["uid"])
 
 
-async def _each(
+async def each_of(
     wanted: Iterable[_Item], write: Callable[[_Item], Coroutine[Any, Any, None]]
 ) -> None:
     """Create all objects, several at a time."""

@@ -1,0 +1,358 @@
+"""
+The operator's times and memory in a large cluster.
+
+The operator runs in a separate process against the real API server. The controller manager and the
+scheduler are frozen, so that nobody else changes the cluster: no node becomes unreachable, and the
+figures are those of the operator. :mod:`.scene` has the objects, :mod:`.operator_rows` the budgets.
+
+* ``operator-sync``: from the start of the process until each waiting pod has its Event.
+* ``operator-quiet``: claims and slices change in their labels, which gives nothing to report: the
+  operator's writes, except its Lease, are counted in the API server's audit log.
+* ``operator-slice-change``: from the write of a slice until the operator has counted as many
+  evaluated pods as wait (``drakit_operator_reconcile_seconds``). Each pod is queued once.
+* ``operator-claims``: allocated claims lose their allocation, and their class does not exist: each
+  gets an Event. The time is from before the write of the claim until a watch of Events has its
+  Event, so the write of the Event is included.
+* ``operator-relist``: the API server restarts. The operator loses its Lease and its watches, and
+  lists everything again. The row has the peak of the whole run, helper included.
+* ``operator-explanation``: one explanation over 10,000 devices, in one process
+  (:mod:`.explanation`).
+* ``operator-hostile``: claims whose opaque parameters hold as many small values as the API server
+  accepts, and claims whose parameters are nested too deeply to be parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.apiserver import ApiServer, Body, each_of
+from bench.claims import report
+from bench.explanation import measure_explanation
+from bench.kubectl import measure_kubectl
+from bench.operator_process import OperatorProcess, running_operator
+from bench.operator_rows import (
+    ClaimChanges,
+    Hostile,
+    OperatorMemory,
+    Quiet,
+    SliceChange,
+    Synced,
+)
+from bench.rows import Row, percentile
+from bench.scene import DRIVER, NAMESPACE, Scene
+from drakit.kube import Session, resource_path
+from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
+
+__all__ = ("measure_operator",)
+
+EVENT_SECONDS = 180.0
+"""Longest wait for the Events of all pods."""
+
+SETTLE_SECONDS = 35.0
+"""The operator evaluates each new pod once more after 30 s."""
+
+QUIET_SECONDS = 20.0
+QUIET_CHANGES = 200
+EXPLAIN_SECONDS = 120.0
+CHANGES = 3_000
+CHANGES_PER_SECOND = 100
+ANSWER_SECONDS = 30.0
+"""Longest wait for the last Event."""
+
+RELIST_SECONDS = 180.0
+
+BOMBS = 40
+"""Claims whose opaque parameters have the largest size that the API server accepts."""
+
+DEEP = 3
+LEVELS = 1_200
+HOSTILE_PODS = 30
+
+_CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE)
+_SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
+_EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
+_NODES = resource_path("v1", "nodes")
+_EVALUATED = "drakit_operator_reconcile_seconds_count"
+
+
+def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
+    """Return all rows of the operator and of ``kubectl drakit``."""
+    yield measure_explanation()
+    with frozen(cluster):
+        scene = Scene()
+        report(f"operator: {scene.facts()}")
+        create_scene(api, scene)
+        yield from measure_scene(api, cluster, scene)
+        yield from measure_kubectl(cluster.kubeconfig, pod=scene.a_pod)
+        report(f"operator: {BOMBS} claims with large parameters, {DEEP} with deep ones")
+        api.delete_slices(DRIVER)
+        create_hostile(api)
+        api.delete_events()
+        yield _measure_hostile(api, cluster)
+
+
+@contextmanager
+def frozen(cluster: Cluster) -> Generator[None]:
+    """Freeze what would change the scene."""
+    components = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
+    for component in components:
+        cluster.freeze(CONTROL_PLANE, component)
+    try:
+        yield
+    finally:
+        for component in components:
+            cluster.thaw(CONTROL_PLANE, component)
+
+
+def create_scene(api: ApiServer, scene: Scene) -> None:
+    """Create all objects of the scene."""
+    api.create_all("deviceclasses", [scene.class_body()])
+    api.create_all("nodes", scene.node_bodies())
+    api.create_all("resourceslices", scene.slice_bodies())
+    api.create_all("resourceclaims", scene.pending_claim_bodies())
+    api.create_all("pods", scene.pod_bodies())
+
+    async def finish(session: Session) -> None:
+        async def allocate(each: tuple[Body, Body]) -> None:
+            body, status = each
+            path = f"{_CLAIMS}/{body['metadata']['name']}"
+            created = await session.create(_CLAIMS, body)
+            await session.replace(f"{path}/status", {**created, "status": status})
+
+        async def make_ready(body: Body) -> None:
+            # Admission taints each new node.
+            name = body["metadata"]["name"]
+            await session.patch(f"{_NODES}/{name}", {"spec": {"taints": None}})
+
+        await each_of(scene.allocated_claims(), allocate)
+        await each_of(scene.node_bodies(), make_ready)
+
+    api.run(finish)
+
+
+def measure_scene(api: ApiServer, cluster: Cluster, scene: Scene) -> Iterator[Row]:
+    """Return the rows of one process over the scene."""
+    began = time.monotonic()
+    with running_operator(cluster.kubeconfig) as operator:
+        yield _measure_sync(api, operator, scene, began)
+        time.sleep(SETTLE_SECONDS)
+        yield _measure_quiet(api, operator, cluster)
+        yield _measure_slice_change(api, operator, scene)
+        yield _measure_claims(api, operator)
+        yield _measure_relist(operator, cluster, scene)
+
+
+def _measure_sync(api: ApiServer, operator: OperatorProcess, scene: Scene, began: float) -> Synced:
+    seconds = _wait(
+        operator, EVENT_SECONDS, lambda: api.pods_with_events() >= scene.pods, began=began
+    )
+    return Synced(
+        facts=scene.facts(),
+        seconds=seconds,
+        cpu_seconds=operator.cpu_seconds(),
+        rss_mib=operator.rss_mib(),
+        peak_mib=operator.peak_mib(),
+    )
+
+
+def _measure_quiet(api: ApiServer, operator: OperatorProcess, cluster: Cluster) -> Quiet:
+    before, cpu, began = _writes(cluster), operator.cpu_seconds(), time.monotonic()
+
+    async def change(session: Session) -> None:
+        labels = {"metadata": {"labels": {"bench.drakit.dev/round": "1"}}}
+        for number in range(QUIET_CHANGES // 2):
+            await session.patch(f"{_CLAIMS}/holds-{number:05}", labels)
+            await session.patch(f"{_SLICES}/explain-{number:04}", labels)
+
+    api.run(change)
+    time.sleep(max(0.0, began + QUIET_SECONDS - time.monotonic()))
+    seconds = time.monotonic() - began
+    return Quiet(
+        seconds=seconds,
+        changes=QUIET_CHANGES,
+        writes=_writes(cluster) - before,
+        cpu_percent=(operator.cpu_seconds() - cpu) / seconds * 100,
+    )
+
+
+def _measure_slice_change(api: ApiServer, operator: OperatorProcess, scene: Scene) -> SliceChange:
+    before = operator.metric(_EVALUATED, 'concern="pod"')
+
+    async def change(session: Session) -> None:
+        body = scene.slice_body(7, generation=2)
+        path = f"{_SLICES}/{body['metadata']['name']}"
+        there = await session.get(path)
+        await session.replace(path, {**there, "spec": body["spec"]})
+
+    began = time.monotonic()
+    api.run(change)
+    seconds = _wait(
+        operator,
+        EXPLAIN_SECONDS,
+        lambda: operator.metric(_EVALUATED, 'concern="pod"') >= before + scene.pods,
+        began=began,
+    )
+    return SliceChange(pods=scene.pods, seconds=seconds)
+
+
+@dataclass(kw_only=True)
+class _Changes:
+    """When claims were changed, and when their Events arrived, by the claims' names."""
+
+    written: dict[str, float] = field(default_factory=dict[str, float])
+    answered: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def _measure_claims(api: ApiServer, operator: OperatorProcess) -> ClaimChanges:
+    cpu, began = operator.cpu_seconds(), time.monotonic()
+    changes, writing_seconds = api.run(_change_claims)
+    spent = operator.cpu_seconds() - cpu
+    seconds = [
+        at - changes.written[name]
+        for name, at in changes.answered.items()
+        if name in changes.written
+    ]
+    return ClaimChanges(
+        changes=len(changes.written),
+        per_second=len(changes.written) / writing_seconds,
+        wanted_per_second=CHANGES_PER_SECOND,
+        unanswered=len(changes.written) - len(seconds),
+        p50_ms=percentile(seconds, 0.5) * 1000 if seconds else float("inf"),
+        p99_ms=percentile(seconds, 0.99) * 1000 if seconds else float("inf"),
+        cpu_percent=spent / (time.monotonic() - began) * 100,
+        peak_mib=operator.peak_mib(),
+    )
+
+
+async def _change_claims(session: Session) -> tuple[_Changes, float]:
+    """Take the allocation from claims, at an even pace, until each has its Event."""
+    changes = _Changes()
+    there = await session.get(_EVENTS, params={"limit": "1"})
+    watching = asyncio.create_task(
+        _watch_events(session, changes, there["metadata"]["resourceVersion"])
+    )
+    writing: set[asyncio.Task[Any]] = set()
+    freed = {"status": {"allocation": None}}
+    began = time.monotonic()
+    for number in range(CHANGES):
+        await asyncio.sleep(began + number / CHANGES_PER_SECOND - time.monotonic())
+        name = f"holds-{number + QUIET_CHANGES:05}"
+        changes.written[name] = time.monotonic()
+        writing.add(asyncio.create_task(session.patch(f"{_CLAIMS}/{name}/status", freed)))
+    await asyncio.gather(*writing)
+    seconds = time.monotonic() - began
+    until = time.monotonic() + ANSWER_SECONDS
+    while len(changes.answered) < CHANGES and time.monotonic() < until:
+        await asyncio.sleep(0.1)
+    watching.cancel()
+    await asyncio.wait({watching})
+    return changes, seconds
+
+
+async def _watch_events(session: Session, changes: _Changes, version: str) -> None:
+    stream = session.watch(_EVENTS, resource_version=version)
+    async with aclosing(stream):
+        async for event in stream:
+            regarding: Body = event.object.get("regarding") or {}
+            if event.type == "ADDED" and regarding.get("kind") == "ResourceClaim":
+                changes.answered.setdefault(regarding["name"], time.monotonic())
+
+
+def _measure_relist(operator: OperatorProcess, cluster: Cluster, scene: Scene) -> OperatorMemory:
+    cluster.stop_api_server()
+    cluster.start_api_server()
+    before = operator.metric(_EVALUATED, 'concern="pod"')
+    seconds = _wait(
+        operator,
+        RELIST_SECONDS,
+        lambda: operator.metric(_EVALUATED, 'concern="pod"') >= before + scene.pods,
+    )
+    return OperatorMemory(
+        phase="relist",
+        seconds=seconds,
+        rss_mib=operator.rss_mib(),
+        peak_mib=operator.peak_mib(),
+        helper_peak_mib=operator.helper_peak_mib(),
+    )
+
+
+def _measure_hostile(api: ApiServer, cluster: Cluster) -> Hostile:
+    began = time.monotonic()
+    with running_operator(cluster.kubeconfig) as operator:
+        seconds = _wait(
+            operator, EVENT_SECONDS, lambda: api.pods_with_events() >= HOSTILE_PODS, began=began
+        )
+        return Hostile(
+            facts=f"bombs={BOMBS} deep={DEEP}",
+            seconds=seconds,
+            peak_mib=operator.peak_mib(),
+            ended=operator.ended,
+        )
+
+
+def _wait(
+    operator: OperatorProcess,
+    limit_seconds: float,
+    is_done: Callable[[], bool],
+    *,
+    began: float | None = None,
+) -> float | None:
+    """Return the seconds until something is done, or None: too late, or the operator ended."""
+    began = time.monotonic() if began is None else began
+    while time.monotonic() - began < limit_seconds and operator.ended is None:
+        if is_done():
+            return time.monotonic() - began
+        time.sleep(0.2)
+    return None
+
+
+def _writes(cluster: Cluster) -> int:
+    """Return how often the operator has written anything but its Lease."""
+    return sum(
+        1
+        for record in cluster.audit()
+        if record.get("userAgent", "").startswith("drakit-operator")
+        and record["verb"] in ("create", "update", "patch", "delete", "deletecollection")
+        and record.get("objectRef", {}).get("resource") != "leases"
+        and record["stage"] == "ResponseComplete"
+    )
+
+
+# ---------------------------------------------------------------- hostile claims
+
+
+def create_hostile(api: ApiServer) -> None:
+    api.create_all("resourceclaims", map(_bomb, range(BOMBS)))
+    for number in range(DEEP):
+        api.create_claim(_deep(number))
+
+
+def _bomb(number: int) -> Body:
+    small = {"x": [[]] * 3_400}  # 10 KiB of JSON, 200 KiB of Python objects
+    return _opaque(f"bomb-{number}", [small] * 32)
+
+
+def _deep(number: int) -> str:
+    """Return a body as text: no encoder writes values that are nested so deeply."""
+    text = json.dumps(_opaque(f"deep-{number}", [{"x": "nested"}]))
+    return text.replace('"nested"', "[" * LEVELS + "1" + "]" * LEVELS)
+
+
+def _opaque(name: str, parameters: list[Any]) -> Body:
+    return {
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "devices": {
+                "requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}],
+                "config": [
+                    {"opaque": {"driver": DRIVER, "parameters": each}} for each in parameters
+                ],
+            }
+        },
+    }
