@@ -11,12 +11,10 @@ import yaml
 
 from drakit import Device
 from drakit.cel.library import Library
-from drakit.explain.model import DeviceFacts
-from drakit.explain.selectors import device_body
+from drakit.resource.device import device_body
 from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.devices.taints import UNHEALTHY
-from tests.fakes.world import device as facts_named
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples"
 SIMULATED = "simulated.drakit.dev"
@@ -46,7 +44,7 @@ def devices_for(request: dict[str, Any]) -> list[Device]:
         if device.attributes["type"] == kind
     ]
     for selector in request.get("selectors", []):
-        bodies = [device_body(facts_of(device), SIMULATED) for device in devices]
+        bodies = [{"driver": SIMULATED, **device_body(device)} for device in devices]
         outcomes = Library().select(selector["cel"]["expression"], bodies)
         assert not any(outcome.error for outcome in outcomes)
         devices = [
@@ -55,11 +53,6 @@ def devices_for(request: dict[str, Any]) -> list[Device]:
             if outcome.selected or outcome.unknown
         ]
     return devices
-
-
-def facts_of(device: Device) -> DeviceFacts:
-    plain = {k: v for k, v in device.attributes.items() if isinstance(v, str | int)}
-    return facts_named(device.name, attributes=plain)
 
 
 @pytest.mark.parametrize("file", [*files(FOLDER), *files(FOLDER / "simulated")])
