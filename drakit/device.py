@@ -370,6 +370,11 @@ class Device:
     """The health of the device, for a driver that is notified of failures. A driver that polls
     defines `Driver.health` instead."""
 
+    evict_if_gone: bool = False
+    """Whether the pods of the device are evicted if the driver does not list it any more. A device
+    that a claim holds stays published with the taint ``drakit.dev/gone`` until the claim is
+    released. The effect of the taint is NoExecute if this is set, and NoSchedule otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterSet:

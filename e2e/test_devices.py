@@ -23,8 +23,10 @@ from e2e.kit import (
     pod,
     published,
     restarts,
+    taints,
     template,
     wait_for,
+    zram_without_size,
 )
 from e2e.scripted.stage import opaque
 
@@ -145,6 +147,34 @@ def test_a_disk_that_is_mounted_on_the_node_is_not_published(space, release, zra
     finally:
         release.exec_on_node(node, ["umount", "/run/disk"])
     wait_for("the disk to be published again", is_published)
+
+
+def test_a_disk_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(space, release, zram):
+    node, disk = release.nodes[0], zram.first[-1]
+    wanted = f'device.attributes["hostdev.drakit.dev"].path == "/dev/{disk}"'
+    space.apply(template("disk", ("disk", "zram.test", wanted)))
+    space.apply(pod("holder", ("disk", from_template("disk"))))
+    space.wait_phase("holder", "Running")
+    (device,) = devices_of(space.claim_of("holder", "disk"))
+
+    def is_gone() -> bool:
+        return "drakit.dev/gone:NoSchedule" in taints(release, DRIVER).get(device, {})
+
+    with zram_without_size(disk):
+        wait_for("the device to be tainted", is_gone, seconds=10)
+        space.apply(pod("second", ("disk", from_template("disk"))))
+        holds_for("the device stays", lambda: device in published(release, node), seconds=4)
+        assert space.phase("holder") == "Running"
+    wait_for("the taint to go", lambda: device not in taints(release, DRIVER), seconds=10)
+    assert space.phase("second") == "Pending", "the claim still holds the device"
+
+    space.delete("pod", "second")
+    with zram_without_size(disk):
+        wait_for("the device to be tainted again", is_gone, seconds=10)
+        space.delete("pod", "holder")
+        wait_for("the device to go", lambda: device not in published(release, node), seconds=10)
+    wait_for("the device to return", lambda: device in published(release, node), seconds=10)
+    assert device not in taints(release, DRIVER)
 
 
 def test_a_disk_with_a_signature_is_not_published_and_a_blank_one_is(release, disks):

@@ -135,8 +135,13 @@ def _device(device: StoredDevice) -> str:
 
 
 def _endpoint_row(endpoint: StoredEndpoint) -> tuple[str, ...]:
-    pools = [f"{pool} ({_count(len(names), 'device')})" for pool, names in endpoint.pools.items()]
+    pools = [f"{pool} ({_devices(endpoint, pool)})" for pool in endpoint.pools]
     return endpoint.name, _endpoint_state(endpoint), _since(endpoint.stopped_at), ", ".join(pools)
+
+
+def _devices(endpoint: StoredEndpoint, pool: str) -> str:
+    gone = len(endpoint.gone.get(pool, ()))
+    return _count(len(endpoint.pools[pool]), "device") + (f", {gone} gone" if gone else "")
 
 
 def _endpoint_state(endpoint: StoredEndpoint) -> str:

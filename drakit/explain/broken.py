@@ -49,6 +49,7 @@ MAX_CONSUMERS = 256
 
 _UNHEALTHY = "drakit.dev/unhealthy"
 _STOPPED = "drakit.dev/stopped"
+_GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
 
 
@@ -284,6 +285,12 @@ def _of_taints(
 ) -> Iterator[Finding]:
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
+    if _GONE in keys:
+        yield Finding(
+            code=Code.DEVICE_GONE,
+            what=f"{device} is gone: its driver does not list it any more; connect the device "
+            f"again, or delete the pod and the claim, so that another device is allocated",
+        )
     if _UNHEALTHY in keys:
         yield Finding(
             code=Code.DEVICE_UNHEALTHY,

@@ -21,6 +21,10 @@ NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
 
 _ADVICE = {
+    "drakit.dev/gone": (
+        "gone is removed when the device is connected again; otherwise the device is removed when "
+        "its claim is unprepared"
+    ),
     "drakit.dev/stopped": (
         "the taint drakit.dev/stopped ends when the driver is available again on that node: check "
         "its log"

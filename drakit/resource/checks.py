@@ -78,6 +78,8 @@ def _problems(device: Device, node: str) -> Iterator[str]:
     yield from _capacities_problems(device.capacity, device.allow_multiple_allocations)
     yield from _consumes_problems(device.consumes)
     yield from _taints_problems(device.taints)
+    if not isinstance(cast("object", device.evict_if_gone), bool):
+        yield f"its evict_if_gone is {_kind(device.evict_if_gone)}, not a boolean"
     yield from _edits_problems(device.edits)
     health = cast("object", device.health)
     if health is not None and not isinstance(health, Health):

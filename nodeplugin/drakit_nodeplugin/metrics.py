@@ -43,7 +43,7 @@ _GAUGES = {
 }
 """Gauges without labels: their names without the prefix, and their texts."""
 
-_DEVICE_STATES = ("healthy", "unhealthy", "allocated")
+_DEVICE_STATES = ("healthy", "unhealthy", "gone", "allocated")
 
 
 class Metrics:
@@ -92,7 +92,7 @@ class Metrics:
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.devices = self._gauge(
             "drakit_devices",
-            "Devices by state; an allocated device is also counted as healthy or unhealthy",
+            "Devices by state; an allocated device is also counted as healthy, unhealthy or gone",
             ("state",),
         )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
@@ -155,9 +155,9 @@ class DriverMetrics:
         for state, gauge in self._claims.items():
             gauge.set(counts.get(state, 0))
 
-    def set_devices(self, *, healthy: int, unhealthy: int, allocated: int) -> None:
+    def set_devices(self, *, healthy: int, unhealthy: int, gone: int, allocated: int) -> None:
         """Set how many devices the driver has."""
-        for state, count in zip(_DEVICE_STATES, (healthy, unhealthy, allocated), strict=True):
+        for state, count in zip(_DEVICE_STATES, (healthy, unhealthy, gone, allocated), strict=True):
             self._devices[state].set(count)
 
     def finished(

@@ -173,9 +173,14 @@ class FakeInventories:
     def __init__(self) -> None:
         self.revision = Revision()
         self.pools: Mapping[str, PoolContent] | None = None
+        self.gone: set[str] = set()
+        """Devices in the node's pool that are gone."""
 
     def hardware(self) -> Hardware | None:
         return None if self.pools is None else Hardware(pools=self.pools)
+
+    def is_gone(self, pool: str, device: str) -> bool:
+        return pool == NODE and device in self.gone
 
     def list(self, *devices: Device, counter_sets: Sequence[CounterSet] = ()) -> None:
         """List devices in the node's pool."""

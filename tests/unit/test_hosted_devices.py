@@ -41,6 +41,9 @@ class Rows:
     async def held_devices(self):
         return {NODE: frozenset({"cam-0", "cam-1"}), "no-such-pool": frozenset({"x"})}
 
+    async def devices_in_use(self):
+        return {}
+
     async def endpoints(self):
         return list(self.endpoints_stored.values())
 

@@ -91,9 +91,10 @@ def life_of_a_device() -> Picture:
     picture = Picture(
         "Life of a device",
         "A published device is free or allocated. An unhealthy device is tainted with"
-        " drakit.dev/unhealthy until it has been healthy for recoveryPeriod. The devices of a"
-        " stopped driver are tainted with drakit.dev/stopped and removed after"
-        " endpointStopGracePeriod.",
+        " drakit.dev/unhealthy until it has been healthy for recoveryPeriod. A device that its"
+        " driver does not list any more is tainted with drakit.dev/gone while a claim holds it,"
+        " and then removed. The devices of a stopped driver are tainted with drakit.dev/stopped"
+        " and removed after endpointStopGracePeriod.",
         760,
         520,
     )
@@ -112,10 +113,19 @@ def life_of_a_device() -> Picture:
     stopped = picture.box(
         524, 256, 196, 66, "Driver stopped", ["drakit.dev/stopped", "NoSchedule"], kind="warn"
     )
-    gone = picture.box(524, 456, 196, 44, "Gone", ["the pool is deleted"])
+    vanished = picture.box(
+        282,
+        256,
+        196,
+        66,
+        "Gone, still held",
+        ["drakit.dev/gone", "NoSchedule or NoExecute"],
+        kind="warn",
+    )
+    removed = picture.box(524, 456, 196, 44, "Not published", ["device or pool removed"])
     picture.arrow([free.right(), used.left()], "allocated and prepared")
     picture.arrow(
-        [(560, 130), (560, 183), undo.right()], "the pod ends", at=(552, 148), anchor="end"
+        [(580, 130), (580, 183), undo.right()], "the pod ends", at=(572, 176), anchor="end"
     )
     picture.arrow(
         [undo.left(), (200, 183), (200, 130)], "driver confirms", at=(208, 150), anchor="start"
@@ -131,17 +141,30 @@ def life_of_a_device() -> Picture:
         anchor="start",
     )
     picture.arrow(
-        [(600, 130), (600, 256)],
-        ["the driver fails or", "is unavailable: at once"],
-        at=(592, 228),
+        [(640, 130), (640, 256)],
+        ["driver fails or is", "unavailable: at once"],
+        at=(632, 228),
         anchor="end",
     )
-    picture.arrow([(680, 256), (680, 130)], "it returns", at=(672, 176), anchor="end")
+    picture.arrow([(680, 256), (680, 130)], "it returns", at=(686, 176), anchor="start")
     picture.arrow(
-        [stopped.bottom(), gone.top()], ["unavailable for", GRACE], at=(614, 370), anchor="end"
+        [(540, 130), (540, 164), (488, 164), (488, 289), vanished.right()],
+        ["not listed:", "at once"],
+        at=(480, 234),
+        anchor="end",
+    )
+    picture.arrow(
+        [(380, 322), (380, 478), removed.left()],
+        ["the claim is", "released"],
+        at=(372, 400),
+        anchor="end",
+    )
+    picture.arrow(
+        [stopped.bottom(), removed.top()], ["unavailable for", GRACE], at=(614, 370), anchor="end"
     )
     picture.arrow([(690, 456), (690, 426)], dashed=True)
-    picture.text(512, 484, "When the driver returns, its pools are published again.", anchor="end")
+    picture.text(364, 464, "A free device that is not listed is removed at once.", anchor="end")
+    picture.text(364, 484, "What the driver lists again is published again.", anchor="end")
     return picture
 
 
@@ -206,7 +229,8 @@ def device_change() -> Picture:
         "A device change, through the modules of the node plugin",
         "A connection reports an inventory or health to endpoints/latest_value, endpoints/endpoint"
         " passes it to devices/manager, which wakes slices/publisher. Writes that differ go to the"
-        " API server.",
+        " API server. For devices that are not listed any more, devices/gone asks claims/checkpoint"
+        " whether claims hold them.",
         760,
         330,
     )
@@ -220,6 +244,7 @@ def device_change() -> Picture:
     manager = picture.box(
         540, 164, 200, 74, "devices/manager", ["devices/pool_state", "devices/taints"], kind="ours"
     )
+    rows = picture.box(540, 274, 200, 40, "", ["claims/checkpoint"], kind="ours")
     publisher = picture.box(
         280,
         164,
@@ -240,6 +265,9 @@ def device_change() -> Picture:
         anchor="end",
     )
     picture.arrow([manager.left(), publisher.right()], "wake")
+    picture.arrow(
+        [manager.bottom(), rows.top()], "devices/gone: held?", at=(632, 262), anchor="end"
+    )
     picture.arrow([publisher.bottom(), plan.top()])
     picture.arrow([plan.left(), (220, 294)], "writes")
     picture.arrow([(120, 254), (120, 201), publisher.left()], "watch", at=(190, 194))

@@ -436,7 +436,11 @@ type Device struct {
 	Taints []*Taint `protobuf:"bytes,8,rep,name=taints,proto3" json:"taints,omitempty"`
 	// The health of the device. Not set if WatchHealth reports it, or if the backend reports no
 	// health.
-	Health        *Health `protobuf:"bytes,9,opt,name=health,proto3,oneof" json:"health,omitempty"`
+	Health *Health `protobuf:"bytes,9,opt,name=health,proto3,oneof" json:"health,omitempty"`
+	// Whether the pods of the device are evicted if the backend does not list it any more. A device
+	// that a claim holds stays published with the taint drakit.dev/gone until the claim is released.
+	// The effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
+	EvictIfGone   bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -532,6 +536,13 @@ func (x *Device) GetHealth() *Health {
 		return x.Health
 	}
 	return nil
+}
+
+func (x *Device) GetEvictIfGone() bool {
+	if x != nil {
+		return x.EvictIfGone
+	}
+	return false
 }
 
 // A value of one type, or a list of values of one type (feature gate DRAListTypeAttributes).
@@ -2621,7 +2632,7 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01B\v\n" +
 	"\t_fallback\"?\n" +
 	"\bFallback\x123\n" +
-	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\x88\x06\n" +
+	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xac\x06\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12I\n" +
@@ -2633,7 +2644,9 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\bconsumes\x18\x06 \x03(\v2'.drakit.backend.v1.Device.ConsumesEntryR\bconsumes\x12<\n" +
 	"\x1aallow_multiple_allocations\x18\a \x01(\bR\x18allowMultipleAllocations\x120\n" +
 	"\x06taints\x18\b \x03(\v2\x18.drakit.backend.v1.TaintR\x06taints\x126\n" +
-	"\x06health\x18\t \x01(\v2\x19.drakit.backend.v1.HealthH\x00R\x06health\x88\x01\x01\x1a[\n" +
+	"\x06health\x18\t \x01(\v2\x19.drakit.backend.v1.HealthH\x00R\x06health\x88\x01\x01\x12\"\n" +
+	"\revict_if_gone\x18\n" +
+	" \x01(\bR\vevictIfGone\x1a[\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x05value\x18\x02 \x01(\v2\x1c.drakit.backend.v1.AttributeR\x05value:\x028\x01\x1aX\n" +

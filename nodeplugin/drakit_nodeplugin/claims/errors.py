@@ -24,6 +24,7 @@ __all__ = (
     "ClaimGoneError",
     "ClaimNotAllocatedError",
     "ClaimReplacedError",
+    "DeviceGoneError",
     "DeviceNotListedError",
     "DeviceTakenError",
     "DriverFailedError",
@@ -190,6 +191,19 @@ class DeviceNotListedError(ClaimError):
             f"this node; the kubelet retries, and the pod starts once the driver lists it; if "
             "the device is gone, delete the pod; if the driver refuses it, see the node plugin's "
             "log for the reason"
+        )
+
+
+class DeviceGoneError(ClaimError):
+    """The device is published only because an earlier claim still holds it."""
+
+    reason = "DeviceGone"
+
+    def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
+        super().__init__(
+            f"claim {claim}, request {request}: device {device} is gone: driver {driver} does not "
+            "list it any more on this node; the kubelet retries, and the pod starts if the device "
+            "returns; if it does not, delete the pod, and its claim if that is shared"
         )
 
 

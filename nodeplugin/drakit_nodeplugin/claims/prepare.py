@@ -39,6 +39,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
+    DeviceGoneError,
     DeviceNotListedError,
     DriverFailedError,
     SpecFailedError,
@@ -282,7 +283,7 @@ class ClaimEngine:
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
-        due = {each.claim.uid: each for each in claims}
+        due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
         hardware = await self._complete(due)
         if self._parts.devices.traits.side_effects or not self._alone():
             await self._begin(due, hardware)
@@ -304,6 +305,23 @@ class ClaimEngine:
                         rollbacks.create_task(self._roll_back(due[uid], made))
                 if prepared:
                     await self._keep(prepared, due, hardware, rollbacks)
+
+    def _is_gone(self, due: _Due) -> bool:
+        """Refuse a claim with a device that is gone; one that containers use is prepared again in
+        any case."""
+        if due.in_use:
+            return False
+        for device in due.claim.devices:
+            if self._parts.inventories.is_gone(device.pool, device.device):
+                error = DeviceGoneError(
+                    claim=str(due.claim),
+                    request=device.request,
+                    device=device.device,
+                    driver=self._parts.driver,
+                )
+                self._refuse(due.work, error)
+                return True
+        return False
 
     def _still_wanted(
         self, claims: Mapping[str, tuple[ClaimWork, StoredClaim]]

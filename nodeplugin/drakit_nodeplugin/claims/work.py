@@ -205,6 +205,10 @@ class Inventories(Protocol):
         only their names."""
         ...
 
+    def is_gone(self, pool: str, device: str) -> bool:
+        """Return whether a device is published although its endpoint does not list it any more."""
+        ...
+
 
 class Instances(Protocol):
     """The processes that serve the driver on this node: two, while one replaces the other."""

@@ -10,7 +10,7 @@ It must not know other endpoints, or the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
@@ -18,10 +18,12 @@ from typing import TypeVar
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
 from drakit.resource.pools import pool_name
+from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import PoolContent
 from drakit_nodeplugin.devices.model import PublishedTaints
-from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
+from drakit_nodeplugin.devices.pool_state import PoolState
+from drakit_nodeplugin.devices.taints import GONE
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 
 __all__ = (
@@ -169,6 +171,8 @@ class EndpointState:
         """Pools that another endpoint has, and why they are left out."""
         self._driver = driver
         self._graces = graces
+        self._listed_pools: Collection[str] = frozenset()
+        """The pools of its last inventory."""
         self._reported_left_out: set[tuple[str, str]] = set()
 
     @property
@@ -200,6 +204,8 @@ class EndpointState:
         return StoredEndpoint(
             name=self.name,
             pools={name: tuple(sorted(pool.names)) for name, pool in self.pools.items()},
+            gone=_sorted({name: pool.gone for name, pool in self.pools.items()}),
+            evicting=_sorted({name: pool.evicting for name, pool in self.pools.items()}),
             stopped_at=None if present else self.stopped_at,
             removing=self.phase is Phase.REMOVING,
         )
@@ -220,7 +226,9 @@ class EndpointState:
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
         self.pools = {name: self._pool(name) for name in row.pools}
         for name, devices in row.pools.items():
-            self.pools[name].restore(devices)
+            self.pools[name].restore(
+                devices, gone=row.gone.get(name, ()), evicting=row.evicting.get(name, ())
+            )
         self.phase = phase(self.life, self._graces, now=self._driver.now())
         self.refresh()
 
@@ -237,7 +245,12 @@ class EndpointState:
         }
         self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
+        self._listed_pools = contents.keys() - taken
         kept = {name: content for name, content in contents.items() if name not in taken}
+        has_fallback = self.checked.fallback is not None
+        for name, pool in self.pools.items():
+            if pool.names and name not in kept and name not in taken:  # its devices are gone
+                kept[name] = PoolContent(devices={}, fallback={} if has_fallback else None)
         if returned or self.pools.keys() != kept.keys():
             self._driver.changed()
         self.pools = {name: self._pool(name) for name in kept}
@@ -254,13 +267,33 @@ class EndpointState:
 
         def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
             if name not in pool:
-                return False
+                if not any(key == GONE for key, _ in published):
+                    return False
+                pool.keep_gone(name, evicting=(GONE, "NoExecute") in published)
             pool.adopt(name, published)
             if self.phase is Phase.PRESENT:
                 pool.list_again(name)
             return True
 
         return self._apply(devices, adopt)
+
+    def gone(self) -> Iterator[DeviceKey]:
+        """Yield the devices that it does not list any more, and that may go."""
+        if self.phase in (Phase.PRESENT, Phase.STOPPED):
+            for pool in self.pools.values():
+                yield from (DeviceKey(pool.name, name) for name in pool.gone)
+
+    def let_go(self, devices: Iterable[DeviceKey]) -> None:
+        """Forget those of these devices that are gone: no claim holds them."""
+        names: dict[str, list[str]] = {}
+        for key in devices:
+            names.setdefault(key.pool, []).append(key.name)
+        for name in names.keys() & self.pools.keys():
+            pool = self.pools[name]
+            pool.let_go(names[name])
+            if not pool.names and name not in self._listed_pools and self.life.listed:
+                del self.pools[name]
+                self._driver.changed()
 
     def _apply(
         self, reports: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
@@ -364,3 +397,7 @@ class EndpointState:
             )
             for pool, part in (parts or {"": _Parts()}).items()
         }
+
+
+def _sorted(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:
+    return {pool: tuple(sorted(each)) for pool, each in names.items() if each}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from drakit.backoff import Backoff
@@ -42,6 +42,12 @@ class StoredEndpoint:
     name: str
     pools: Mapping[str, tuple[str, ...]]
     """Names of devices by the pool's name in the API."""
+
+    gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The names among them of devices that the endpoint did not list any more, by pool."""
+
+    evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The names among them of devices whose pods are evicted when they are gone, by pool."""
 
     stopped_at: float | None = None
     """When it stopped, in seconds since 1970; None if it was available when this was stored."""

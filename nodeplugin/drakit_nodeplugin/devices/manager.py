@@ -17,10 +17,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Protocol
 
 from drakit.device import Inventory
 from drakit.resource.pools import pool_name
 from drakit_nodeplugin.config import Devices
+from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.endpoint_state import (
     SILENT,
     EndpointState,
@@ -30,6 +32,7 @@ from drakit_nodeplugin.devices.endpoint_state import (
     removal_due,
 )
 from drakit_nodeplugin.devices.endpoint_store import EndpointStore, EndpointWriter, StoredEndpoint
+from drakit_nodeplugin.devices.gone import GoneDevices, Holders
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.devices.model import (
     Capacity,
@@ -40,7 +43,7 @@ from drakit_nodeplugin.devices.model import (
     PublishedTaints,
     Revision,
 )
-from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
+from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
@@ -57,6 +60,10 @@ IDLE_SECONDS = 60.0
 """The same while the manager waits for nothing: a node may have fifty drivers."""
 
 
+class DeviceStore(EndpointStore, Holders, Protocol):
+    """The checkpoint, as far as devices need it."""
+
+
 class DeviceManager:
     """An :class:`~drakit_nodeplugin.endpoints.endpoint.EndpointListener` that others can query."""
 
@@ -67,7 +74,7 @@ class DeviceManager:
         node: str,
         endpoints: Collection[str],
         settings: Devices,
-        store: EndpointStore,
+        store: DeviceStore,
         primary: asyncio.Event,
         sources_ready: Callable[[], bool],
         on_left_out: Callable[[Mapping[str, str]], None],
@@ -117,6 +124,12 @@ class DeviceManager:
             rows=self._rows,
             on_loaded=self._loaded,
             on_written=self._written,
+        )
+        self._gone = GoneDevices(
+            driver,
+            store,
+            gone=lambda: chain.from_iterable(each.gone() for each in self._endpoints.values()),
+            on_free=self._let_go,
         )
 
     def _make_endpoint(self, name: str) -> EndpointState:
@@ -177,6 +190,10 @@ class DeviceManager:
             }
         )
 
+    def is_gone(self, pool: str, device: str) -> bool:
+        """Return whether a device is published although its endpoint does not list it any more."""
+        return any(device in each.gone for _, each in self._pools() if each.name == pool)
+
     @property
     def stop_reason(self) -> str | None:
         """Why a needed endpoint is unavailable; None if all are available, or may still come."""
@@ -221,7 +238,7 @@ class DeviceManager:
             for other in self._endpoints.values()
             if other is not state and other.phase is Phase.PRESENT
             for pool in other.pools.values()
-            if pool.names
+            if pool.has_listed
         )
         state.replace(inventory, taken=taken)
         self._adopt(state)
@@ -331,6 +348,7 @@ class DeviceManager:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._follow_time())
+            group.create_task(self._gone.run())
 
     def wake(self) -> None:
         """Do what is due; check again whether this instance is primary, and the sources ready."""
@@ -352,6 +370,12 @@ class DeviceManager:
                     await self._awake.wait()
             except TimeoutError:
                 self._passed = max(self._passed, until)
+
+    def _let_go(self, devices: Collection[DeviceKey]) -> None:
+        """No claim holds these devices, which were gone a moment ago."""
+        for state in self._endpoints.values():
+            state.let_go(devices)
+        self._notify()
 
     def _next_changes(self) -> Iterator[float]:
         yield self._graces.start_until
@@ -457,10 +481,13 @@ class DeviceManager:
             self._health_states = None
         if state.stored_changed:
             self._writer.changed()
+        if state.vanished:
+            self._gone.changed()
         state.published_changed = state.health_changed = state.stored_changed = False
+        state.vanished = False
         if published or health:
             self.revision.advance()
 
 
 def _rank(state: EndpointState, pool: PoolState) -> tuple[bool, bool, bool]:
-    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.names)
+    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.has_listed)

@@ -104,6 +104,8 @@ class PoolCapacity:
 
     healthy: frozenset[str]
     unhealthy: frozenset[str]
+    gone: frozenset[str]
+    """Devices that their endpoint does not list any more, but claims hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,11 @@
 """
 The devices of one pool of one endpoint: their health, their taints, and what claims block.
 
+A device that an inventory no longer lists is *gone*. It stays, tainted, until the manager has found
+that no claim holds it.
+
 The endpoint applies inventories, reports and time; what has changed by that is noted in
-:class:`DriverState`. An object that is given out stays the same one while nothing changes, so
+:class:`.DriverState`. An object that is given out stays the same one while nothing changes, so
 readers compare by identity; the devices of an inventory do the same. Which taints a device gets is
 decided in :mod:`.taints`.
 
@@ -11,11 +14,12 @@ It must not know other pools, or the life of the endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from drakit.device import CounterSet, Device, Health
+from drakit.device import CounterSet, Device, Health, TaintEffect
 from drakit.resource.device import device_body
+from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent, crowded_out
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
@@ -30,8 +34,8 @@ from drakit_nodeplugin.devices.taints import (
     UNHEALTHY,
     UNKNOWN,
     Condition,
-    HealthTiming,
     adopted,
+    health_of,
     listed,
     lost,
     next_change,
@@ -42,41 +46,7 @@ from drakit_nodeplugin.devices.taints import (
     validated,
 )
 
-__all__ = ("DriverState", "PoolState")
-
-
-class DriverState:
-    """What the endpoints of one driver share: settings, time, claims, and pending notifications."""
-
-    def __init__(
-        self,
-        *,
-        node: str,
-        open_ended: bool,
-        timing: HealthTiming,
-        now: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
-        """`open_ended`: the number of endpoints is unknown. `now` returns the loop's time,
-        `wall_clock` seconds since 1970."""
-        self.node = node
-        self.open_ended = open_ended
-        self.timing = timing
-        self.now = now
-        self.wall = wall_clock
-        self.held: Mapping[str, Collection[HeldDevice]] = {}
-        """The holds of claims, in pools where a claim is still being unprepared. The same object
-        while nothing changes."""
-        self.published_changed = False
-        """Whether the publication has changed since the last notification."""
-        self.health_changed = False
-        """The same of the health that is reported to the kubelet."""
-        self.stored_changed = False
-        """The same of the rows of the store: names, and whether endpoints are available."""
-
-    def changed(self) -> None:
-        """Everything may have changed."""
-        self.published_changed = self.health_changed = self.stored_changed = True
+__all__ = ("PoolState",)
 
 
 class PoolState:
@@ -99,6 +69,10 @@ class PoolState:
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
         """Before a restart, of devices that have not been listed since then."""
+        self.gone: frozenset[str] = frozenset()
+        """Devices that the endpoint does not list any more. A claim holds each, or may hold it."""
+        self.evicting: frozenset[str] = frozenset()
+        """Devices whose pods are evicted when they are gone; gone ones and others."""
         self._desired: DesiredPool | None = None
         self.content: PoolContent | None = None
         """The last inventory of the endpoint; None if there is none since the plugin's start."""
@@ -112,8 +86,13 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The devices, without those that only the fallback has."""
+        """The devices, gone ones included, without those that only the fallback has."""
         return self._devices.keys()
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether there is a device that is not gone."""
+        return len(self._devices) > len(self.gone)
 
     def __contains__(self, name: object) -> bool:
         """Return whether the pool or its fallback has a device of that name."""
@@ -138,9 +117,9 @@ class PoolState:
     def capacity(self, *, available: bool) -> PoolCapacity:
         """Sort the devices; while the endpoint is unavailable none is healthy."""
         tainted = {name for name, known in self._conditions.items() if known.tainted}
-        names = frozenset(self._devices)
+        names = frozenset(self._devices) - self.gone
         unhealthy = names & tainted if available else names
-        return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy)
+        return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy, gone=self.gone)
 
     def next_change(self) -> float | None:
         """Return when time alone changes something of a device; None if it does not."""
@@ -148,9 +127,12 @@ class PoolState:
 
     # ------------------------------------------------------------ changes
 
-    def restore(self, names: Iterable[str]) -> None:
+    def restore(
+        self, names: Iterable[str], *, gone: Iterable[str], evicting: Iterable[str]
+    ) -> None:
         """Begin with names alone; whatever is known of these devices stays."""
         old = self._devices
+        self.gone, self.evicting = frozenset(gone), frozenset(evicting)
         self._devices = {
             name: old.get(name) or DesiredDevice(name=name, device=None) for name in names
         }
@@ -166,31 +148,103 @@ class PoolState:
         again.
         """
         old, old_fallback = self._devices, self._fallback
+        old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
         self.content = content
         self._devices = _merged(content.devices, old)
         fallback = content.fallback
         self._fallback = None if fallback is None else _merged(fallback, old_fallback or old)
-        present = self._devices if fallback is None else self._devices.keys() | fallback.keys()
+        self._keep_vanished(content, old, old_fallback)
+        self._counter_sets = self._needed_sets(content, old_sets)
+        present = self._devices.keys() | (self._fallback or {}).keys()
         dirty = {name for name in present if name not in self._health}
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
-        if self._devices.keys() != old.keys():
+        dirty |= self.gone ^ old_gone
+        if (self._devices.keys(), self.gone, self.evicting) != (old.keys(), old_gone, old_evicting):
             self._driver.stored_changed = True
         if (
             dirty
             or list(old) != list(self._devices)
             or list(old_fallback or ()) != list(self._fallback or ())
             or (old_fallback is None) != (fallback is None)
-            or self._counter_sets != content.counter_sets
+            or self._counter_sets != old_sets
         ):
-            self._counter_sets = content.counter_sets
             self._touch()
         if self._forget_others(present):
             self._driver.health_changed = True
+        for name in self.gone - old_gone:
+            self._lose_sight_of(name)
         dirty |= self._observe_inventory(content, returned=returned)
         if returned:
             dirty |= {name for name in list(self._conditions) if self.list_again(name)}
+        for name in old_gone - self.gone:
+            self.list_again(name)
         return dirty
+
+    def _keep_vanished(
+        self,
+        content: PoolContent,
+        old: Mapping[str, DesiredDevice],
+        old_fallback: Mapping[str, DesiredDevice] | None,
+    ) -> None:
+        """Keep the devices that were listed before, and that an inventory does not list."""
+        fallback = content.fallback or {}
+        gone: set[str] = set()
+        for entries, before in ((self._devices, old), (self._fallback, old_fallback or old)):
+            if entries is not None:
+                missing = before.keys() - content.devices.keys() - fallback.keys()
+                entries |= {name: entry for name, entry in before.items() if name in missing}
+                gone |= missing
+        inventories = (content.devices, fallback)
+        asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}
+        self.gone = frozenset(gone)
+        self.evicting = frozenset(asking | (self.evicting & self.gone))
+        if self.gone:
+            self._driver.vanished = True
+
+    def _needed_sets(
+        self, content: PoolContent, old: tuple[CounterSet, ...] | None
+    ) -> tuple[CounterSet, ...]:
+        """Return the counter sets of an inventory, and those that only gone devices consume:
+        without its counter set, a device makes the whole pool invalid."""
+        listed = {each.name for each in content.counter_sets}
+        entries = (self._devices.get(name) for name in self.gone)
+        consumed = {
+            name
+            for entry in entries
+            if entry is not None and entry.device is not None
+            for name in entry.device.consumes
+        }
+        kept = [each for each in old or () if each.name in consumed - listed]
+        return (*content.counter_sets, *kept) if kept else content.counter_sets
+
+    def keep_gone(self, name: str, *, evicting: bool) -> None:
+        """Take over a device that was published as gone before a restart, and is unknown since."""
+        for entries in (self._devices, self._fallback):
+            if entries is not None:
+                entries[name] = DesiredDevice(name=name, device=None)
+        self.gone |= {name}
+        self.evicting |= {name} if evicting else frozenset[str]()
+        self._driver.vanished = self._driver.stored_changed = True
+        self._touch()
+
+    def let_go(self, names: Collection[str]) -> None:
+        """Forget gone devices, because no claim holds them; the others of these are listed again
+        by now."""
+        leaving = self.gone & set(names)
+        if not leaving:
+            return
+        for entries in (self._devices, self._fallback):
+            for name in leaving:
+                if entries is not None:
+                    entries.pop(name, None)
+        self.gone -= leaving
+        self.evicting -= leaving
+        if self.content is not None:
+            self._counter_sets = self._needed_sets(self.content, self._counter_sets)
+        self._forget_others(self._devices.keys() | (self._fallback or {}).keys())
+        self._driver.stored_changed = self._driver.health_changed = True
+        self._touch()
 
     def _forget_others(self, present: Collection[str]) -> bool:
         """Forget the health of all other devices; return whether there was any."""
@@ -226,7 +280,7 @@ class PoolState:
     def observe(self, name: str, health: Health) -> bool:
         """Apply a report; return whether the device must be refreshed. Reports on devices that the
         pool does not have are ignored."""
-        if name not in self:
+        if name not in self or name in self.gone:
             return False
         old = self._conditions.get(name, UNKNOWN)
         if old.has_report and old.health == health:
@@ -237,12 +291,19 @@ class PoolState:
 
     def lose_sight(self) -> None:
         """The endpoint is unavailable: it no longer reports health."""
-        for name, condition in list(self._conditions.items()):
-            self._know(name, lost(condition, now=self._driver.now()))
+        for name in list(self._conditions):
+            self._lose_sight_of(name)
+
+    def _lose_sight_of(self, name: str) -> None:
+        self._inventory_health.pop(name, None)
+        old = self._conditions.get(name, UNKNOWN)
+        self._know(name, lost(old, now=self._driver.now()))
 
     def list_again(self, name: str) -> bool:
         """The endpoint is available again, and has listed the device; return whether the device
-        must be refreshed."""
+        must be refreshed. A device that is gone was not listed."""
+        if name in self.gone:
+            return False
         old = self._conditions.get(name, UNKNOWN)
         return self._know(name, listed(old, now=self._driver.now()))
 
@@ -290,7 +351,15 @@ class PoolState:
             condition = self._conditions.get(name, UNKNOWN)
             self._taint(name, condition, wall=wall, stopped=unavailable is not None)
             old = self._health.get(name)
-            new = _health_of(self.name, name, old, condition, wall=wall, unavailable=unavailable)
+            new = health_of(
+                self.name,
+                name,
+                old,
+                condition,
+                wall=wall,
+                unavailable=unavailable,
+                gone=name in self.gone,
+            )
             if new is not old:
                 self._health[name] = new
                 self._driver.health_changed = True
@@ -306,14 +375,17 @@ class PoolState:
     def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:
         published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
         unpreparing = name in self._unpreparing
+        gone: TaintEffect | None = None
+        if name in self.gone:
+            gone = "NoExecute" if name in self.evicting else "NoSchedule"
         for entries in (self._devices, self._fallback or {}):
             if (entry := entries.get(name)) is None:
                 continue
             is_listed = is_listed or entry.device is not None
             own = () if entry.device is None else entry.device.taints
-            if not (own or entry.taints or condition.tainted or unpreparing or stopped):
+            if not (own or entry.taints or condition.tainted or unpreparing or stopped or gone):
                 continue  # as nearly all of them are
-            wanted = taints(own, condition, stopped=stopped, unpreparing=unpreparing)
+            wanted = taints(own, condition, stopped=stopped, unpreparing=unpreparing, gone=gone)
             new = stamped(wanted, entry.taints, now=wall, published=published)
             if new is not entry.taints:
                 entries[name] = replace(entry, taints=new)
@@ -345,26 +417,3 @@ def _merged(
 def _is_published_alike(old: Device, new: Device) -> bool:
     """Return whether two devices differ in their health at most."""
     return old is new or (old.taints == new.taints and device_body(old) == device_body(new))
-
-
-def _health_of(
-    pool: str,
-    name: str,
-    old: DeviceHealth | None,
-    condition: Condition,
-    *,
-    wall: int,
-    unavailable: str | None,
-) -> DeviceHealth:
-    """Return a device's health; its time is that of the status, not of the message."""
-    status, message = condition.health.status, condition.health.message
-    if unavailable is not None:
-        status, message = "unknown", unavailable
-    elif condition.tainted:
-        status, message = "unhealthy", condition.message
-    if old is not None and (old.status, old.message) == (status, message):
-        return old
-    changed_at = old.changed_at if old is not None and old.status == status else wall
-    return DeviceHealth(
-        pool=pool, device=name, status=status, message=message, changed_at=changed_at
-    )

@@ -18,11 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from drakit.device import Health, Taint
-from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
+from drakit.device import Health, Taint, TaintEffect
+from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints, StampedTaint
 
 __all__ = (
     "DOMAIN",
+    "GONE",
     "NOT_PUBLISHED",
     "STOPPED",
     "UNHEALTHY",
@@ -31,6 +32,7 @@ __all__ = (
     "Condition",
     "HealthTiming",
     "adopted",
+    "health_of",
     "listed",
     "lost",
     "next_change",
@@ -54,6 +56,9 @@ STOPPED = DOMAIN + "stopped"
 UNPREPARING = DOMAIN + "unpreparing"
 """An earlier claim is still being unprepared."""
 
+GONE = DOMAIN + "gone"
+"""The endpoint does not list the device any more, but a claim holds it."""
+
 NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
 """No taints from before a restart."""
 
@@ -62,6 +67,8 @@ SILENCE_SECONDS = 60.0
 whose health is polled has 30 s for its answer."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
+
+_GONE_MESSAGE = "the device is gone: its driver does not list it any more"
 
 _INVALID = Health.unknown("its driver reports malformed health")
 
@@ -218,14 +225,45 @@ def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
     )
 
 
+def health_of(
+    pool: str,
+    name: str,
+    old: DeviceHealth | None,
+    condition: Condition,
+    *,
+    wall: int,
+    unavailable: str | None,
+    gone: bool,
+) -> DeviceHealth:
+    """Return a device's health; its time is that of the status, not of the message."""
+    status, message = condition.health.status, condition.health.message
+    if unavailable is not None:
+        status, message = "unknown", unavailable
+    elif gone:
+        status, message = "unhealthy", _GONE_MESSAGE
+    elif condition.tainted:
+        status, message = "unhealthy", condition.message
+    if old is not None and (old.status, old.message) == (status, message):
+        return old
+    changed_at = old.changed_at if old is not None and old.status == status else wall
+    return DeviceHealth(
+        pool=pool, device=name, status=status, message=message, changed_at=changed_at
+    )
+
+
 # ---------------------------------------------------------------- taints
 
 
 def taints(
-    own: Iterable[Taint], condition: Condition, *, stopped: bool, unpreparing: bool
+    own: Iterable[Taint],
+    condition: Condition,
+    *,
+    stopped: bool,
+    unpreparing: bool,
+    gone: TaintEffect | None = None,
 ) -> tuple[Taint, ...]:
     """Return all taints that a device must have, always in the same order; `own` are those of its
-    driver."""
+    driver, and `gone` is the effect for a device that its endpoint does not list any more."""
     reasons: list[Taint] = list(own)
     if stopped:
         reasons.append(Taint(key=STOPPED, effect="NoSchedule"))
@@ -233,7 +271,9 @@ def taints(
         reasons.append(Taint(key=UNHEALTHY, effect="NoSchedule"))
     if condition.tainted and condition.evicting:
         reasons.append(Taint(key=UNHEALTHY, effect="NoExecute"))
-    if unpreparing:
+    if gone is not None:
+        reasons.append(Taint(key=GONE, effect=gone))
+    elif unpreparing:  # with both, there could be more taints than the API allows
         reasons.append(Taint(key=UNPREPARING, effect="NoSchedule"))
     return tuple(reasons)
 

@@ -375,6 +375,7 @@ class HostedDevices:
         self._metrics.set_devices(
             healthy=sum(len(pool.healthy) for pool in pools),
             unhealthy=sum(len(pool.unhealthy) for pool in pools),
+            gone=sum(len(pool.gone) for pool in pools),
             allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
         )
         self._metrics.set(pools_inactive=len(capacity.inactive))

@@ -353,6 +353,10 @@ async def test_the_devices_of_all_rows_are_named_by_pool(checkpoint):
         "node-1": {"cam-0", "cam-1", "cam-2", "cam-3"},
         "node-1/usb": {"cam-0"},
     }
+    assert await checkpoint.devices_in_use() == {
+        "node-1": {"cam-0", "cam-1", "cam-2"},  # not of the claim with admin access
+        "node-1/usb": {"cam-0"},
+    }
 
 
 async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):

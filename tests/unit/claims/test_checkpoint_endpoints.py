@@ -17,7 +17,12 @@ from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointErro
 from drakit_nodeplugin.devices.endpoint_store import EndpointStore, StoredEndpoint
 from tests.fakes.checkpoints import fill, stored_claim
 
-USB = StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ()})
+USB = StoredEndpoint(
+    name="usb",
+    pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ()},
+    gone={"node-1": ("cam-1",)},
+    evicting={"node-1": ("cam-0", "cam-1")},
+)
 NET = StoredEndpoint(name="net", pools={}, stopped_at=1795251182.25, removing=True)
 
 
@@ -50,6 +55,12 @@ async def reopened(path):
 
 
 # ---------------------------------------------------------------- what is stored
+
+
+def test_a_row_of_an_earlier_version_has_no_devices_that_are_gone():
+    body = orjson.dumps({"name": "usb", "pools": {"node-1": ["cam-0"]}, "removing": False})
+    endpoint = load_endpoint("usb", body, expected=checksum(body))
+    assert endpoint == StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)})
 
 
 async def test_what_was_written_is_there_after_a_restart(path, checkpoint):

@@ -12,6 +12,7 @@ import pytest
 from drakit import CounterSet, Device
 from drakit_nodeplugin.claims.checkpoint.holds import held_beside_unpreparing
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, rows, schema
+from drakit_nodeplugin.claims.prepare import LISTED_SECONDS
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice, PoolContent, units_of
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.checkpoints import delete, stored_claim, stored_device
@@ -222,6 +223,40 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
+
+
+async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
+    plugin.inventories.gone = {"plain"}
+    await allocated(plugin, a="plain", b="whole", c={"device": "plain", "adminAccess": True})
+    async with asyncio.timeout(LISTED_SECONDS / 2):
+        error, other, admin = await errors(plugin, A, B, C)
+    assert error == (
+        f"claim lab/claim-{A}, request main: device plain is gone: driver {DRIVER} does not list "
+        "it any more on this node; the kubelet retries, and the pod starts if the device returns; "
+        "if it does not, delete the pod, and its claim if that is shared"
+    )
+    assert other is None
+    assert "is gone" in admin
+    assert await plugin.states() == {B: "prepared"}
+
+
+async def test_a_device_of_a_device_plugin_that_is_gone_is_refused(plugin, devices):
+    plugin.inventories.pools = None  # its devices consume only their names
+    plugin.inventories.gone = {"plain"}
+    await allocated(plugin, a="plain")
+    (error,) = await errors(plugin, A)
+    assert "device plain is gone" in error
+    assert devices.prepares == 0
+
+
+async def test_a_claim_is_unprepared_although_its_device_is_gone(plugin, devices):
+    await allocated(plugin, a="plain")
+    assert await errors(plugin, A) == [None]
+    plugin.inventories.list(*DEVICES[1:], counter_sets=[CARD])
+    plugin.inventories.gone = {"plain"}
+    assert await errors(plugin, A) == [None], "containers use it"
+    await plugin.unprepare(reference(A))
+    assert await plugin.states() == {}
 
 
 async def test_what_containers_use_is_prepared_again_though_it_is_not_listed(plugin, devices):

@@ -93,7 +93,11 @@ async def test_opaque_parameters_are_in_json_alone(site):
 
 
 ENDPOINTS = (
-    StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("hub",)}),
+    StoredEndpoint(
+        name="usb",
+        pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("hub",)},
+        gone={"node-1": ("cam-1",)},
+    ),
     StoredEndpoint(name="net", pools={"node-1/net": ()}, stopped_at=1795251182.9),
     StoredEndpoint(name="gone", pools={}, stopped_at=1e99, removing=True),
 )
@@ -109,7 +113,8 @@ async def test_endpoints_are_shown_below_the_claims(site):
         "ENDPOINT  STATE     SINCE                 POOLS\n"
         "gone      removing  1e+99                 -\n"
         "net       stopped   2026-11-21T08:53:02Z  node-1/net (0 devices)\n"
-        "usb       running   -                     node-1 (2 devices), node-1/usb (1 device)\n"
+        "usb       running   -                     node-1 (2 devices, 1 gone), "
+        "node-1/usb (1 device)\n"
     )
 
 
@@ -121,12 +126,16 @@ async def test_the_devices_of_endpoints_are_in_json(site):
         {
             "name": "net",
             "pools": {"node-1/net": []},
+            "gone": {},
+            "evicting": {},
             "stopped_at": 1795251182.9,
             "removing": False,
         },
         {
             "name": "usb",
             "pools": {"node-1": ["cam-0", "cam-1"], "node-1/usb": ["hub"]},
+            "gone": {"node-1": ["cam-1"]},
+            "evicting": {},
             "stopped_at": None,
             "removing": False,
         },

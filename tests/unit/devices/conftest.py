@@ -34,10 +34,16 @@ class FakeStore:
         self.rows: dict[str, StoredEndpoint] = {}
         self.writes = 0
         self.error: Exception | None = None
+        self.used: dict[str, set[str]] = {}
+        """Devices that claims hold, by pool."""
 
     def _use(self) -> None:
         if self.error is not None:
             raise self.error
+
+    async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
+        self._use()
+        return {pool: frozenset(names) for pool, names in self.used.items()}
 
     async def endpoints(self) -> list[StoredEndpoint]:
         self._use()

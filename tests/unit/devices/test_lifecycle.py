@@ -48,6 +48,7 @@ async def test_an_endpoint_that_returns_with_other_devices_has_those(node: Node)
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         manager.replaced(DRIVER, inventory("b", "c"))
+        await pass_time(0)
         assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
 
 

@@ -182,12 +182,13 @@ async def test_devices_do_not_recover_while_their_driver_is_unavailable(node: No
         assert shown(manager.publication()) == {NODE: {"a": []}}
 
 
-async def test_a_device_that_left_and_returned_is_another_one(node: Node):
+async def test_a_free_device_that_left_and_returned_is_another_one(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.reported(DRIVER, report(a=BAD))
         await pass_time(1)
         manager.replaced(DRIVER, inventory("b"))
+        await pass_time(0)
         assert health_of(manager).keys() == {"b"}
         await pass_time(1)
         manager.replaced(DRIVER, inventory("a", "b"))
@@ -512,6 +513,7 @@ async def test_pools_counters_and_fallbacks_are_passed_on(node: Node):
         assert published.pools[NODE].fallback == ()
         await pass_time(1)
         manager.replaced(DRIVER, Inventory(devices=[camera]))
+        await pass_time(0)
         assert manager.publication().pools.keys() == {NODE}
         assert manager.publication().pools[NODE].fallback is None
 
@@ -596,6 +598,7 @@ async def test_the_last_health_counts_whether_an_inventory_or_a_report_has_it(no
         manager.reported(DRIVER, report(b=BAD))
         manager.replaced(DRIVER, inventory("a", "b", health=NOBODY))
         manager.replaced(DRIVER, inventory("b", health=NOBODY))
+        await pass_time(0)
         manager.stopped(DRIVER, "it ended")
         assert shown(manager.publication()) == {NODE: {"b": ["stopped", "unhealthy"]}}
 

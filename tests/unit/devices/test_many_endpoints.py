@@ -85,6 +85,7 @@ async def test_a_pool_whose_devices_go_stays_empty_and_takes_them_back(node: Nod
         for inventory, devices in ((NOTHING, {}), (things(A), {"dev-0": []})) * 3:
             await pass_time(1)
             manager.replaced(A, inventory)
+            await pass_time(0)
             assert shown(manager.publication()) == {pool(A): devices, pool(B): {"dev-0": []}}
         manager.replaced(A, NOTHING)
         await pass_time(2)

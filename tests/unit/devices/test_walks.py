@@ -57,6 +57,7 @@ listing_all = st.tuples(st.just("list"), st.just(["a", "b"]))
 stop = st.tuples(st.just("stop"), st.none())
 reporting = st.tuples(st.just("report"), st.tuples(names, st.sampled_from(sorted(WORDS))))
 report_more = st.tuples(st.just("report"), st.tuples(names, st.sampled_from(["ok", "broken"])))
+hold = st.tuples(st.just("hold"), names)
 restart = st.tuples(st.just("restart"), st.sampled_from([0, 10, 50]))
 ready = st.tuples(st.just("ready"), st.booleans())
 wipe = st.tuples(st.just("wipe"), st.none())
@@ -73,6 +74,7 @@ healths = st.lists(
         report_more,
         reporting,
         report_more,
+        hold,
         restart,
     ),
     min_size=10,
@@ -101,6 +103,8 @@ class Model:
     ready_since: float | None = 0.0
     stop_stored: bool = False
     devices: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     sick: dict[str, Sick] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
@@ -138,7 +142,12 @@ class Model:
         found = ["stopped"] if self.away_since is not None else []
         if (sick := self.sick.get(name)) is not None:
             found += ["unhealthy"] + ["unhealthy:NoExecute"] * sick.evicting
-        return found
+        return found + ["gone"] * (name in self.gone)
+
+    def lose_sight(self, name: str, now: float) -> None:
+        said = self.sick[name].said
+        self.report(name, "unknown", now)
+        self.sick[name].said = said
 
 
 class World:
@@ -189,25 +198,32 @@ class World:
                 await pass_time(how)
             case "list":
                 self.manager.replaced(DRIVER, inventory(*how))
+                await pass_time(0)
                 returned = not model.present
                 model.listed, model.away_since, model.stop_stored = True, None, False
-                model.devices = set(how)
-                model.sick = {name: sick for name, sick in model.sick.items() if name in how}
-                for sick in model.sick.values():
-                    if returned and not sick.said:
+                back = model.gone & set(how)
+                vanished = (model.devices - set(how)) & model.held - model.gone
+                for name in vanished & model.sick.keys():
+                    model.lose_sight(name, now)
+                model.gone = (model.devices - set(how)) & model.held
+                model.devices = set(how) | model.gone
+                model.sick = {n: sick for n, sick in model.sick.items() if n in model.devices}
+                for name, sick in model.sick.items():
+                    if name in how and (returned or name in back) and not sick.said:
                         sick.silent_since = now
+            case "hold":
+                model.held.add(how)
+                self.node.store.used = {NODE: model.held}
             case "stop":
                 self.manager.stopped(DRIVER, "it ended")
                 if model.present:
                     model.away_since, model.stop_stored = now, True
-                    for name, sick in model.sick.items():
-                        said = sick.said
-                        model.report(name, "unknown", now)
-                        sick.said = said
+                    for name in model.sick:
+                        model.lose_sight(name, now)
             case "report":
                 name, word = how
                 self.manager.reported(DRIVER, report(**{name: WORDS[word]}))
-                if model.present and name in model.devices:
+                if model.present and name in model.devices - model.gone:
                     model.report(name, word, now)
             case "restart":
                 await pass_time(2)  # until the store has got what there was
@@ -245,7 +261,7 @@ class World:
         self.publish()
         capacity = self.manager.capacity()
         if not capacity.pools and not capacity.inactive:
-            model.devices, model.sick = set(), {}
+            model.devices, model.sick, model.gone = set(), {}, set()
         expected = {NODE: {name: model.taints(name) for name in model.devices}}
         grace_over = now >= model.started + START_GRACE
         if model.present:

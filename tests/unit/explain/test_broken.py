@@ -134,6 +134,13 @@ def test_a_pod_that_can_start_has_no_reason():
             id="device-gone",
         ),
         pytest.param(
+            [tainted(TaintFacts(key="drakit.dev/gone", effect="NoSchedule"))],
+            "DeviceGone",
+            f"{THE_DEVICE} is gone: its driver does not list it any more; connect the device "
+            f"again, or delete the pod and the claim, so that another device is allocated",
+            id="device-gone-but-published-while-it-is-held",
+        ),
+        pytest.param(
             [tainted(TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule"))],
             "DeviceUnhealthy",
             f"{THE_DEVICE} is unhealthy; check the device, or delete the pod and the claim, so "

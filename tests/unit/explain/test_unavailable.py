@@ -115,6 +115,14 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             id="unhealthy",
         ),
         pytest.param(
+            cluster(device("g0", taint("drakit.dev/gone"))),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/gone, {NOT}; gone is removed when "
+            "the device is connected again; otherwise the device is removed when its claim is "
+            "unprepared",
+            id="gone",
+        ),
+        pytest.param(
             cluster(device("g0", STOPPED), device("g1", UNPREPARING)),
             "DevicesTainted",
             f"all 2 devices {WHAT} are tainted with drakit.dev/stopped, drakit.dev/unpreparing, "

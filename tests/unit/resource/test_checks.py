@@ -151,6 +151,11 @@ def test_what_the_api_takes_is_no_problem(device):
         pytest.param(
             Device(name="c", allow_multiple_allocations=1), "not a boolean", id="shared-as-a-number"
         ),
+        pytest.param(
+            Device(name="c", evict_if_gone="yes"),
+            "evict_if_gone is of type str",
+            id="evict-as-text",
+        ),
         pytest.param(Device(name="c", topology=None), "not a Topology", id="no-topology"),
         pytest.param(
             Device(name="c", topology=Topology(numa_node=-1)), "NUMA node", id="numa-below-zero"

@@ -176,7 +176,10 @@ def _device(body: dict[str, Any]) -> StoredDevice:
 
 def _endpoint(body: dict[str, Any]) -> StoredEndpoint:
     endpoint = _known(_ENDPOINT_FIELDS, body)
-    endpoint["pools"] = {pool: tuple(names) for pool, names in endpoint["pools"].items()}
+    endpoint.setdefault("gone", {})  # an earlier version did not store these
+    endpoint.setdefault("evicting", {})
+    for key in ("pools", "gone", "evicting"):
+        endpoint[key] = {pool: tuple(names) for pool, names in endpoint[key].items()}
     return StoredEndpoint(**endpoint)
 
 

@@ -236,7 +236,14 @@ class Checkpoint:
 
     async def held_devices(self) -> Mapping[str, frozenset[str]]:
         """Return the names of all devices that claims have, by pool; admin access included."""
-        return await self._run(holds.held_devices)
+        return await self._run(partial(holds.held_devices, admin_access=True))
+
+    async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
+        """Return the names of all devices that claims hold, by pool, without admin access. Raises
+        CheckpointError while entries may be missing."""
+        if self.damage is not None:
+            raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
+        return await self._run(partial(holds.held_devices, admin_access=False), complete=True)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
         """Return the holds of claims that are being unprepared, and of others on the same counter

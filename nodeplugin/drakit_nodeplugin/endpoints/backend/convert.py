@@ -93,6 +93,7 @@ def device_of(message: pb.Device) -> Device:
         allow_multiple_allocations=message.allow_multiple_allocations,
         taints=tuple([_taint(each) for each in message.taints]),
         health=health_of(message.health) if message.HasField("health") else None,
+        evict_if_gone=message.evict_if_gone,
     )
 
 

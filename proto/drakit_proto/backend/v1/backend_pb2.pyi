@@ -303,6 +303,7 @@ class Device(_message.Message):
     ALLOW_MULTIPLE_ALLOCATIONS_FIELD_NUMBER: _builtins.int
     TAINTS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
+    EVICT_IF_GONE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A DNS label of at most 63 characters, unique in its pool. It must stay the same after a
     restart.
@@ -313,6 +314,11 @@ class Device(_message.Message):
     """
     allow_multiple_allocations: _builtins.bool
     """Whether claims can share the capacity of the device."""
+    evict_if_gone: _builtins.bool
+    """Whether the pods of the device are evicted if the backend does not list it any more. A device
+    that a claim holds stays published with the taint drakit.dev/gone until the claim is released.
+    The effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
+    """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
         """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
@@ -353,10 +359,11 @@ class Device(_message.Message):
         allow_multiple_allocations: _builtins.bool = ...,
         taints: _abc.Iterable[Global___Taint] | None = ...,
         health: Global___Health | None = ...,
+        evict_if_gone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "health", b"health", "topology", b"topology"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "capacity", b"capacity", "consumes", b"consumes", "health", b"health", "name", b"name", "pool", b"pool", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "capacity", b"capacity", "consumes", b"consumes", "evict_if_gone", b"evict_if_gone", "health", b"health", "name", b"name", "pool", b"pool", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015

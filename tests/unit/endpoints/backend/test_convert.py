@@ -67,6 +67,7 @@ def test_a_device_has_every_field_of_its_message():
         allow_multiple_allocations=True,
         taints=[pb.Taint(key="a.example.com/x", value="y", effect=pb.TAINT_EFFECT_NO_EXECUTE)],
         health=pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot", broken=True),
+        evict_if_gone=True,
     )
     device = device_of(message)
     assert device == Device(
@@ -94,6 +95,7 @@ def test_a_device_has_every_field_of_its_message():
         allow_multiple_allocations=True,
         taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
         health=Health.unhealthy("hot", evict_pods=True),
+        evict_if_gone=True,
     )
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)

@@ -1,0 +1,88 @@
+"""
+Finds the devices that are gone and that no claim holds any more.
+
+An endpoint that no longer lists a device does not know whether a claim holds it; only the
+checkpoint does. So such a device stays until the checkpoint was asked: at once, and periodically
+while a claim holds it.
+
+It must not know pools, taints, or the life of endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from drakit.logs import ProblemLog
+from drakit_nodeplugin.endpoints.contract import DeviceKey
+
+__all__ = ("GONE_SECONDS", "GoneDevices", "Holders")
+
+logger = logging.getLogger(__name__)
+
+GONE_SECONDS = 1.0
+"""Between two checks whether claims still hold devices that are gone: nothing reports releases, and
+another instance may have released one."""
+
+
+class Holders(Protocol):
+    """The checkpoint, as far as devices that are gone need it."""
+
+    async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
+        """Return the names of all devices that claims hold, by the pool's name in the API. Raises
+        CheckpointError if that is unknown."""
+        ...
+
+
+class GoneDevices:
+    """Follows the devices of one driver that are gone."""
+
+    def __init__(
+        self,
+        driver: str,
+        holders: Holders,
+        *,
+        gone: Callable[[], Iterable[DeviceKey]],
+        on_free: Callable[[Collection[DeviceKey]], None],
+    ) -> None:
+        """`gone` returns the devices that are gone now; `on_free` receives those of them that no
+        claim holds."""
+        self._holders = holders
+        self._gone = gone
+        self._on_free = on_free
+        self._changed = asyncio.Event()
+        self._problems = ProblemLog(
+            logger,
+            "devices that are gone stay published: the checkpoint cannot be read",
+            facts={"driver": driver},
+        )
+
+    def changed(self) -> None:
+        """Other devices may be gone."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GONE_SECONDS if any(self._gone()) else None):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._check()
+
+    async def _check(self) -> None:
+        # Before the question: a claim can get a device that vanishes after the answer.
+        gone = frozenset(self._gone())
+        if not gone:
+            return
+        try:
+            used = await self._holders.devices_in_use()
+        except Exception as error:  # the store belongs to another layer, whose errors are unknown
+            self._problems.report(str(error))
+            return
+        self._problems.report(None)
+        if free := [key for key in gone if key.name not in used.get(key.pool, ())]:
+            self._on_free(free)

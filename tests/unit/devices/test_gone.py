@@ -1,0 +1,381 @@
+"""Devices that vanish from an inventory: those that claims hold stay, tainted, until released."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from drakit import Device, Health
+from drakit.device import CounterSet, Inventory
+from drakit_nodeplugin.devices.gone import GONE_SECONDS
+from drakit_nodeplugin.devices.model import DeviceHealth
+from tests.unit.devices.conftest import (
+    DRIVER,
+    NODE,
+    Node,
+    inventory,
+    pass_time,
+    published,
+    report,
+    shown,
+)
+
+pytestmark = pytest.mark.looptime
+
+BAD = Health.unhealthy("too hot")
+
+
+def evicting(*names: str) -> Inventory:
+    return Inventory(devices=[Device(name=name, evict_if_gone=True) for name in names])
+
+
+def added_at(manager, name: str) -> int:
+    (device,) = [d for d in manager.publication().pools[NODE].devices if d.name == name]
+    (taint,) = [t for t in device.taints if t.key == "drakit.dev/gone"]
+    return taint.added_at
+
+
+def health_of(manager, name: str) -> DeviceHealth:
+    (found,) = [each for each in manager.health_states() if each.device == name]
+    return found
+
+
+# ------------------------------------------------------------ in one life of the plugin
+
+
+async def test_a_device_that_no_claim_holds_goes_at_once(node: Node, looptime):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(5)
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(0)
+        assert shown(manager.publication()) == {NODE: {"b": []}}
+        assert looptime == 5
+
+
+async def test_a_held_device_is_tainted_at_once_and_goes_when_it_is_released(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(5)
+        seen = manager.revision.number
+        manager.replaced(DRIVER, inventory("b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
+        assert manager.revision.number == seen + 1
+        assert health_of(manager, "a").status == "unhealthy"
+        assert "does not list it any more" in health_of(manager, "a").message
+        assert manager.is_gone(NODE, "a")
+        assert not manager.is_gone(NODE, "b")
+        await pass_time(3600)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
+        assert manager.revision.number == seen + 1, "nothing changes while the claim holds it"
+        assert added_at(manager, "a") == int(node.epoch) + 5
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"b": []}}
+        assert [each.device for each in manager.health_states()] == ["b"]
+        assert not manager.is_gone(NODE, "a")
+
+
+async def test_all_devices_of_a_driver_can_be_gone(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.replaced(DRIVER, Inventory(devices=[]))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"]}}
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {}}
+
+
+async def test_a_device_that_asks_for_it_evicts_its_pods(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b"))
+        manager.replaced(DRIVER, evicting("b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone:NoExecute"], "b": []}}
+
+
+async def test_a_device_that_returns_is_the_same_one(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.reported(DRIVER, report(a=BAD, b=BAD))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(100)
+        manager.reported(DRIVER, report(a=Health.healthy()))  # it is not there
+        assert shown(manager.publication()) == {
+            NODE: {"a": ["unhealthy", "gone"], "b": ["unhealthy"]}
+        }
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(1)
+        assert shown(manager.publication())[NODE]["a"] == ["unhealthy"]
+        manager.reported(DRIVER, report(a=Health.healthy()))
+        await pass_time(31)
+        assert shown(manager.publication())[NODE]["a"] == []
+        assert not manager.is_gone(NODE, "a")
+
+
+async def test_a_device_that_vanishes_again_and_again_has_a_taint_of_the_last_time(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        for _ in range(3):
+            manager.replaced(DRIVER, inventory("a", "b"))
+            await pass_time(10)
+            assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+            manager.replaced(DRIVER, inventory("b"))
+            await pass_time(10)
+        assert added_at(manager, "a") == int(node.epoch) + 50
+
+
+async def test_a_pool_whose_devices_are_gone_goes_with_the_last_of_them(node: Node):
+    node.store.used = {f"{NODE}/usb": {"a", "b"}}
+    usb = [Device(name=name, pool="usb") for name in ("a", "b", "c")]
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=[*usb, Device(name="x")]))
+        manager.replaced(DRIVER, inventory("x"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {
+            NODE: {"x": []},
+            f"{NODE}/usb": {"a": ["gone"], "b": ["gone"]},
+        }
+        node.store.used = {f"{NODE}/usb": {"b"}}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication())[f"{NODE}/usb"] == {"b": ["gone"]}
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert manager.publication().pools.keys() == {NODE}
+        assert manager.publication().complete
+        await pass_time(2)
+        assert node.store.rows[DRIVER].pools == {NODE: ("x",)}
+
+
+async def test_the_counter_sets_of_a_gone_partition_stay_as_long_as_it_does(node: Node):
+    node.store.used = {NODE: {"part"}}
+    counters = {"memory": "80Gi"}
+    part = Device(name="part", consumes={"card": {"memory": "40Gi"}})
+    async with node.plugin() as manager:
+        card, other = (CounterSet(name=name, counters=counters) for name in ("card", "other"))
+        manager.replaced(DRIVER, Inventory(devices=[part], counter_sets=[card, other]))
+        manager.replaced(DRIVER, inventory("x"))
+        await pass_time(1)
+        assert manager.publication().pools[NODE].counter_sets == (card,)
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert manager.publication().pools[NODE].counter_sets == ()
+
+
+async def test_a_gone_device_is_no_hardware_and_counts_as_gone(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(1)
+        hardware = manager.hardware()
+        assert hardware is not None
+        assert hardware.device(NODE, "a") is None
+        capacity = manager.capacity().pools[NODE]
+        assert (capacity.healthy, capacity.unhealthy, capacity.gone) == ({"b"}, set(), {"a"})
+
+
+async def test_while_the_checkpoint_cannot_be_read_nothing_goes(node: Node, caplog):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(2)
+        node.store.error = OSError("no disk")
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(60)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
+        problem = "devices that are gone stay published: the checkpoint cannot be read"
+        assert [record.message for record in caplog.records].count(problem) == 1
+        node.store.error = None
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"b": []}}
+
+
+async def test_an_answer_from_before_a_device_vanished_does_not_let_it_go(node: Node):
+    answers: asyncio.Queue[dict[str, frozenset[str]]] = asyncio.Queue()
+    node.store.devices_in_use = answers.get
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(0)  # a question about "a" is on its way
+        manager.replaced(DRIVER, Inventory(devices=[]))
+        answers.put_nowait({})
+        await pass_time(0)
+        assert shown(manager.publication()) == {NODE: {"b": ["gone"]}}
+        answers.put_nowait({NODE: frozenset({"b"})})
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"b": ["gone"]}}
+
+
+# ------------------------------------------------------------ over restarts
+
+
+@pytest.mark.parametrize(
+    ("listing", "word"),
+    [
+        pytest.param(inventory, "gone", id="NoSchedule"),
+        pytest.param(evicting, "gone:NoExecute", id="NoExecute"),
+    ],
+)
+async def test_a_restart_keeps_a_gone_device_as_it_is(node: Node, listing, word):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, listing("a", "b"))
+        await pass_time(5)
+        manager.replaced(DRIVER, listing("b"))
+        since = added_at(manager, "a")
+        await pass_time(5)
+    writes = node.store.writes
+    async with node.plugin() as manager:
+        assert manager.publication().held == {NODE}
+        taint = ("drakit.dev/gone", "NoExecute" if "NoExecute" in word else "NoSchedule")
+        manager.adopt({(NODE, "a"): {taint: since}})
+        await pass_time(10)
+        manager.replaced(DRIVER, listing("b"))
+        await pass_time(10)
+        assert shown(manager.publication()) == {NODE: {"a": [word], "b": []}}
+        assert added_at(manager, "a") == since
+        assert node.store.writes == writes, "a restart without a change writes nothing"
+        manager.replaced(DRIVER, listing("a", "b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+@pytest.mark.parametrize(
+    ("listing", "word"),
+    [
+        pytest.param(inventory, "gone", id="NoSchedule"),
+        pytest.param(evicting, "gone:NoExecute", id="NoExecute"),
+    ],
+)
+async def test_a_device_that_vanished_during_a_restart_is_gone(node: Node, listing, word):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, listing("a", "b", "c"))
+        await pass_time(5)
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, listing("b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": [word], "b": []}}
+
+
+async def test_a_driver_that_does_not_return_leaves_its_gone_devices_gone(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(5)
+        manager.stopped(DRIVER, "it ended")
+        assert shown(manager.publication()) == {NODE: {"a": ["stopped", "gone"], "b": ["stopped"]}}
+        await pass_time(5)
+    async with node.plugin() as manager:
+        await pass_time(31)
+        assert shown(manager.publication()) == {NODE: {"a": ["stopped", "gone"], "b": ["stopped"]}}
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"b": ["stopped"]}}
+        await pass_time(300)
+        assert manager.capacity().inactive == {NODE}
+
+
+async def test_a_claim_that_was_released_during_a_restart_lets_its_device_go(node: Node):
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(5)
+    node.store.used = {}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"b": []}}
+
+
+@pytest.mark.parametrize(
+    ("effect", "word"),
+    [
+        pytest.param("NoSchedule", "gone", id="NoSchedule"),
+        pytest.param("NoExecute", "gone:NoExecute", id="NoExecute"),
+    ],
+)
+async def test_after_the_loss_of_the_checkpoint_published_slices_name_gone_devices(
+    node: Node, effect, word
+):
+    node.store.used = {NODE: {"a"}}  # rebuilt from the node
+    async with node.plugin() as manager:
+        manager.adopt(
+            {
+                (NODE, "a"): {("drakit.dev/gone", effect): 17},
+                (NODE, "free"): {("drakit.dev/gone", effect): 17},
+                (NODE, "other"): published("stopped"),
+            }
+        )
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": [word], "b": []}}
+        assert added_at(manager, "a") == 17
+
+
+async def test_the_instance_that_takes_over_keeps_a_gone_device(node: Node):
+    node.store.used = {NODE: {"a"}}
+    later = asyncio.Event()
+    async with node.plugin() as old, node.plugin(primary=later) as new:
+        for manager in (old, new):
+            manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(5)
+        for manager in (old, new):
+            manager.replaced(DRIVER, inventory("b"))
+        await pass_time(5)
+        node.primary.clear()
+        later.set()
+        new.wake()
+        await pass_time(5)
+        assert shown(new.publication()) == {NODE: {"a": ["gone"], "b": []}}
+        assert node.store.rows[DRIVER].gone == {NODE: ("a",)}
+        node.store.used = {}
+        await pass_time(GONE_SECONDS + 2)
+        assert shown(new.publication()) == {NODE: {"b": []}}
+        assert node.store.rows[DRIVER].gone == {}
+
+
+# ------------------------------------------------------------ several endpoints
+
+
+async def test_a_gone_device_of_a_device_plugin_stays_in_its_own_pool(node: Node):
+    node.store.used = {f"{NODE}/one": {"a"}}
+    async with node.plugin("any", endpoints=()) as manager:
+        for name in ("one", "two"):
+            devices = [Device(name=each, pool=name) for each in ("a", "b")]
+            manager.replaced(name, Inventory(devices=devices))
+        await pass_time(1)
+        manager.replaced("one", Inventory(devices=[]))
+        await pass_time(1)
+        assert shown(manager.publication()) == {
+            f"{NODE}/one": {"a": ["gone"]},
+            f"{NODE}/two": {"a": [], "b": []},
+        }
+        assert manager.hardware() is None
+        assert manager.is_gone(f"{NODE}/one", "a")
+        assert not manager.is_gone(f"{NODE}/two", "a")
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication())[f"{NODE}/one"] == {}
+
+
+async def test_the_pool_of_another_endpoint_replaces_one_whose_devices_are_all_gone(node: Node):
+    node.store.used = {f"{NODE}/one": {"a"}}
+    one = Inventory(devices=[Device(name="a", pool="one")])
+    async with node.plugin("any", endpoints=()) as manager:
+        manager.replaced("first", one)
+        await pass_time(1)
+        manager.replaced("first", Inventory(devices=[]))
+        await pass_time(1)
+        manager.replaced("second", one)
+        await pass_time(1)
+        assert shown(manager.publication()) == {f"{NODE}/one": {"a": []}}
+        assert not manager.is_gone(f"{NODE}/one", "a")
