@@ -27,18 +27,25 @@ if TYPE_CHECKING:
     from drakit.device import Hook as Hook
     from drakit.device import IntelRdt as IntelRdt
     from drakit.device import Inventory as Inventory
+    from drakit.device import LeftOut as LeftOut
+    from drakit.device import LeftOutReason as LeftOutReason
     from drakit.device import Mount as Mount
     from drakit.device import NetDevice as NetDevice
+    from drakit.device import PolicyConflict as PolicyConflict
+    from drakit.device import PolicyOutcome as PolicyOutcome
     from drakit.device import Taint as Taint
     from drakit.device import TaintEffect as TaintEffect
     from drakit.device import Topology as Topology
     from drakit.device import Version as Version
     from drakit.driver import DeviceParameters as DeviceParameters
+    from drakit.driver import DevicePolicy as DevicePolicy
     from drakit.driver import Driver as Driver
     from drakit.driver import DriverConfig as DriverConfig
     from drakit.driver import DriverError as DriverError
     from drakit.driver import Node as Node
     from drakit.driver import NoParameters as NoParameters
+    from drakit.driver import Policy as Policy
+    from drakit.driver import PolicyResource as PolicyResource
     from drakit.resource.quantity import parse_quantity as parse_quantity
     from drakit.settings import Duration as Duration
 
@@ -53,6 +60,7 @@ _HOMES = {
     "Device": "drakit.device",
     "DeviceNode": "drakit.device",
     "DeviceParameters": "drakit.driver",
+    "DevicePolicy": "drakit.driver",
     "Driver": "drakit.driver",
     "DriverConfig": "drakit.driver",
     "DriverError": "drakit.driver",
@@ -62,10 +70,16 @@ _HOMES = {
     "Hook": "drakit.device",
     "IntelRdt": "drakit.device",
     "Inventory": "drakit.device",
+    "LeftOut": "drakit.device",
+    "LeftOutReason": "drakit.device",
     "Mount": "drakit.device",
     "NetDevice": "drakit.device",
     "NoParameters": "drakit.driver",
     "Node": "drakit.driver",
+    "Policy": "drakit.driver",
+    "PolicyConflict": "drakit.device",
+    "PolicyOutcome": "drakit.device",
+    "PolicyResource": "drakit.driver",
     "Taint": "drakit.device",
     "TaintEffect": "drakit.device",
     "Topology": "drakit.device",
@@ -84,6 +98,7 @@ __all__ = (
     "Device",
     "DeviceNode",
     "DeviceParameters",
+    "DevicePolicy",
     "Driver",
     "DriverConfig",
     "DriverError",
@@ -93,10 +108,16 @@ __all__ = (
     "Hook",
     "IntelRdt",
     "Inventory",
+    "LeftOut",
+    "LeftOutReason",
     "Mount",
     "NetDevice",
     "NoParameters",
     "Node",
+    "Policy",
+    "PolicyConflict",
+    "PolicyOutcome",
+    "PolicyResource",
     "Taint",
     "TaintEffect",
     "Topology",

@@ -31,8 +31,12 @@ __all__ = (
     "Hook",
     "IntelRdt",
     "Inventory",
+    "LeftOut",
+    "LeftOutReason",
     "Mount",
     "NetDevice",
+    "PolicyConflict",
+    "PolicyOutcome",
     "Taint",
     "TaintEffect",
     "Topology",
@@ -390,9 +394,98 @@ class CounterSet:
     """The pool whose devices consume them, as in :class:`Device`."""
 
 
+LeftOutReason = Literal[
+    "Dangerous",
+    "FieldsDropped",
+    "InUse",
+    "Invalid",
+    "MayHoldData",
+    "NoIdentity",
+    "NotSupported",
+    "Other",
+    "TooMany",
+    "Unreadable",
+    "WrongKind",
+]
+"""
+Why a device of the node is not published.
+
+* ``Dangerous``: a pod with the device could take over the node, so no policy can publish it.
+* ``FieldsDropped``: the API server does not store a field without which the device is unsafe.
+* ``InUse``: the node itself uses the device.
+* ``Invalid``: the API server would reject the device.
+* ``MayHoldData``: the device may hold data of others.
+* ``NoIdentity``: the device cannot be identified with certainty after a reboot.
+* ``NotSupported``: the node lacks what the policy requires.
+* ``TooMany``: a limit is reached.
+* ``Unreadable``: the host does not return the necessary facts.
+* ``WrongKind``: the device is of another kind than its policy expects.
+* ``Other``: only the message names the reason.
+
+The node plugin sets ``FieldsDropped`` and ``Invalid``.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A device of the node that a policy matches, or that the driver knows, and that is not
+    published."""
+
+    device: str
+    """The name by which people know the device, such as its path. At most 256 characters."""
+
+    reason: LeftOutReason
+    """The reason."""
+
+    message: str = ""
+    """The reason and the remedy, for people: a sentence without times and counters, of at most
+    512 characters."""
+
+    policy: str = ""
+    """The policy that matches the device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConflict:
+    """A device that two policies match. Both report it."""
+
+    device: str
+    """The name by which people know the device, such as its path."""
+
+    policy: str
+    """The other policy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyOutcome:
+    """The outcome of a policy on this node."""
+
+    policy: str
+    """The name of the policy."""
+
+    matched: int = 0
+    """Devices of the node that the policy matches."""
+
+    published: int = 0
+    """Devices that are published because of the policy."""
+
+    problem: str = ""
+    """The problem with the policy and its remedy, for people: a sentence that names the field, of
+    at most 1,024 characters. Empty without a problem."""
+
+    conflicts: tuple[PolicyConflict, ...] = ()
+    """Devices that another policy matches, too."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """All devices of a driver with their counter sets, for a driver that has partitions."""
+    """
+    All devices of a driver, with what it reports besides them: the counter sets of partitions,
+    devices that it does not publish, and the outcomes of its policies.
+
+    The node plugin reports the latter two in the NodeDeviceReport of the driver. It cuts texts that
+    are too long, and counts what exceeds its limits.
+    """
 
     devices: Collection[Device]
     """The devices."""
@@ -404,6 +497,12 @@ class Inventory:
     """The devices to publish if the API server drops a field that `devices` use, such as whole
     devices instead of partitions. Without a fallback, the node plugin omits the devices that are
     unsafe without the field."""
+
+    left_out: Collection[LeftOut] = ()
+    """The devices that the driver does not publish, with reasons."""
+
+    policies: Collection[PolicyOutcome] = ()
+    """The outcomes of the driver's policies (:meth:`drakit.Driver.apply_policies`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

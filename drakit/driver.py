@@ -14,6 +14,8 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from types import NoneType
 from typing import Any, ClassVar, ForwardRef, Generic, Protocol, cast, get_args, get_origin
@@ -35,11 +37,14 @@ __all__ = (
     "PREPARE_METHODS",
     "UNDO_METHODS",
     "DeviceParameters",
+    "DevicePolicy",
     "Driver",
     "DriverConfig",
     "DriverError",
     "NoParameters",
     "Node",
+    "Policy",
+    "PolicyResource",
     "overrides",
 )
 
@@ -68,6 +73,56 @@ class NoParameters(DeviceParameters):
     A claim with parameters fails, and its Event reports that the driver accepts none. Without a
     type, a driver gets parameters unchecked. Users do not notice if it ignores them.
     """
+
+
+class DevicePolicy(Settings):
+    """
+    Base of the typed ``spec`` of the policies that configure a driver while it runs.
+
+    Field names are snake_case in Python and camelCase in manifests. An invalid policy costs itself
+    only: its last valid version stays in force, and the error names the field.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyResource:
+    """
+    The custom resource of a driver's policies. Its scope is the cluster, and its ``spec`` has the
+    driver's `policy_type`.
+
+    The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
+    ``list`` and ``watch``.
+    """
+
+    group: str
+    """The API group, such as ``camera.example.com``."""
+
+    version: str
+    """The version, such as ``v1alpha1``."""
+
+    plural: str
+    """The plural name, such as ``camerapolicies``."""
+
+
+PolicyT = TypeVar("PolicyT", bound=DevicePolicy, default=Any)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy(Generic[PolicyT]):
+    """A policy of the cluster, in its last valid version."""
+
+    name: str
+    """``metadata.name``."""
+
+    created: datetime
+    """``metadata.creationTimestamp``, in UTC. If two policies match a device, the older one
+    applies; of two of the same age, the first one by name."""
+
+    generation: int
+    """``metadata.generation`` of this version."""
+
+    spec: PolicyT
+    """The spec."""
 
 
 class DriverError(Exception):
@@ -99,13 +154,14 @@ ParametersOrNone = TypeVar("ParametersOrNone")
 ValueT = TypeVar("ValueT")
 
 
-class Driver(ABC, Generic[ConfigT, ParametersT]):
+class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
     Devices of one kind on one node.
 
     ``class Lamps(Driver[LampConfig, LampParameters])`` gives the driver both of its types. Without
     a type for parameters, the driver gets opaque parameters unchecked, as
-    `AllocatedDevice.configs`. A driver that takes none declares :class:`NoParameters`.
+    `AllocatedDevice.configs`. A driver that takes none declares :class:`NoParameters`. A third type
+    is that of its policies (`apply_policies`), which most drivers do not need.
 
     The node plugin creates one object, and calls all of its methods in the driver's own thread, so
     state needs no lock. `__init__` and `close` run outside of the thread's event loop and can
@@ -136,6 +192,13 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     `Driver`, unless it is set here. Parameters that fail its validation fail the claim, with the
     field's name."""
 
+    policy_type: ClassVar[type[DevicePolicy] | None] = None
+    """The type of the spec of the driver's policies: the third type argument of `Driver`, unless it
+    is set here. If None, the driver has no policies."""
+
+    policy_resource: ClassVar[PolicyResource | None] = None
+    """The custom resource of the driver's policies. Required with `policy_type`."""
+
     side_effects: ClassVar[bool]
     """Whether preparing does anything besides returning edits. The default is true if the driver
     defines `unprepare`, `unprepare_claims` or `reset`, and false otherwise. If false, a crash
@@ -155,9 +218,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        config, parameters = _type_arguments(cls)
+        config, parameters, policy = _type_arguments(cls)
         _infer(cls, "config_type", config)
         _infer(cls, "parameters_type", parameters)
+        _infer(cls, "policy_type", policy)
 
     @classmethod
     def name_of(cls, config: ConfigT) -> str:
@@ -180,6 +244,26 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         taints its devices and prepares none of them. After a grace period (5 min by default), it
         removes them from the slices. It restarts the driver with a backoff from 1 s to 1 min.
         """
+
+    # ------------------------------------------------------------ policies
+
+    def apply_policies(self, policies: Mapping[str, Policy[PolicyT]]) -> Awaitable[None] | None:
+        """
+        Apply all policies of the cluster, by name. They replace the previous ones.
+
+        The node plugin calls it before it iterates over `devices`, and at each change. If the API
+        server cannot be reached, it calls it with the last policies that this node has seen.
+        The driver evaluates node selectors (`Node.labels`), decides which of two policies gets a
+        device, and yields a new :class:`Inventory` if its devices or the outcomes of policies
+        change.
+
+        If it raises, the previous policies must stay in force. The node plugin reports the text of
+        a :class:`DriverError`, and calls again at the next change. For a problem of one policy, do
+        not raise: report it in its :class:`PolicyOutcome`.
+
+        A driver with a `policy_type` overrides it. The default does nothing.
+        """
+        return _nothing()
 
     # ------------------------------------------------------------ preparing
 
@@ -298,13 +382,13 @@ def overrides(kind: type[object], *methods: str) -> bool:
     return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
 
 
-# ------------------------------------------------------------ types from Driver[Config, Parameters]
+# ------------------------------------------------------------ types from Driver[Config, ...]
 
 
 def _type_arguments(kind: type[Any]) -> list[Any]:
     """Return the arguments of `Driver` that a class's bases give, also through generic bases; what
     they do not give is a TypeVar, Any or `DriverConfig`."""
-    found: list[Any] = [ConfigT, ParametersT]
+    found: list[Any] = [ConfigT, ParametersT, PolicyT]
     if kind is Driver:
         return found
     for base in get_original_bases(kind):
@@ -330,8 +414,8 @@ def _is_given(argument: object) -> bool:
 
 
 def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
-    """Set `config_type` or `parameters_type`, unless the class or one of its bases does; raise
-    TypeError if the two contradict each other."""
+    """Set one of the types, unless the class or one of its bases does; raise TypeError if the two
+    contradict each other."""
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
     if isinstance(argument, ForwardRef) and not explicit:  # it could not be resolved later
         raise TypeError(

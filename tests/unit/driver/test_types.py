@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 import typing_extensions
 
-from drakit import DeviceParameters, Driver, DriverConfig, NoParameters
+from drakit import DeviceParameters, DevicePolicy, Driver, DriverConfig, NoParameters
 
 
 class LensConfig(DriverConfig):
@@ -24,6 +24,10 @@ class OtherConfig(DriverConfig):
 
 class Exposure(DeviceParameters):
     seconds: int = 1
+
+
+class LensPolicy(DevicePolicy):
+    port: str = "a"
 
 
 ConfigT = TypeVar("ConfigT", bound=DriverConfig)
@@ -89,6 +93,14 @@ def test_the_types_of_a_driver(kind, types):
         pass
 
     assert (Made.config_type, Made.parameters_type) == types
+
+
+def test_the_third_type_is_that_of_policies_and_most_drivers_have_none():
+    class Made(Driver[LensConfig, NoParameters, LensPolicy]):
+        pass
+
+    assert (Made.config_type, Made.policy_type) == (LensConfig, LensPolicy)
+    assert (Typed.policy_type, Generics.policy_type) == (None, None)
 
 
 def test_a_base_without_types_takes_nothing_away():
