@@ -396,13 +396,13 @@ class CounterSet:
 
 LeftOutReason = Literal[
     "Dangerous",
-    "FieldsDropped",
     "InUse",
     "Invalid",
     "MayHoldData",
     "NoIdentity",
     "NotSupported",
     "Other",
+    "Refused",
     "TooMany",
     "Unreadable",
     "WrongKind",
@@ -411,18 +411,18 @@ LeftOutReason = Literal[
 Why a device of the node is not published.
 
 * ``Dangerous``: a pod with the device could take over the node, so no policy can publish it.
-* ``FieldsDropped``: the API server does not store a field without which the device is unsafe.
 * ``InUse``: the node itself uses the device.
-* ``Invalid``: the API server would reject the device.
+* ``Invalid``: the device breaks a rule of the API.
 * ``MayHoldData``: the device may hold data of others.
 * ``NoIdentity``: the device cannot be identified with certainty after a reboot.
 * ``NotSupported``: the node lacks what the policy requires.
+* ``Refused``: the API server refuses the device, or drops a field without which it is unsafe.
 * ``TooMany``: a limit is reached.
 * ``Unreadable``: the host does not return the necessary facts.
 * ``WrongKind``: the device is of another kind than its policy expects.
 * ``Other``: only the message names the reason.
 
-The node plugin sets ``FieldsDropped`` and ``Invalid``.
+The node plugin sets ``Invalid`` and ``Refused``.
 """
 
 

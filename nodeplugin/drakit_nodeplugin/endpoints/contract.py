@@ -21,8 +21,16 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from drakit.device import AllocatedClaim, Edits, Health, Inventory
-from drakit.driver import UNDO_METHODS, DeviceParameters, Driver, overrides
+from drakit.driver import (
+    UNDO_METHODS,
+    DeviceParameters,
+    DevicePolicy,
+    Driver,
+    PolicyResource,
+    overrides,
+)
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, EndpointStoppedError
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 
 __all__ = (
     "MAX_DEVICES",
@@ -38,6 +46,7 @@ __all__ = (
     "Granularity",
     "HealthReport",
     "HostedEndpoint",
+    "PolicyTraits",
     "Reports",
     "Surroundings",
     "Update",
@@ -194,6 +203,14 @@ class Granularity(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyTraits:
+    """The policies of a driver."""
+
+    resource: PolicyResource
+    type: type[DevicePolicy]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DriverTraits:
     """Which calls a driver needs."""
 
@@ -215,6 +232,8 @@ class DriverTraits:
     prepare_granularity: Granularity = Granularity.DEVICE
     unprepare_granularity: Granularity = Granularity.DEVICE
     parameters_type: type[DeviceParameters] | None = None
+    policies: PolicyTraits | None = None
+    """How it is configured while it runs; None if it has no policies."""
 
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
@@ -224,6 +243,10 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         return Granularity.BATCH if overrides(kind, batch_method) else Granularity.DEVICE
 
     polls = overrides(kind, "health")
+    resource, policy_type = kind.policy_resource, kind.policy_type
+    policies = None
+    if resource is not None and policy_type is not None:
+        policies = PolicyTraits(resource=resource, type=policy_type)
     return DriverTraits(
         side_effects=getattr(kind, "side_effects", overrides(kind, *UNDO_METHODS)),
         checks=overrides(kind, "check"),
@@ -233,6 +256,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         prepare_granularity=granularity("prepare_claims"),
         unprepare_granularity=granularity("unprepare_claims"),
         parameters_type=kind.parameters_type,
+        policies=policies,
     )
 
 
@@ -253,6 +277,9 @@ class Surroundings:
 
     report: Callable[[Diagnostic], None]
     """Reports a diagnostic; returns at once."""
+
+    policies: PolicyFeed | None = None
+    """The policies of a driver that has some."""
 
 
 class DriverSource(Protocol):

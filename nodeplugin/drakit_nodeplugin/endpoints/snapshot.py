@@ -34,8 +34,11 @@ from drakit.device import (
     Hook,
     IntelRdt,
     Inventory,
+    LeftOut,
     Mount,
     NetDevice,
+    PolicyConflict,
+    PolicyOutcome,
     Taint,
     Topology,
     Version,
@@ -68,6 +71,7 @@ PAUSE_SECONDS = 0.001
 """Long enough for another thread to get the interpreter."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
+AnyT = TypeVar("AnyT")
 
 _SCALARS: frozenset[type] = frozenset({type(None), bool, int, str, float})
 
@@ -76,6 +80,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     for kind in (
         *(Device, Capacity, CapacityRange, CounterSet, Taint, Topology, Health, Version),
         *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
+        *(LeftOut, PolicyConflict, PolicyOutcome),
     )
 }
 
@@ -173,10 +178,12 @@ def inventory_of(listed: object) -> Inventory:
         devices=_all_of(listed.devices, Device, "devices"),
         counter_sets=_all_of(listed.counter_sets, CounterSet, "counter sets"),
         fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
+        left_out=_all_of(listed.left_out, LeftOut, "left-out devices"),
+        policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
     )
 
 
-def _all_of(listed: object, kind: type[ThingT], plural: str) -> tuple[ThingT, ...]:
+def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
     if not isinstance(listed, Iterable):
         raise DriverError(
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
@@ -216,7 +223,13 @@ class InventorySnapshots:
         fallback = None
         if given.fallback is not None:
             fallback = await self._fallback.snapshots(given.fallback, steps)
-        return Inventory(devices=devices, counter_sets=sets, fallback=fallback)
+        return Inventory(
+            devices=devices,
+            counter_sets=sets,
+            fallback=fallback,
+            left_out=tuple([cast("LeftOut", snapshot_of(each)) for each in given.left_out]),
+            policies=tuple([cast("PolicyOutcome", snapshot_of(each)) for each in given.policies]),
+        )
 
 
 class _Known(Generic[ThingT]):

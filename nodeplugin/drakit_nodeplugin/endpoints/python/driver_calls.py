@@ -27,11 +27,15 @@ from drakit_nodeplugin.endpoints.failures import (
     unusable_answer,
 )
 from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_nodeplugin.endpoints.policies import AnyPolicies
 from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
 __all__ = ("AnyDriver", "DriverCalls")
 
 logger = logging.getLogger(__name__)
+
+POLICIES_SECONDS = 30.0
+"""How long a driver may take to apply its policies."""
 
 AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")
@@ -50,6 +54,16 @@ class DriverCalls:
     def published(self, inventory: Inventory) -> None:
         """The driver's own devices, whose edits it is given back."""
         self._inventory, self._by_key = inventory, None
+
+    async def apply_policies(self, policies: AnyPolicies) -> None:
+        """Hand the driver its policies. Raises DeviceFailedError: the previous ones remain."""
+        what = "apply_policies"
+        try:
+            async with asyncio.timeout(POLICIES_SECONDS):
+                await self._answer(lambda: self._driver.apply_policies(dict(policies)), what=what)
+        except TimeoutError:
+            text = f"driver {self._name} did not apply its policies in {POLICIES_SECONDS:.0f} s"
+            raise DeviceFailedError(text) from None
 
     # ------------------------------------------------------------ preparing
 

@@ -19,13 +19,21 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of, text_of, traceback_of
+from drakit_nodeplugin.endpoints.failures import (
+    CallCancelledError,
+    DeviceFailedError,
+    kind_of,
+    text_of,
+    traceback_of,
+)
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
+from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.driver_loop import Bridge, Watchdog, end_loop, where_is
 from drakit_nodeplugin.endpoints.python.driver_reports import (
@@ -49,6 +57,9 @@ LIST_SECONDS = 2.0
 """How long a driver that was made may take to list its devices, before the daemon starts to serve
 without it: the kubelet may be waiting for a claim, and would have to retry."""
 
+POLICIES_PACE_SECONDS = 0.5
+"""Minimum time between two calls of `apply_policies`: a changed chart changes many at once."""
+
 CLOSE_SECONDS = 5.0
 """How long a driver may take to end; its thread does not delay the process."""
 
@@ -56,11 +67,20 @@ CLOSE_SECONDS = 5.0
 class PythonConnector:
     """Makes the connections of one driver, one after the other."""
 
-    def __init__(self, name: str, make: Callable[[], AnyDriver], traits: DriverTraits) -> None:
-        """`make` is called in the driver's thread, for each of its lives."""
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], AnyDriver],
+        traits: DriverTraits,
+        *,
+        policies: PolicyFeed | None = None,
+    ) -> None:
+        """`make` is called in the driver's thread, for each of its lives. A driver that has
+        `policies` lists its devices only after it got them."""
         self._name = name
         self._make = make
         self._traits = traits
+        self._policies = policies
         self._last: PythonConnection | None = None
 
     async def connect(self) -> PythonConnection:
@@ -73,10 +93,13 @@ class PythonConnector:
         if self._last is not None:
             # Two lives of a driver never overlap: it may still hold what the next one needs.
             await self._last.gone()
-        connection = self._last = PythonConnection(self._name, self._make, self._traits)
+        connection = self._last = PythonConnection(
+            self._name, self._make, self._traits, policies=self._policies
+        )
         try:
             await connection.start(timeout_seconds=START_SECONDS)
-            await connection.listed(timeout_seconds=LIST_SECONDS)
+            if self._policies is None or self._policies.known:
+                await connection.listed(timeout_seconds=LIST_SECONDS)
         except TimeoutError:
             # Nothing can end its thread. Another beside it would hang as well, and a driver that
             # takes longer than this would never be there.
@@ -91,11 +114,19 @@ class PythonConnector:
 class PythonConnection:
     """One life of a driver: a :class:`.Connection`."""
 
-    def __init__(self, name: str, make: Callable[[], AnyDriver], traits: DriverTraits) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], AnyDriver],
+        traits: DriverTraits,
+        *,
+        policies: PolicyFeed | None = None,
+    ) -> None:
         """`make` is called in the thread."""
         self._name = name
         self._make = make
         self._traits = traits
+        self._policies = policies
         self._home = asyncio.get_running_loop()
         self._latest = LatestValue[Inventory](pace_of)
         # Written at home, by what the thread reports.
@@ -105,9 +136,11 @@ class PythonConnection:
         self._is_closing = False
         self._package = ""
         self._watchdog: Watchdog | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         # Written in the thread.
         self._has_listed = False
+        self._configured = asyncio.Event()
+        """Set once the driver has got policies."""
         self._main: asyncio.Task[None] | None = None
         # A daemon thread: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
@@ -151,6 +184,11 @@ class PythonConnection:
         if not self._started.done():
             return "it is still starting"
         if not self._has_listed:
+            if self._policies is not None and not self._policies.known:
+                return (
+                    "its policies are unknown: the API server has not answered yet, and this node "
+                    "has no copy of them"
+                )
             return "it has not listed its devices yet"
         return self._started.result()[1].stop_reason
 
@@ -206,17 +244,37 @@ class PythonConnection:
         self._started.set_result((calls, bridge))
         self._package = watchdog.package
         self._watchdog = watchdog
-        self._watching = self._home.create_task(watchdog.run())
+        self._background.append(self._home.create_task(watchdog.run()))
+        if self._policies is not None:
+            configuring = self._configure(self._policies, calls, bridge)
+            self._background.append(self._home.create_task(configuring))
         if self._is_closing:
             self._cancel()
+
+    async def _configure(self, feed: PolicyFeed, calls: DriverCalls, bridge: Bridge) -> None:
+        """Let the driver apply its policies, at the start and at each change."""
+        applied: AnyPolicies | None = None
+        while True:
+            policies = applied = await feed.next(applied)
+            refusal = None
+            try:
+                await bridge.call(partial(self._apply, calls, policies))
+            except ConnectionEndedError:
+                return
+            except (DeviceFailedError, CallCancelledError) as error:
+                refusal = str(error)
+                facts = {"driver": self._name, "error": refusal}
+                logger.error("driver refuses its policies, the previous ones remain", extra=facts)
+            feed.report(policies, refusal)
+            await asyncio.sleep(POLICIES_PACE_SECONDS)
 
     def _is_over(self, ended: ConnectionEndedError, refusal: DriverError | None) -> None:
         if self._over is not None:
             return
         self._over = ended
         self._watchdog = None
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._background:
+            task.cancel()
         self._latest.end(ended)
         if not self._started.done():
             self._started.set_exception(refusal or ended)
@@ -277,6 +335,12 @@ class PythonConnection:
         end_loop(loop, stream=stream, executor=executor, driver=self._name)
         self._notify(self._is_silent)
 
+    async def _apply(self, calls: DriverCalls, policies: AnyPolicies) -> None:
+        try:
+            await calls.apply_policies(policies)
+        finally:
+            self._configured.set()
+
     async def _serve(
         self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
     ) -> None:
@@ -292,6 +356,8 @@ class PythonConnection:
             if polling is not None:
                 polling.replaced(given, ours)
 
+        if self._policies is not None:
+            await self._configured.wait()
         parts = [read_inventories(stream, latest), take_snapshots(latest, take)]
         if polling is not None:
             parts.append(polling.run())

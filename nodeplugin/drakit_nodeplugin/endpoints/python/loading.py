@@ -24,9 +24,11 @@ from drakit.driver import (
     PREPARE_METHODS,
     UNDO_METHODS,
     DeviceParameters,
+    DevicePolicy,
     Driver,
     DriverConfig,
     Node,
+    PolicyResource,
     overrides,
 )
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
@@ -73,7 +75,9 @@ class LoadedDriver:
         """Make what runs it."""
         return Endpoint(
             self.name,
-            PythonConnector(self.name, self.make, self.traits).connect,
+            PythonConnector(
+                self.name, self.make, self.traits, policies=surroundings.policies
+            ).connect,
             traits=self.traits,
             listener=surroundings.listener,
             node=surroundings.node,
@@ -134,7 +138,10 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
     accepts."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
-        for name in ("name", "config_type", "parameters_type", "health_period_seconds")
+        for name in (
+            *("name", "config_type", "parameters_type", "health_period_seconds"),
+            *("policy_type", "policy_resource"),
+        )
     }
     parameters, period = values["parameters_type"], values["health_period_seconds"]
     if abstract := sorted(kind.__abstractmethods__):
@@ -145,6 +152,15 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
         return "has a config_type that is not derived from drakit.DriverConfig"
     if not (parameters is None or _derives(parameters, DeviceParameters)):
         return "has a parameters_type that is not derived from drakit.DeviceParameters"
+    policy_type, resource = values["policy_type"], values["policy_resource"]
+    if not (policy_type is None or _derives(policy_type, DevicePolicy)):
+        return "has a policy_type that is not derived from drakit.DevicePolicy"
+    if not (resource is None or isinstance(resource, PolicyResource)):
+        return "has a policy_resource that is not a drakit.PolicyResource"
+    if (policy_type is None) != (resource is None):
+        return "has only one of policy_type and policy_resource: set both, or neither"
+    if policy_type is not None and not overrides(kind, "apply_policies"):
+        return "has a policy_type, but does not define apply_policies"
     for name in ("side_effects", "reports_health"):
         value = getattr(kind, name, False)  # side_effects need not be set
         if not isinstance(value, bool):

@@ -1,0 +1,71 @@
+"""
+The policies of one driver, between the host that reads them and the connection that applies them.
+
+The host offers all valid policies. The connection applies the newest offer, and reports what the
+driver did with it: the policies are in force, or the driver refused them and the previous ones
+remain. A driver that starts again first gets those in force: it would have none if it refused the
+newest ones.
+
+It is used in the daemon's loop only. It must not know the API server, files, threads, or the
+content of a policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drakit.driver import Policy
+
+__all__ = ("AnyPolicies", "PolicyFeed")
+
+AnyPolicies = Mapping[str, Policy[Any]]
+"""Policies by name."""
+
+
+class PolicyFeed:
+    """The policies of one driver."""
+
+    def __init__(self) -> None:
+        self.in_force: AnyPolicies | None = None
+        """The policies that the driver applied last; None if it has not applied any."""
+
+        self.refusal: str | None = None
+        """Why the driver refused the newest policies; None if it did not."""
+
+        self.on_applied: Callable[[], None] | None = None
+        """Called after each attempt to apply policies."""
+
+        self._offered: AnyPolicies | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def known(self) -> bool:
+        """Whether there is something to apply, which may be no policies at all."""
+        return self._offered is not None
+
+    def offer(self, policies: AnyPolicies) -> None:
+        """These policies are to be in force from now on."""
+        self._offered = policies
+        self._changed.set()
+
+    async def next(self, applied: AnyPolicies | None) -> AnyPolicies:
+        """Wait for policies other than those that this connection has got last, and return them.
+        A connection that has got none gets those in force first."""
+        while True:
+            if applied is None and self.in_force is not None:
+                return self.in_force
+            if self._offered is not None and self._offered is not applied:
+                return self._offered
+            self._changed.clear()
+            await self._changed.wait()
+
+    def report(self, policies: AnyPolicies, refusal: str | None) -> None:
+        """The driver has applied, or refused, policies that :meth:`next` returned."""
+        if refusal is None:
+            self.in_force = policies
+        if refusal is not None or policies is self._offered:
+            self.refusal = refusal
+        if self.on_applied is not None:
+            self.on_applied()
