@@ -15,6 +15,7 @@ It must not know the content of the files, or the programs that use them.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -26,6 +27,7 @@ __all__ = (
     "home_directory",
     "private_directory",
     "private_file",
+    "write_private",
 )
 
 
@@ -68,6 +70,26 @@ def private_file(path: Path) -> None:
         return
     if stat.S_ISREG(found.st_mode):
         _restrict(path, found, 0o600)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file's content atomically, and restrict it to root. Raises OSError. Blocks."""
+    # Two instances may do this at once, and in containers both have the same process ID.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            private_file(temporary)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _restrict(path: Path, found: os.stat_result, mode: int) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from drakit import tasks
 from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
+from drakit.layout import home_directory
 from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver
@@ -57,7 +58,8 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = PluginNode(launch.node_name)
+    node = PluginNode(launch.node_name, file=home_directory(config.kubelet_root) / "node.json")
+    await node.restore()
     try:
         boot_id = read_boot_id(config.boot_id_file)
     except (OSError, ValueError) as error:

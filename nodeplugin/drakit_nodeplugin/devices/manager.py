@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 from drakit.device import Inventory
 from drakit.resource.pools import pool_name
@@ -38,6 +38,7 @@ from drakit_nodeplugin.devices.model import (
     Capacity,
     DesiredPool,
     DeviceHealth,
+    EndpointStatus,
     PoolCapacity,
     Publication,
     PublishedTaints,
@@ -62,6 +63,14 @@ IDLE_SECONDS = 60.0
 
 class DeviceStore(EndpointStore, Holders, Protocol):
     """The checkpoint, as far as devices need it."""
+
+
+_STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = {
+    Phase.PRESENT: "Running",
+    Phase.AWAITED: "Waiting",
+    Phase.STOPPED: "Stopped",
+    Phase.REMOVING: "Removing",
+}
 
 
 class DeviceManager:
@@ -217,6 +226,25 @@ class DeviceManager:
         """The number of devices that cannot be published."""
         states = self._endpoints.values()
         return sum(state.checked.left_out_count + len(state.refused) for state in states)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why devices cannot be published, by name; without those that are only counted."""
+        left_out: dict[str, str] = {}
+        for state in self._endpoints.values():
+            left_out |= state.left_out
+        return left_out
+
+    def endpoint_statuses(self) -> Sequence[EndpointStatus]:
+        """Return the state of each endpoint."""
+        return [
+            EndpointStatus(
+                name=state.name,
+                state=_STATES[state.phase],
+                reason="" if state.phase is Phase.PRESENT else state.reason,
+            )
+            for state in self._endpoints.values()
+        ]
 
     def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
         """Return each pool once, with the endpoint that has it."""

@@ -21,6 +21,7 @@ __all__ = (
     "DesiredDevice",
     "DesiredPool",
     "DeviceHealth",
+    "EndpointStatus",
     "PoolCapacity",
     "Publication",
     "PublishedTaints",
@@ -96,6 +97,18 @@ class DeviceHealth:
     message: str
     changed_at: int
     """Seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointStatus:
+    """The state of a source of devices, for people."""
+
+    name: str
+    state: Literal["Running", "Waiting", "Stopped", "Removing"]
+    """``Waiting``: it has not reported since the plugin's start."""
+
+    reason: str = ""
+    """Why it is not running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

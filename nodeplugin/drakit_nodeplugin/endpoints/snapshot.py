@@ -21,7 +21,7 @@ from dataclasses import fields
 from functools import lru_cache
 from itertools import islice
 from operator import attrgetter, is_
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from drakit.device import (
     Capacity,
@@ -35,6 +35,7 @@ from drakit.device import (
     IntelRdt,
     Inventory,
     LeftOut,
+    LeftOutReason,
     Mount,
     NetDevice,
     PolicyConflict,
@@ -72,6 +73,7 @@ PAUSE_SECONDS = 0.001
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 AnyT = TypeVar("AnyT")
+ReportT = TypeVar("ReportT", LeftOut, PolicyOutcome)
 
 _SCALARS: frozenset[type] = frozenset({type(None), bool, int, str, float})
 
@@ -178,9 +180,41 @@ def inventory_of(listed: object) -> Inventory:
         devices=_all_of(listed.devices, Device, "devices"),
         counter_sets=_all_of(listed.counter_sets, CounterSet, "counter sets"),
         fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
-        left_out=_all_of(listed.left_out, LeftOut, "left-out devices"),
-        policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
+        left_out=_all_reports(listed.left_out, LeftOut, "left-out devices"),
+        policies=_all_reports(listed.policies, PolicyOutcome, "outcomes of policies"),
     )
+
+
+_TEXTS = ("device", "policy", "reason", "message", "problem")
+_NUMBERS = ("matched", "published")
+_REASONS = frozenset(get_args(LeftOutReason))
+
+
+def _all_reports(listed: object, kind: type[ReportT], plural: str) -> tuple[ReportT, ...]:
+    """Return what a driver reports besides devices: it is shown as it is, so its types are checked
+    here."""
+    reports = _all_of(listed, kind, plural)
+    for each in reports:
+        _check_report(each)
+        if isinstance(each, LeftOut) and each.reason not in _REASONS:
+            raise DriverError(
+                f"it listed a LeftOut with reason {each.reason!r}, which is none of "
+                f"{', '.join(sorted(_REASONS))}; this is a bug in the driver"
+            )
+        if isinstance(each, PolicyOutcome):
+            for conflict in _all_of(each.conflicts, PolicyConflict, "conflicts"):
+                _check_report(conflict)
+    return reports
+
+
+def _check_report(report: LeftOut | PolicyConflict | PolicyOutcome) -> None:
+    for name, kind in (*((text, str) for text in _TEXTS), *((number, int) for number in _NUMBERS)):
+        value = getattr(report, name, kind())
+        if not isinstance(value, kind):
+            raise DriverError(
+                f"it listed a {type(report).__name__} whose {name} is {kind_of(value)}, not "
+                f"{kind.__name__}; this is a bug in the driver"
+            )
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
+from drakit.device import Inventory
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
@@ -37,8 +38,12 @@ from drakit_nodeplugin.endpoints.contract import (
     Surroundings,
 )
 from drakit_nodeplugin.endpoints.failures import Diagnostic
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
+from drakit_nodeplugin.host.policies import PolicyWatch
+from drakit_nodeplugin.host.report import DeviceCounts
+from drakit_nodeplugin.host.reporting import DriverReport, ReportSources
 from drakit_nodeplugin.kubelet.ownership import (
     Ownership,
     RunningInstances,
@@ -102,12 +107,42 @@ class HostedDriver:
             registered=self._registered,
         )
         self._instances.on_change = self._devices.manager.wake
+        feed = self._policies = None
+        if driver.traits.policies is not None:
+            feed = PolicyFeed()
+            self._policies = PolicyWatch(
+                driver.name,
+                driver.traits.policies,
+                directory=config.drivers_directory / driver.name,
+                session=environment.session,
+                feed=feed,
+                on_change=lambda: self.report.wake(),
+            )
+        self.report = DriverReport(
+            driver.name,
+            ReportSources(
+                manager=self._devices.manager,
+                publisher=self._devices.publisher,
+                checkpoint=self._checkpoint,
+                counts=self._devices.counts,
+                registration=lambda: self._server.status,
+                policies=self._policies,
+            ),
+            node=environment.node,
+            session=environment.session,
+            primary=self._instances.primary,
+        )
         self._endpoint = driver.endpoint(
             Surroundings(
-                listener=_ReportingStops(self._devices.manager, self._stopped),
+                listener=_ReportingListener(
+                    self._devices.manager,
+                    on_stopped=self._stopped,
+                    on_listed=self.report.listed,
+                ),
                 node=environment.node.name,
                 primary=self._instances.primary,
                 report=self._report_diagnostic,
+                policies=feed,
             )
         )
         parts = EngineParts(
@@ -159,6 +194,8 @@ class HostedDriver:
             )
         await self._maintenance.begin()
         await self._devices.restore()
+        if self._policies is not None:
+            await self._policies.restore()
         try:
             await self._endpoint.start()
         except DriverError as error:
@@ -172,7 +209,10 @@ class HostedDriver:
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the daemon stops, by name."""
         poller = self._file_poller
+        policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
         return {
+            **policies,
+            f"{self.name} report": self.report.run,
             f"{self.name} endpoint": self._endpoint.run,
             f"{self.name} server": lambda: self._server.run(poller),
             f"{self.name} instances": lambda: self._instances.run(poller),
@@ -265,14 +305,25 @@ class HostedDriver:
         return self._server.status.registered_at is not None
 
 
-class _ReportingStops:
-    """An :class:`.EndpointListener` that reports stops to users, and forwards everything."""
+class _ReportingListener:
+    """An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
+    users. It forwards everything."""
 
-    def __init__(self, listener: EndpointListener, on_stopped: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        listener: EndpointListener,
+        *,
+        on_stopped: Callable[[str, str], None],
+        on_listed: Callable[[Inventory], None],
+    ) -> None:
         self._listener = listener
         self._on_stopped = on_stopped
-        self.replaced = listener.replaced
+        self._on_listed = on_listed
         self.reported = listener.reported
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        self._listener.replaced(endpoint, inventory)
+        self._on_listed(inventory)
 
     def stopped(self, endpoint: str, reason: str) -> None:
         self._listener.stopped(endpoint, reason)
@@ -314,7 +365,7 @@ class HostedDevices:
             sources_ready=self._sources_ready,
             on_left_out=self._left_out,
         )
-        self._publisher = SlicePublisher(
+        self.publisher = SlicePublisher(
             manager=self.manager,
             session=environment.session,
             node=environment.node.name,
@@ -355,34 +406,42 @@ class HostedDevices:
         """Return the parts that run until the daemon stops, by name."""
         return {
             "devices": self.manager.run,
-            "slices": self._publisher.run,
+            "slices": self.publisher.run,
             "unpreparing": self._watch_unpreparing,
         }
 
     async def measure(self) -> None:
         """Update the gauges."""
         self._metrics.set(
-            slices_failing=self._publisher.last_error is not None,
-            slice_fields_dropped=bool(self._publisher.dropped),
-            devices_left_out=self.manager.left_out_count + len(self._publisher.left_out),
+            slices_failing=self.publisher.last_error is not None,
+            slice_fields_dropped=bool(self.publisher.dropped),
+            devices_left_out=self.manager.left_out_count + len(self.publisher.left_out),
         )
         try:
-            allocated = await self._checkpoint.held_devices()
+            counts = await self.counts()
         except CheckpointError:
             return  # another gauge shows it
+        self._metrics.set_devices(
+            healthy=counts.healthy, unhealthy=counts.unhealthy, allocated=counts.allocated
+        )
+        self._metrics.set(pools_inactive=len(self.manager.capacity().inactive))
+
+    async def counts(self) -> DeviceCounts:
+        """Count the devices. Raises CheckpointError."""
+        allocated = await self._checkpoint.held_devices()
         capacity = self.manager.capacity()
         pools = capacity.pools.values()
-        self._metrics.set_devices(
+        return DeviceCounts(
+            published=self.publisher.published_count,
             healthy=sum(len(pool.healthy) for pool in pools),
             unhealthy=sum(len(pool.unhealthy) for pool in pools),
             gone=sum(len(pool.gone) for pool in pools),
             allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
         )
-        self._metrics.set(pools_inactive=len(capacity.inactive))
 
     def _sources_ready(self) -> bool:
         """Return whether a missing device is really gone: nothing is removed before that."""
-        return self._publisher.listed and self._registered()
+        return self.publisher.listed and self._registered()
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

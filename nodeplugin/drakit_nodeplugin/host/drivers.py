@@ -16,14 +16,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drakit import tasks
-from drakit.layout import private_directory, private_file
+from drakit.layout import private_directory, private_file, write_private
 from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverSource
@@ -31,6 +29,7 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
+from drakit_nodeplugin.host.reporting import remove_former_reports
 from drakit_nodeplugin.kubelet.ownership import SocketError
 
 if TYPE_CHECKING:
@@ -117,7 +116,15 @@ class Hosting:
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the daemon stops, by name."""
-        parts: dict[str, Callable[[], Awaitable[None]]] = {}
+        environment = self._environment
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "reports of former drivers": lambda: remove_former_reports(
+                self._data,
+                hosted=lambda: self._names | self._hosting,
+                node=environment.node.name,
+                session=environment.session,
+            )
+        }
         for driver in self._drivers:
             if driver.name in self._names:
                 parts |= driver.parts()
@@ -243,6 +250,7 @@ class Hosting:
             )
         logger.info("backend's driver is no longer served", extra={"driver": name})
         directory.forget(name)
+        await driver.report.remove()
 
     def _report(self, diagnostic: Diagnostic) -> None:
         logger.warning(
@@ -256,7 +264,9 @@ def _configured(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> Sequence[DriverSource]:
     """Return the drivers of the configuration."""
-    sources: list[DriverSource] = [*load_drivers(config.drivers, file=file, node=environment.node)]
+    sources: list[DriverSource] = [
+        *load_drivers(config.drivers, file=file, node=environment.node.for_drivers)
+    ]
     if config.device_plugins.enabled:
         sources.append(_device_plugins(config, environment, file=file))
         name = config.device_plugins.driver_name
@@ -308,23 +318,8 @@ def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
     private_file(path)
     if _directory_in(path, default=str(registrations)) == str(registrations):
         return
-    # Two instances may do this at once, and in containers both have the same process ID.
-    temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("w") as file:
-            private_file(temporary)
-            record = {"driver": name, "directory": str(registrations), "version": RECORD_VERSION}
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    finally:
-        temporary.unlink(missing_ok=True)
+    record = {"driver": name, "directory": str(registrations), "version": RECORD_VERSION}
+    write_private(path, json.dumps(record).encode())
 
 
 def forget_driver(drivers: Path, name: str, registrations: Path) -> None:

@@ -15,12 +15,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import orjson
+
+from drakit.driver import Node
 from drakit.kube import ApiError, Session, resource_path
 from drakit.kube.events import EventRecorder
+from drakit.layout import write_private
 from drakit.logs import ProblemLog
-from drakit.resource.raw import child
+from drakit.resource.raw import child, text
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.podresources import PodResources
@@ -36,16 +40,31 @@ LABELS_SECONDS = 60.0
 
 RETRY_SECONDS = 5.0
 
+COPY_VERSION = 1
+"""Of the copy of the labels."""
+
 MAX_PENDING_EVENTS = 256
 """Events that wait for the API server; further ones are only logged."""
 
 
 class PluginNode:
-    """A :class:`drakit.driver.Node` whose labels are read periodically."""
+    """
+    A :class:`drakit.driver.Node` whose labels are read periodically.
 
-    def __init__(self, name: str) -> None:
+    They are also kept on the node, for drivers only (`for_drivers`): a policy with a node selector
+    must apply at a start without the API server. Decisions about claims need the labels of now.
+    """
+
+    def __init__(self, name: str, *, file: Path | None = None) -> None:
+        """`file` is the copy on the node."""
         self._name = name
+        self._file = file
         self._labels: Mapping[str, str] | None = None
+        self._known: Mapping[str, str] | None = None
+        self.uid: str | None = None
+        """The Node's UID as last read; None until the API server has answered once."""
+        self.for_drivers: Node = _DriversNode(self)
+        """The node as drivers see it."""
 
     @property
     def name(self) -> str:
@@ -56,6 +75,27 @@ class PluginNode:
     def labels(self) -> Mapping[str, str] | None:
         """The labels as last read; None until the API server has answered once."""
         return self._labels
+
+    @property
+    def known_labels(self) -> Mapping[str, str] | None:
+        """The labels as last read, by an earlier process if need be."""
+        return self._known if self._labels is None else self._labels
+
+    async def restore(self) -> None:
+        """Begin with the copy on the node."""
+        if self._file is not None:
+            self._known = await asyncio.to_thread(_read_labels, self._file, self._name)
+
+    async def _remember(self, labels: Mapping[str, str]) -> None:
+        if self._file is None or labels == self._known:
+            return
+        self._known = labels
+        record = {"version": COPY_VERSION, "name": self._name, "labels": labels}
+        try:
+            await asyncio.to_thread(write_private, self._file, orjson.dumps(record))
+        except OSError as error:
+            facts = {"file": str(self._file), "error": str(error)}
+            logger.warning("labels of the node cannot be stored", extra=facts)
 
     async def run(self, session: asyncio.Future[Session]) -> None:
         """Read the labels until cancelled."""
@@ -70,12 +110,42 @@ class PluginNode:
             delay = LABELS_SECONDS
             try:
                 body = await api.get(resource_path("v1", "nodes", name=self._name))
-                self._labels = cast("dict[str, str]", dict(child(body, "metadata", "labels")))
+                labels = cast("dict[str, str]", dict(child(body, "metadata", "labels")))
+                self._labels = labels
+                self.uid = text(body, "metadata", "uid")
                 log.report(None)
+                await self._remember(labels)
             except ApiError as error:
                 delay = RETRY_SECONDS
                 log.report(str(error))
             await asyncio.sleep(delay)
+
+
+class _DriversNode:
+    def __init__(self, node: PluginNode) -> None:
+        self._node = node
+
+    @property
+    def name(self) -> str:
+        return self._node.name
+
+    @property
+    def labels(self) -> Mapping[str, str] | None:
+        return self._node.known_labels
+
+
+def _read_labels(file: Path, node: str) -> Mapping[str, str] | None:
+    """Return the labels of the copy; None if it is missing, damaged, or that of another node."""
+    try:
+        record: Any = orjson.loads(file.read_bytes())
+        if record["version"] == COPY_VERSION and record["name"] == node:
+            return {str(key): str(value) for key, value in record["labels"].items()}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        facts = {"file": str(file), "error": str(error)}
+        logger.warning("stored labels of the node cannot be read", extra=facts)
+    return None
 
 
 def read_boot_id(path: Path) -> str:

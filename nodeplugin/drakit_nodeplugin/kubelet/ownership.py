@@ -46,6 +46,7 @@ __all__ = (
     "RunningInstances",
     "SocketError",
     "SocketPaths",
+    "is_served",
     "new_owner",
     "socket_paths",
 )
@@ -153,6 +154,12 @@ def _first_that_fits(candidates: Sequence[Path]) -> Path:
 
 
 # ---------------------------------------------------------------- locks and sockets
+
+
+def is_served(data: Path) -> bool:
+    """Return whether an instance of a driver lives, by the driver's directory. Raises OSError.
+    Blocks."""
+    return any(_is_locked(data / name) for name in os.listdir(data) if _LOCK.fullmatch(name))
 
 
 class Ownership:

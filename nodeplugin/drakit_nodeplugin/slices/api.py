@@ -161,6 +161,11 @@ class SliceStore:
         """Return the pools that have slices."""
         return {each.pool for each in self._slices.values()}
 
+    @property
+    def device_count(self) -> int:
+        """The number of devices in all slices; one that moves between two slices counts once."""
+        return len({(each.pool, name) for each in self._slices.values() for name in each.devices})
+
     def find(self, name: str) -> StoredSlice | None:
         """Return one slice."""
         return self._slices.get(name)

@@ -93,6 +93,11 @@ class SlicePublisher:
         return self._dropped
 
     @property
+    def published_count(self) -> int:
+        """The number of devices that the API server holds."""
+        return self._store.device_count
+
+    @property
     def left_out(self) -> Mapping[str, str]:
         """Why desired devices are not published, by ``pool/device`` with the driver's pool names;
         devices of the pool with the node's name by their names alone."""

@@ -1,0 +1,411 @@
+"""
+The policies that configure a running driver: watched, checked one by one, and kept on the node.
+
+An invalid policy keeps its last valid version in force, unless it is another object of the same
+name. A copy of the policies that the driver applied last is on the node (:mod:`.policy_file`); it
+counts until the API server has listed the policies, so that nothing changes at a restart. Without
+the resource (404), or the permission to read it (403), there are no policies unless the node knows
+some; :class:`~drakit.kube.reflector.Reflector` logs that and tries again.
+
+Types of policies are the vendor's code: they are called in a thread, not in the daemon's loop.
+:mod:`drakit_nodeplugin.endpoints.policies` hands the policies to the driver. This module must not
+know devices, reports, or the content of a policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from drakit.driver import DevicePolicy, Policy
+from drakit.kube import (
+    ApiError,
+    ForbiddenError,
+    Listing,
+    NotFoundError,
+    Session,
+    WatchEvent,
+    resource_path,
+)
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit.logs import ProblemLog
+from drakit.settings import describe
+from drakit_nodeplugin.endpoints.contract import PolicyTraits
+from drakit_nodeplugin.endpoints.failures import kind_of, text_of
+from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
+from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
+
+__all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "PolicyWatch", "check")
+
+logger = logging.getLogger(__name__)
+
+FILE = "policies.json"
+"""In the driver's data directory."""
+
+MAX_POLICIES = 256
+"""Policies of one driver that can be in force; the oldest ones are."""
+
+MAX_SPEC_BYTES = 64 * 1024
+"""Of a policy, as JSON."""
+
+MAX_PROBLEM = 1024
+"""Characters of a problem."""
+
+MISSING_SECONDS = 60.0
+"""How long the resource must be missing before its policies count as deleted: an API server that
+starts may not serve it yet."""
+
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest delay before the policies are listed again."""
+
+SAVE_RETRY_SECONDS = 30.0
+"""Before the copy is written again if that failed."""
+
+_NEVER = datetime.fromtimestamp(0, UTC)
+
+
+# ---------------------------------------------------------------- which policies are in force
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedPolicy:
+    """A policy of the API server, with the result of its check."""
+
+    stored: StoredPolicy
+    policy: Policy[Any] | None
+    """None if it is invalid."""
+
+    problem: str = ""
+    """Why it is invalid."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyState:
+    """What became of a policy, for people."""
+
+    name: str
+    observed_generation: int
+    """The newest generation that the node plugin has seen."""
+
+    generation: int | None
+    """The generation that is valid; None if there is none."""
+
+    problem: str = ""
+
+
+def check(policy: StoredPolicy, kind: type[DevicePolicy]) -> CheckedPolicy:
+    """Check a policy. Runs the vendor's code, and may block."""
+    try:
+        if policy.spec is None:
+            raise ValueError("spec: it is missing, or too large to be read")
+        size = len(orjson.dumps(policy.spec))
+        if size > MAX_SPEC_BYTES:
+            raise ValueError(f"spec: it has {size} bytes, and at most {MAX_SPEC_BYTES} are allowed")
+        # Only by alias, as in manifests: a field with two names could be set twice.
+        spec = kind.model_validate(dict(policy.spec), by_alias=True, by_name=False)
+        created = datetime.fromisoformat(policy.created) if policy.created else _NEVER
+    except ValidationError as error:
+        lines = describe(error, file="", below="spec").splitlines()
+        problem = "; ".join(line.removeprefix(": ") for line in lines)
+    except ValueError as error:
+        problem = text_of(error)
+    except Exception as error:  # a vendor's validator
+        problem = f"spec: the driver fails to read it: {kind_of(error)}: {text_of(error)}"
+    else:
+        valid = Policy[Any](
+            name=policy.name, created=created, generation=policy.generation, spec=spec
+        )
+        return CheckedPolicy(stored=policy, policy=valid)
+    return CheckedPolicy(stored=policy, policy=None, problem=problem[:MAX_PROBLEM])
+
+
+class PolicyTable:
+    """The newest version of each policy, and the last valid one."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, CheckedPolicy] = {}
+        self._valid: dict[str, CheckedPolicy] = {}
+
+    def replace(self, policies: Collection[CheckedPolicy]) -> None:
+        """These are all policies."""
+        for name in self._newest.keys() - {each.stored.name for each in policies}:
+            self.remove(name)
+        for each in policies:
+            self.apply(each)
+
+    def apply(self, policy: CheckedPolicy) -> None:
+        """A policy is new, or has changed."""
+        name = policy.stored.name
+        known = self._valid.get(name)
+        if known is not None and known.stored == policy.stored:
+            policy = known  # the same object: what is in force does not change
+        self._newest[name] = policy
+        if policy.policy is not None:
+            self._valid[name] = policy
+        elif known is not None and known.stored.uid != policy.stored.uid:
+            del self._valid[name]
+
+    def remove(self, name: str) -> None:
+        """A policy was deleted."""
+        self._newest.pop(name, None)
+        self._valid.pop(name, None)
+
+    @property
+    def valid(self) -> Sequence[CheckedPolicy]:
+        """The last valid version of each policy: the oldest policies first, and no more than can be
+        in force."""
+        return self._by_age()[:MAX_POLICIES]
+
+    def states(self) -> Sequence[PolicyState]:
+        """Return what became of each policy, by name."""
+        too_many = {each.stored.name for each in self._by_age()[MAX_POLICIES:]}
+        return [self._state(name, too_many) for name in sorted(self._newest)]
+
+    def _state(self, name: str, too_many: Collection[str]) -> PolicyState:
+        newest, valid = self._newest[name], self._valid.get(name)
+        problem = newest.problem
+        if problem and valid is not None:
+            problem = f"{problem} (generation {valid.stored.generation} stays in force)"
+        elif not problem and name in too_many:
+            problem = f"{MAX_POLICIES} older policies are in force, the maximum; delete some"
+            valid = None
+        return PolicyState(
+            name=name,
+            observed_generation=newest.stored.generation,
+            generation=None if valid is None else valid.stored.generation,
+            problem=problem,
+        )
+
+    def _by_age(self) -> list[CheckedPolicy]:
+        def age(each: CheckedPolicy) -> tuple[datetime, str]:
+            created = _NEVER if each.policy is None else each.policy.created
+            return created, each.stored.name
+
+        return sorted(self._valid.values(), key=age)
+
+
+# ---------------------------------------------------------------- where they come from
+
+
+class PolicyWatch:
+    """Follows the policies of one driver."""
+
+    def __init__(
+        self,
+        driver: str,
+        traits: PolicyTraits,
+        *,
+        directory: Path,
+        session: asyncio.Future[Session],
+        feed: PolicyFeed,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`directory` is the driver's data directory. `on_change` is called when `states` or
+        `refusal` may have changed."""
+        self._driver = driver
+        self._kind = traits.type
+        resource = traits.resource
+        self._path = resource_path(f"{resource.group}/{resource.version}", resource.plural)
+        self._file = directory / FILE
+        self._session = session
+        self._feed = feed
+        self._on_change = on_change
+        self._table = PolicyTable()
+        self._offered: tuple[CheckedPolicy, ...] | None = None
+        self._offers: deque[tuple[AnyPolicies, list[StoredPolicy]]] = deque(maxlen=4)
+        """What was offered lately: the driver may be applying one that is not the newest."""
+        self._listed = False
+        self._missing_since: float | None = None
+        self._problems: dict[str, str] = {}
+        self._saved: list[StoredPolicy] | None = None
+        self._applied = asyncio.Event()
+        feed.on_applied = self._was_applied
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the driver refused the newest policies; None if it did not."""
+        return self._feed.refusal
+
+    def states(self) -> Sequence[PolicyState]:
+        """Return what became of each policy, by name."""
+        return self._table.states()
+
+    async def restore(self) -> None:
+        """Begin with the copy on the node, before the driver starts."""
+        stored = self._saved = await asyncio.to_thread(read_policies, self._file)
+        if stored is not None:
+            self._table.replace(await self._check(stored))
+            self._offer()
+
+    async def run(self) -> None:
+        """Follow the policies until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._save())
+
+    async def _follow(self) -> None:
+        first, limit = RETRY_SECONDS
+        reflector = Reflector(
+            _Policies(await asyncio.shield(self._session), on_error=self._cannot_be_read),
+            self._path,
+            retry_seconds=first,
+            retry_limit_seconds=limit,
+        )
+        async for change in reflector.changes():
+            match change:
+                case Replaced(items=items):
+                    checked = await self._check([_stored(item) for item in items])
+                    self._table.replace(checked)
+                    self._listed = True
+                case Applied(object=item):
+                    for each in await self._check([_stored(item)]):
+                        self._table.apply(each)
+                case Deleted(object=item):
+                    self._table.remove(_stored(item).name)
+            self._missing_since = None
+            self._offer()
+
+    def _cannot_be_read(self, error: ApiError) -> None:
+        """The driver must not wait for policies that nobody can read. Those that it has stay, until
+        the resource is missing for certain."""
+        if not isinstance(error, NotFoundError | ForbiddenError):
+            return
+        if not self._feed.known:
+            self._offer()
+        if not isinstance(error, NotFoundError):
+            self._missing_since = None
+            return
+        now = asyncio.get_running_loop().time()
+        if self._missing_since is None:
+            self._missing_since = now
+        elif now - self._missing_since >= MISSING_SECONDS:
+            self._table.replace(())
+            self._listed = True
+            self._offer()
+
+    async def _check(self, policies: Collection[StoredPolicy]) -> list[CheckedPolicy]:
+        def check_all() -> list[CheckedPolicy]:
+            return [check(policy, self._kind) for policy in policies]
+
+        return await asyncio.to_thread(check_all)
+
+    def _offer(self) -> None:
+        """Let the driver apply what is valid now, if that has changed."""
+        self._log_problems()
+        valid = tuple(self._table.valid)
+        if self._offered is None or _differ(valid, self._offered):
+            self._offered = valid
+            policies = {each.stored.name: each.policy for each in valid if each.policy is not None}
+            self._offers.append((policies, [each.stored for each in valid]))
+            self._feed.offer(policies)
+        self._on_change()
+
+    def _log_problems(self) -> None:
+        problems = {each.name: each.problem for each in self._table.states() if each.problem}
+        for name, problem in problems.items():
+            if self._problems.get(name) != problem:
+                facts = {"driver": self._driver, "policy": name, "error": problem}
+                logger.warning("policy is not in force in its newest version", extra=facts)
+        self._problems = problems
+
+    # ------------------------------------------------------------ the copy
+
+    def _was_applied(self) -> None:
+        self._applied.set()
+        self._on_change()
+
+    async def _save(self) -> None:
+        """Write what the driver has applied; what it refused would leave it without policies after
+        a restart."""
+        log = ProblemLog(
+            logger,
+            "policies cannot be stored on the node",
+            recovered="policies can be stored on the node again",
+            level=logging.ERROR,
+            facts={"driver": self._driver, "file": str(self._file)},
+        )
+        while True:
+            await self._applied.wait()
+            self._applied.clear()
+            in_force = self._feed.in_force
+            stored = next((each for policies, each in self._offers if policies is in_force), None)
+            # An empty list that was never read from the API server is a guess.
+            if stored is None or stored == self._saved or not (stored or self._listed):
+                continue
+            try:
+                await asyncio.to_thread(write_policies, self._file, stored)
+            except OSError as error:
+                log.report(str(error))
+                self._applied.set()
+                await asyncio.sleep(SAVE_RETRY_SECONDS)
+            else:
+                self._saved = stored
+                log.report(None)
+
+
+class _Policies:
+    """A :class:`~drakit.kube.reflector.Collection` of policies, without what nobody needs."""
+
+    def __init__(self, session: Session, *, on_error: Callable[[ApiError], None]) -> None:
+        self._session = session
+        self._on_error = on_error
+
+    async def list(
+        self, path: str, *, params: Mapping[str, str] | None = None
+    ) -> Listing[dict[str, Any]]:
+        try:
+            listing = await self._session.read_list(path, _projected, params=params)
+        except ApiError as error:
+            self._on_error(error)
+            raise
+        # One that cannot be read exists: its last valid version stays.
+        unreadable = [{"metadata": dict(each.metadata)} for each in listing.skipped]
+        return replace(listing, items=[*listing.items, *unreadable])
+
+    async def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[WatchEvent]:
+        events = self._session.watch(path, resource_version=resource_version, params=params)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.type != "BOOKMARK" and not event.unreadable:
+                        event = replace(event, object=_projected(event.object))
+                    yield event
+        except ApiError as error:
+            self._on_error(error)
+            raise
+
+
+_KEPT = ("name", "uid", "generation", "creationTimestamp", "resourceVersion")
+
+
+def _projected(body: dict[str, Any]) -> dict[str, Any]:
+    metadata: Mapping[str, Any] = body.get("metadata") or {}
+    kept = {key: metadata[key] for key in _KEPT if key in metadata}
+    return {"metadata": kept, "spec": body.get("spec")}
+
+
+def _stored(body: Mapping[str, Any]) -> StoredPolicy:
+    metadata: Mapping[str, Any] = body["metadata"]
+    return StoredPolicy(
+        name=str(metadata.get("name") or ""),
+        uid=str(metadata.get("uid") or ""),
+        created=str(metadata.get("creationTimestamp") or ""),
+        generation=int(metadata.get("generation") or 0),
+        spec=body.get("spec"),
+    )
+
+
+def _differ(one: Sequence[CheckedPolicy], other: Sequence[CheckedPolicy]) -> bool:
+    return len(one) != len(other) or any(a is not b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,316 @@
+"""
+Writes the NodeDeviceReports of this node: one for each driver, by the driver's primary instance.
+
+A report is written when its content changes, but not during the first seconds after a start: a
+restart without a change writes the same content. Nothing waits for it, and without the resource
+(404) or the permission (403) there are no reports. Reports of drivers that no plugin of this node
+serves any more are removed.
+
+:mod:`.report` decides what a report contains. This module must not know how devices, claims or
+policies get their states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drakit.backoff import Backoff
+from drakit.device import Inventory, LeftOut
+from drakit.kube import ApiError, NotFoundError, Session, resource_path
+from drakit.logs import ProblemLog
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.host.node import PluginNode
+from drakit_nodeplugin.host.policies import PolicyWatch
+from drakit_nodeplugin.host.report import (
+    API_VERSION,
+    MAX_NAME,
+    MAX_STUCK,
+    PLURAL,
+    DeviceCounts,
+    ReportFacts,
+    StuckClaim,
+    body_of,
+    report_name,
+    status_of,
+)
+from drakit_nodeplugin.kubelet.ownership import is_served
+from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.slices.publisher import SlicePublisher
+
+__all__ = ("DriverReport", "ReportSources", "remove_former_reports")
+
+logger = logging.getLogger(__name__)
+
+FIELD_MANAGER = "drakit-nodeplugin"
+
+PACE_SECONDS = 10.0
+"""Minimum time between two writes of a report, and between two reads of what is not notified."""
+
+SETTLE_SECONDS = 1.0
+"""From a change to the write: published slices follow a change of devices within a second."""
+
+START_SECONDS = 30.0
+"""How long after the start a report is written at the latest."""
+
+REPEAT_SECONDS = 1800.0
+"""After which an unchanged report is written again: somebody may have deleted it."""
+
+RETRY_SECONDS = (10.0, 300.0)
+"""First and longest delay after a failed write."""
+
+STUCK_SECONDS = 60.0
+"""How long a claim must have been preparing or unpreparing to count as stuck."""
+
+FORMER_SECONDS = (60.0, 600.0)
+"""From the start to the first search for reports of former drivers, and between two searches."""
+
+_STATES = {"registered": "Registered", "rejected": "Rejected", "never asked": "Pending"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportSources:
+    """Where the facts of one driver's report come from."""
+
+    manager: DeviceManager
+    publisher: SlicePublisher
+    checkpoint: Checkpoint
+    counts: Callable[[], Awaitable[DeviceCounts]]
+    """Raises CheckpointError."""
+    registration: Callable[[], RegistrationStatus]
+    policies: PolicyWatch | None
+
+
+class DriverReport:
+    """The report of one driver."""
+
+    def __init__(
+        self,
+        driver: str,
+        sources: ReportSources,
+        *,
+        node: PluginNode,
+        session: asyncio.Future[Session],
+        primary: asyncio.Event,
+    ) -> None:
+        self._driver = driver
+        self._sources = sources
+        self._node = node
+        self._session = session
+        self._primary = primary
+        self._inventory = Inventory(devices=())
+        self._unfinished: dict[str, float] = {}
+        """Since when claims are preparing or unpreparing; loop time."""
+        self._changed = asyncio.Event()
+
+    def listed(self, inventory: Inventory) -> None:
+        """The driver has reported this besides its devices."""
+        self._inventory = Inventory(
+            devices=(), left_out=inventory.left_out, policies=inventory.policies
+        )
+        self.wake()
+
+    def wake(self) -> None:
+        """Something may have changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write the report until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_devices())
+            group.create_task(self._write())
+
+    async def remove(self) -> None:
+        """Delete the report: the driver is not hosted any more. Raises nothing."""
+        if self._session.done():
+            await _remove(self._session.result(), node=self._node.name, driver=self._driver)
+
+    async def _follow_devices(self) -> None:
+        revision = self._sources.manager.revision
+        seen = revision.number
+        while True:
+            seen = await revision.after(seen)
+            self.wake()
+
+    async def _write(self) -> None:
+        name = report_name(self._node.name, self._driver)
+        if name is None:
+            facts = {"driver": self._driver, "limit": MAX_NAME}
+            logger.warning("no report: the names of node and driver are too long", extra=facts)
+            await asyncio.Event().wait()
+        path = resource_path(API_VERSION, PLURAL, name=name)
+        session = await asyncio.shield(self._session)
+        log = ProblemLog(
+            logger,
+            "report cannot be written",
+            recovered="report can be written again",
+            facts={"driver": self._driver},
+        )
+        first, limit = RETRY_SECONDS
+        backoff = Backoff(first_seconds=first, limit_seconds=limit)
+        loop = asyncio.get_running_loop()
+        start_until = loop.time() + START_SECONDS
+        written: dict[str, Any] | None = None
+        repeat_at = 0.0
+        while True:
+            self._changed.clear()
+            body = None
+            if self._settled() or loop.time() >= start_until:
+                start_until = 0.0
+                body = await self._body()
+            if body is None:
+                written = None  # another instance may write a different one
+            if body is None or (body == written and loop.time() < repeat_at):
+                await self._change()
+                continue
+            try:
+                await session.apply(path, body, field_manager=FIELD_MANAGER)
+            except ApiError as error:
+                log.report(str(error))
+                await asyncio.sleep(backoff.next_seconds())
+                continue
+            log.report(None)
+            backoff.succeeded()
+            written = body
+            repeat_at = loop.time() + REPEAT_SECONDS * (0.5 + random.random())  # noqa: S311
+            await asyncio.sleep(PACE_SECONDS)
+
+    async def _change(self) -> None:
+        try:
+            async with asyncio.timeout(PACE_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(SETTLE_SECONDS)
+
+    def _settled(self) -> bool:
+        """Return whether what an earlier process reported may be replaced."""
+        sources = self._sources
+        return (
+            sources.publisher.listed
+            and sources.registration().state != "never asked"
+            and all(each.state != "Waiting" for each in sources.manager.endpoint_statuses())
+        )
+
+    async def _body(self) -> dict[str, Any] | None:
+        """Return the object; None if another instance writes it, or too little is known yet."""
+        uid = self._node.uid
+        if uid is None or not self._primary.is_set():
+            return None
+        try:
+            status = status_of(await self._facts())
+        except CheckpointError:
+            return None  # readiness reports it; numbers of zero would be wrong
+        return body_of(node=self._node.name, node_uid=uid, driver=self._driver, status=status)
+
+    async def _facts(self) -> ReportFacts:
+        sources = self._sources
+        registration = sources.registration()
+        states = await sources.checkpoint.states()
+        left_out = [
+            *self._inventory.left_out,
+            *_left_out(sources.manager.left_out, "Invalid"),
+            *_left_out(sources.publisher.left_out, "Refused"),
+        ]
+        stuck = await self._stuck(states)
+        counted = len(self._inventory.left_out) + len(sources.publisher.left_out)
+        policies = sources.policies
+        return ReportFacts(
+            registration=_STATES[registration.state],
+            registration_message=registration.reason or "",
+            endpoints=sources.manager.endpoint_statuses(),
+            devices=await sources.counts(),
+            left_out=left_out,
+            left_out_count=counted + sources.manager.left_out_count,
+            claims=states,
+            stuck=await self._named(stuck),
+            stuck_count=len(stuck),
+            policies=() if policies is None else policies.states(),
+            outcomes=self._inventory.policies,
+            refusal=None if policies is None else policies.refusal,
+        )
+
+    async def _stuck(self, states: Mapping[str, int]) -> Sequence[str]:
+        """Return the UIDs of claims that have been in work for long."""
+        checkpoint = self._sources.checkpoint
+        now = asyncio.get_running_loop().time()
+        uids: set[str] = set()
+        if states.get("preparing"):
+            uids |= await checkpoint.uids(state="preparing")
+        if states.get("unpreparing"):
+            uids |= await checkpoint.uids(state="unpreparing")
+        self._unfinished = {uid: self._unfinished.get(uid, now) for uid in uids}
+        return sorted(u for u, since in self._unfinished.items() if now - since >= STUCK_SECONDS)
+
+    async def _named(self, uids: Sequence[str]) -> Sequence[StuckClaim]:
+        found = await self._sources.checkpoint.find(uids[:MAX_STUCK]) if uids else None
+        return (
+            []
+            if found is None
+            else [
+                StuckClaim(namespace=claim.namespace, name=claim.name, uid=uid, state=claim.state)
+                for uid, claim in found.items()
+            ]
+        )
+
+
+def _left_out(left_out: Mapping[str, str], reason: Any) -> list[LeftOut]:
+    return [
+        LeftOut(device=name, reason=reason, message=message) for name, message in left_out.items()
+    ]
+
+
+async def _remove(session: Session, *, node: str, driver: str) -> bool:
+    """Delete a report; return whether it is gone for certain."""
+    name = report_name(node, driver)
+    if name is None:
+        return True
+    try:
+        await session.delete(resource_path(API_VERSION, PLURAL, name=name))
+    except NotFoundError:
+        return True
+    except ApiError as error:
+        facts = {"driver": driver, "error": str(error)}
+        logger.warning("report of a former driver cannot be removed", extra=facts)
+        return False
+    logger.info("report of a former driver is removed", extra={"driver": driver})
+    return True
+
+
+async def remove_former_reports(
+    drivers: Path,
+    *,
+    hosted: Callable[[], Collection[str]],
+    node: str,
+    session: asyncio.Future[Session],
+) -> None:
+    """
+    Remove the reports of drivers that this node served once, until cancelled.
+
+    `drivers` is the parent of the drivers' data directories, which remain. Another release of the
+    chart may serve a driver: then an instance of it lives.
+    """
+    api = await asyncio.shield(session)
+    removed: set[str] = set()
+    delay, period = FORMER_SECONDS
+    while True:
+        await asyncio.sleep(delay)
+        delay = period
+        former = await asyncio.to_thread(_unserved, drivers)
+        removed &= former
+        for driver in sorted(former - removed - set(hosted())):
+            if await _remove(api, node=node, driver=driver):
+                removed.add(driver)
+
+
+def _unserved(drivers: Path) -> set[str]:
+    """Return the drivers of which no instance lives. Blocks."""
+    return {
+        path.parent.name for path in drivers.glob("*/checkpoint.db") if not is_served(path.parent)
+    }
