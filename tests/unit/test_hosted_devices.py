@@ -12,7 +12,7 @@ from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.file_poller import FileWatch
-from drakit_nodeplugin.host.driver import HostedDevices
+from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics

@@ -64,6 +64,7 @@ class DeviceCounts:
     healthy: int
     unhealthy: int
     allocated: int
+    gone: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

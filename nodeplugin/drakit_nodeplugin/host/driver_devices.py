@@ -1,0 +1,179 @@
+"""
+The devices of one hosted driver: device manager, publisher, and what passes between them.
+
+Devices that are left out, and fields that the API server drops, become Events of the Node. A claim
+whose unprepare does not end taints the hardware that it holds. :mod:`.driver` assembles the other
+parts of a driver. It must not know endpoints, or how any of the parts works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.devices.hardware import HeldDevice
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.taints import UNHEALTHY
+from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.host.node import Environment, NodeEvents
+from drakit_nodeplugin.host.report import DeviceCounts
+from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
+from drakit_nodeplugin.slices.publisher import SlicePublisher
+
+__all__ = ("HostedDevices",)
+
+UNPREPARING_ROUNDS = 5
+"""Seconds between two checks for devices that are still being unprepared; those that both find are
+tainted. A normal unprepare takes milliseconds and needs no taint."""
+
+
+class HostedDevices:
+    """The devices of a hosted driver: manager, publisher, and the watch on pending unprepares."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        traits: DriverTraits,
+        checkpoint: Checkpoint,
+        environment: Environment,
+        events: NodeEvents,
+        metrics: DriverMetrics,
+        expected: Collection[str],
+        primary: asyncio.Event,
+        registered: Callable[[], bool],
+    ) -> None:
+        self._driver = driver
+        self._checkpoint = checkpoint
+        self._events = events
+        self._metrics = metrics
+        self._registered = registered
+        self._has_health = traits.health
+        self._unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self._file_poller = environment.file_poller
+        self._watch = checkpoint.watch()
+        self.manager = DeviceManager(
+            driver,
+            node=environment.node.name,
+            endpoints=expected,
+            settings=environment.config.devices,
+            store=checkpoint,
+            primary=primary,
+            sources_ready=self._sources_ready,
+            on_left_out=self._left_out,
+        )
+        self.publisher = SlicePublisher(
+            manager=self.manager,
+            session=environment.session,
+            node=environment.node.name,
+            primary=primary,
+            on_first_list=self.adopt,
+            on_pools=self.manager.observe_published,
+            on_left_out=self._left_out,
+            on_dropped=self._dropped,
+            on_write=metrics.wrote_slice,
+        )
+
+    async def restore(self) -> None:
+        """Restore the state of an earlier process, before anything is published."""
+        await self.manager.restore()
+        try:
+            held = await self._checkpoint.held_beside_unpreparing()
+        except CheckpointError:
+            return  # readiness reports it
+        # An unprepare that an earlier process began has been pending for at least a restart.
+        self._unpreparing = _unpreparing(held)
+        self.manager.set_unpreparing(held)
+
+    def adopt(self, slices: Collection[StoredSlice]) -> None:
+        """Adopt the taints of published slices after a restart; but not those of health if the
+        driver does not report it, because nothing would ever remove them."""
+        self.manager.adopt(
+            {
+                device: {
+                    (key, effect): added_at
+                    for (key, effect), added_at in taints.items()
+                    if self._has_health or key != UNHEALTHY
+                }
+                for device, taints in published_taints(slices).items()
+            }
+        )
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Return the parts that run until the daemon stops, by name."""
+        return {
+            "devices": self.manager.run,
+            "slices": self.publisher.run,
+            "unpreparing": self._watch_unpreparing,
+        }
+
+    async def measure(self) -> None:
+        """Update the gauges."""
+        self._metrics.set(
+            slices_failing=self.publisher.last_error is not None,
+            slice_fields_dropped=bool(self.publisher.dropped),
+            devices_left_out=self.manager.left_out_count + len(self.publisher.left_out),
+        )
+        try:
+            counts = await self.counts()
+        except CheckpointError:
+            return  # another gauge shows it
+        self._metrics.set_devices(
+            healthy=counts.healthy,
+            unhealthy=counts.unhealthy,
+            gone=counts.gone,
+            allocated=counts.allocated,
+        )
+        self._metrics.set(pools_inactive=len(self.manager.capacity().inactive))
+
+    async def counts(self) -> DeviceCounts:
+        """Count the devices. Raises CheckpointError."""
+        allocated = await self._checkpoint.held_devices()
+        capacity = self.manager.capacity()
+        pools = capacity.pools.values()
+        return DeviceCounts(
+            published=self.publisher.published_count,
+            healthy=sum(len(pool.healthy) for pool in pools),
+            unhealthy=sum(len(pool.unhealthy) for pool in pools),
+            gone=sum(len(pool.gone) for pool in pools),
+            allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
+        )
+
+    def _sources_ready(self) -> bool:
+        """Return whether a missing device is really gone: nothing is removed before that."""
+        return self.publisher.listed and self._registered()
+
+    def _left_out(self, devices: Mapping[str, str]) -> None:
+        for name, problem in devices.items():
+            self._events.emit(
+                reason="DeviceLeftOut",
+                action="Publish",
+                note=f"driver {self._driver}: device {name} is not published: {problem}",
+            )
+
+    def _dropped(self, note: str) -> None:
+        self._events.emit(
+            reason="FieldsDropped", action="Publish", note=f"driver {self._driver}: {note}"
+        )
+
+    async def _watch_unpreparing(self) -> None:
+        while True:
+            await self._file_poller.until(
+                lambda: self._watch.changed() or bool(self._unpreparing), rounds=UNPREPARING_ROUNDS
+            )
+            try:
+                held = await self._checkpoint.held_beside_unpreparing()
+            except CheckpointError:
+                continue
+            before, self._unpreparing = self._unpreparing, _unpreparing(held)
+            lasting = before & self._unpreparing
+            self.manager.set_unpreparing(
+                [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
+            )
+
+
+def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:
+    return frozenset((each.pool, each.device) for each in held if each.unpreparing)
