@@ -60,6 +60,8 @@ class FakeCluster:
         self.history: list[Change] = []
         self.oldest_version: int = 0
         self.watchers: list[asyncio.Queue[Any]] = []
+        self.without_status: set[str] = set()
+        """Collections of custom resources that have no status subresource."""
 
     def request(
         self, method: str, path: str, params: dict[str, str] | None = None, body: Any = None
@@ -89,6 +91,7 @@ class FakeCluster:
         scratch = FakeCluster()
         scratch.version, scratch.oldest_version = self.version, self.oldest_version
         scratch.objects = copy.deepcopy(self.objects)
+        scratch.without_status = self.without_status
         return scratch
 
     def _found(self, target: ObjectPath) -> Object:
@@ -144,7 +147,7 @@ class FakeCluster:
             raise StatusError(409, "Conflict", "Precondition failed: UID in precondition")
         if target.subresource == "status":
             new = {**old, "status": new.get("status", {})}
-        elif "status" in old:
+        elif "status" in old and target.collection not in self.without_status:
             new["status"] = old["status"]
         fixed = ("uid", "creationTimestamp", "name", "namespace", "generation", "deletionTimestamp")
         new["metadata"] = {**new["metadata"], **{k: meta[k] for k in fixed if k in meta}}

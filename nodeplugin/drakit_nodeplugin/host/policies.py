@@ -122,9 +122,7 @@ def check(policy: StoredPolicy, kind: type[DevicePolicy]) -> CheckedPolicy:
     except Exception as error:  # a vendor's validator
         problem = f"spec: the driver fails to read it: {kind_of(error)}: {text_of(error)}"
     else:
-        valid = Policy[Any](
-            name=policy.name, created=created, generation=policy.generation, spec=spec
-        )
+        valid = Policy(name=policy.name, created=created, generation=policy.generation, spec=spec)
         return CheckedPolicy(stored=policy, policy=valid)
     return CheckedPolicy(stored=policy, policy=None, problem=problem[:MAX_PROBLEM])
 

@@ -1,0 +1,162 @@
+"""When a driver gets its policies, and what happens if it refuses them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from drakit import Policy
+from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.endpoints.python import driver_calls, driver_thread
+from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
+from tests.fakes.lamps import LampPolicy, Lamps
+from tests.fakes.node import StaticNode
+
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def policy(name: str, lamps: int = 1, room: str = "") -> dict[str, Policy[LampPolicy]]:
+    spec = LampPolicy(lamps=lamps, room=room)
+    return {name: Policy(name=name, created=CREATED, generation=1, spec=spec)}
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.feed = PolicyFeed()
+        self.kind = Lamps
+        self.connector = PythonConnector(
+            Lamps.name, self.make, traits_of(Lamps), policies=self.feed
+        )
+        self.connections: list = []
+
+    def make(self):
+        return self.kind(None, StaticNode(name="node-1"))
+
+    async def connect(self):
+        connection = await self.connector.connect()
+        self.connections.append(connection)
+        return connection, connection.inventories()
+
+
+@pytest.fixture
+async def rig(monkeypatch):
+    monkeypatch.setattr(driver_thread, "POLICIES_PACE_SECONDS", 0.0)
+    rig = Rig()
+    yield rig
+    for connection in rig.connections:
+        await connection.close()
+
+
+async def names(updates) -> list[str]:
+    async with asyncio.timeout(5):
+        return [device.name for device in (await anext(updates)).devices]
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_driver_lists_its_devices_only_once_its_policies_are_known(rig):
+    connection, updates = await rig.connect()
+    waiting = asyncio.ensure_future(anext(updates))
+    await asyncio.wait({waiting}, timeout=0.2)
+    assert not waiting.done()
+    assert connection.unavailable.startswith("its policies are unknown: the API server has not")
+
+    rig.feed.offer(policy("hall", 2))
+    inventory = await waiting
+    assert [device.name for device in inventory.devices] == ["hall-0", "hall-1"]
+    assert connection.unavailable is None
+    assert rig.feed.in_force.keys() == {"hall"}
+
+
+async def test_no_policies_are_known_policies(rig):
+    rig.feed.offer({})
+    _, updates = await rig.connect()
+    assert await names(updates) == []
+
+
+async def test_each_change_reaches_the_driver(rig):
+    rig.feed.offer(policy("hall"))
+    _, updates = await rig.connect()
+    assert await names(updates) == ["hall-0"]
+    rig.feed.offer(policy("hall", 2))
+    assert await names(updates) == ["hall-0", "hall-1"]
+    rig.feed.offer({})
+    assert await names(updates) == []
+
+
+async def test_of_many_changes_the_driver_gets_the_last(rig, monkeypatch):
+    monkeypatch.setattr(driver_thread, "POLICIES_PACE_SECONDS", 0.2)
+    applied = []
+    rig.feed.on_applied = lambda: applied.append(len(rig.feed.in_force))
+    rig.feed.offer({})
+    await rig.connect()
+    for count in range(1, 1001):
+        rig.feed.offer(policy("hall") | {f"p{n}": policy("x")["x"] for n in range(count % 7)})
+        if count % 100 == 0:
+            await asyncio.sleep(0)
+    last = rig.feed._offered
+    await until(lambda: rig.feed.in_force is last)
+    assert len(applied) <= 3
+
+
+async def test_refused_policies_leave_the_previous_ones_in_force(rig):
+    rig.feed.offer(policy("hall"))
+    _, updates = await rig.connect()
+    assert await names(updates) == ["hall-0"]
+    rig.feed.offer(policy("wine", 5, room="cellar"))
+    await until(lambda: rig.feed.refusal)
+    assert rig.feed.refusal == (
+        "driver lamps.example.com: spec.room: the cellar has no lamps; choose another room"
+    )
+    assert rig.feed.in_force.keys() == {"hall"}
+
+    rig.feed.offer(policy("porch"))
+    assert await names(updates) == ["porch-0"]
+    assert rig.feed.refusal is None
+
+
+async def test_a_driver_that_starts_again_gets_what_was_in_force_before_what_it_refuses(rig):
+    rig.feed.offer(policy("hall"))
+    first, updates = await rig.connect()
+    assert await names(updates) == ["hall-0"]
+    rig.feed.offer(policy("wine", 5, room="cellar"))
+    await until(lambda: rig.feed.refusal)
+    await first.close()
+
+    _, updates = await rig.connect()
+    assert await names(updates) == ["hall-0"]
+    await asyncio.sleep(0.1)
+    assert rig.feed.refusal is not None
+    assert rig.feed.in_force.keys() == {"hall"}
+
+
+async def test_a_driver_that_fails_or_hangs_keeps_its_previous_policies(rig, monkeypatch):
+    monkeypatch.setattr(driver_calls, "POLICIES_SECONDS", 0.1)
+
+    class Bad(Lamps):
+        policy_resource = Lamps.policy_resource
+
+        async def apply_policies(self, policies):
+            if "hangs" in policies:
+                await asyncio.Event().wait()
+            if "fails" in policies:
+                raise KeyError("lamps")
+            super().apply_policies(policies)
+
+    rig.kind = Bad
+    rig.feed.offer(policy("hall"))
+    _, updates = await rig.connect()
+    assert await names(updates) == ["hall-0"]
+    rig.feed.offer(policy("hangs"))
+    await until(lambda: rig.feed.refusal)
+    assert rig.feed.refusal == "driver lamps.example.com did not apply its policies in 0 s"
+    rig.feed.offer(policy("fails"))
+    await until(lambda: "failed in apply_policies: KeyError" in rig.feed.refusal)
+    assert rig.feed.in_force.keys() == {"hall"}

@@ -1,0 +1,201 @@
+"""What a NodeDeviceReport contains: bounded, sorted, and valid for its CustomResourceDefinition."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from drakit import LeftOut, LeftOutReason, PolicyConflict, PolicyOutcome
+from drakit_nodeplugin.devices.model import EndpointStatus
+from drakit_nodeplugin.host.policies import PolicyState
+from drakit_nodeplugin.host.report import (
+    DeviceCounts,
+    ReportFacts,
+    StuckClaim,
+    body_of,
+    report_name,
+    status_of,
+)
+
+ROOT = Path(__file__).parents[3]
+CRD = yaml.safe_load((ROOT / "crds" / "nodedevicereports.yaml").read_text())
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+FACTS = ReportFacts(
+    registration="Registered",
+    registration_message="",
+    endpoints=[EndpointStatus(name="lamps.example.com", state="Running")],
+    devices=DeviceCounts(published=2, healthy=2, unhealthy=0, allocated=1),
+    left_out=[LeftOut(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
+    left_out_count=1,
+    claims={"prepared": 1},
+    stuck=[],
+    stuck_count=0,
+    policies=[PolicyState(name="disks", observed_generation=3, generation=2, problem="spec.x: no")],
+    outcomes=[PolicyOutcome(policy="disks", matched=3, published=2)],
+)
+
+
+def problems(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """Check a value against a structural schema, as far as ours goes; unknown keys are problems,
+    because the API server drops them."""
+    kinds = {"string": str, "integer": int, "object": dict, "array": list}
+    if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
+        return [f"{path}: {value!r} is not of type {schema['type']}"]
+    found: list[str] = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{path}: {value!r} is none of {schema['enum']}")
+    if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):
+        found.append(f"{path}: {len(value)} characters")
+    if isinstance(value, list):
+        if len(value) > schema["maxItems"]:
+            found.append(f"{path}: {len(value)} items")
+        for index, each in enumerate(value):
+            found += problems(each, schema["items"], f"{path}[{index}]")
+    if isinstance(value, dict):
+        found += [
+            f"{path}.{key}: is missing" for key in schema.get("required", ()) if key not in value
+        ]
+        for key, each in value.items():
+            if key not in schema["properties"]:
+                found.append(f"{path}.{key}: is not a known key")
+            elif path or key != "metadata":
+                found += problems(each, schema["properties"][key], f"{path}.{key}")
+    return found
+
+
+def full(size: int) -> ReportFacts:
+    """Facts in which all is too much."""
+    long = "x" * 5000
+    names = [f"{n:05}" for n in range(size)]
+    return ReportFacts(
+        registration="Rejected",
+        registration_message=long,
+        endpoints=[EndpointStatus(name=n + long, state="Stopped", reason=long) for n in names],
+        devices=DeviceCounts(published=size, healthy=size, unhealthy=0, allocated=0),
+        left_out=[
+            LeftOut(device=n + long, reason="Other", policy=n + long, message=long) for n in names
+        ],
+        left_out_count=size + 7,
+        claims={"prepared": size, "preparing": 1, "unpreparing": size},
+        stuck=[StuckClaim(namespace="lab", name=n, uid=n, state="unpreparing") for n in names][:20],
+        stuck_count=size,
+        policies=[
+            PolicyState(name=n, observed_generation=2, generation=None, problem=long) for n in names
+        ],
+        outcomes=[
+            PolicyOutcome(
+                policy=n,
+                matched=1,
+                problem=long,
+                conflicts=tuple(PolicyConflict(device=d + long, policy=d) for d in names),
+            )
+            for n in names
+        ],
+        refusal=long,
+    )
+
+
+def body(facts: ReportFacts) -> dict[str, Any]:
+    return body_of(
+        node="node-1", node_uid="uid-1", driver="lamps.example.com", status=status_of(facts)
+    )
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(FACTS, id="usual"),
+        pytest.param(replace(FACTS, registration="Pending", policies=[], outcomes=[]), id="start"),
+        pytest.param(full(300), id="far-too-much"),
+    ],
+)
+def test_the_report_is_valid_for_its_schema(facts):
+    assert problems(body(facts), SCHEMA) == []
+
+
+def test_what_exceeds_a_limit_is_counted():
+    status = status_of(full(300))
+    omitted = {key: value for key, value in status.items() if key.endswith("Omitted")}
+    assert omitted == {
+        "endpointsOmitted": 200,
+        "leftOutOmitted": 207,
+        "stuckClaimsOmitted": 280,
+        "policiesOmitted": 200,
+    }
+    assert status["devices"]["leftOut"] == 307
+    assert status["policies"][0]["conflictsOmitted"] == 290
+
+
+def test_the_order_of_facts_does_not_change_the_report():
+    facts = full(120)
+    shuffled = replace(
+        facts,
+        **{
+            name: random.Random(3).sample(list(getattr(facts, name)), len(getattr(facts, name)))
+            for name in ("endpoints", "left_out", "stuck", "policies", "outcomes")
+        },
+    )
+    assert status_of(shuffled) == status_of(facts)
+
+
+def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
+    assert status_of(FACTS)["policies"] == [
+        {
+            "name": "disks",
+            "observedGeneration": 3,
+            "generation": 2,
+            "matched": 3,
+            "published": 2,
+            "problem": "spec.x: no",
+        }
+    ]
+
+
+def test_of_too_many_policies_those_with_problems_and_devices_are_listed():
+    quiet = [PolicyState(name=f"a{n:03}", observed_generation=1, generation=1) for n in range(150)]
+    bad = PolicyState(name="y", observed_generation=1, generation=None, problem="spec: is missing")
+    used = PolicyState(name="z", observed_generation=1, generation=1)
+    facts = replace(
+        FACTS, policies=[*quiet, bad, used], outcomes=[PolicyOutcome(policy="z", matched=1)]
+    )
+    names = [each["name"] for each in status_of(facts)["policies"]]
+    assert names[-2:] == ["y", "z"]
+    assert len(names) == 100
+
+
+def test_the_name_of_a_report_is_that_of_node_and_driver_unless_it_is_too_long():
+    assert report_name("node-1", "lamps.example.com") == "node-1.lamps.example.com"
+    assert report_name("n" * 250, "lamps.example.com") is None
+
+
+def test_the_words_of_reasons_are_the_same_in_contract_schema_and_page():
+    words = set(get_args(LeftOutReason))
+    status = SCHEMA["properties"]["status"]["properties"]
+    assert set(status["leftOut"]["items"]["properties"]["reason"]["enum"]) == words
+    page = (ROOT / "docs" / "reference" / "node-plugin.md").read_text()
+    section = page.partition("## Devices that are left out")[2].partition("\n## ")[0]
+    listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(listed) == sorted(words)
+
+
+def test_every_field_of_the_schema_is_documented():
+    def undocumented(schema: dict[str, Any], path: str) -> list[str]:
+        found = [] if schema.get("description") else [path]
+        for key, each in schema.get("properties", {}).items():
+            found += undocumented(each, f"{path}.{key}")
+        items = schema.get("items", {}).get("properties", {}).items()
+        return found + list(
+            itertools.chain.from_iterable(
+                undocumented(each, f"{path}[].{key}") for key, each in items
+            )
+        )
+
+    standard = {".apiVersion", ".kind", ".metadata"}
+    assert set(undocumented(SCHEMA, "")) <= standard
