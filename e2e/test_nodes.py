@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from e2e.kit import DRIVER, NAMESPACE, holds_for, plugin_pod, published, slices,
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
 CONTROLLER = "drakit.dev/nodeplugin"
+CRDS = Path(__file__).parents[1] / "crds"
 
 
 def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
@@ -172,6 +174,42 @@ def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_
     replace(stopped, tainted_device("b", "drakit.dev/unhealthy"))
     replace()
     as_first_node("delete", "resourceslice", foreign_slice)
+
+
+@pytest.fixture
+def reports(release) -> Iterator[None]:
+    """The API server has NodeDeviceReports."""
+    release.apply((CRDS / "nodedevicereports.yaml").read_text())
+    crd = "crd/nodedevicereports.drakit.dev"
+    release.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
+    yield
+    release.kubectl("delete", crd)
+
+
+@pytest.mark.usefixtures("reports")
+def test_a_token_of_one_nodes_plugin_cannot_write_reports_of_others(release, as_first_node):
+    first, second = release.nodes[:2]
+
+    def report_of(node: str, name: str = "") -> str:
+        return json.dumps(
+            {
+                "apiVersion": "drakit.dev/v1alpha1",
+                "kind": "NodeDeviceReport",
+                "metadata": {"name": name or f"{node}.test.drakit.dev"},
+                "spec": {"nodeName": node, "driver": "test.drakit.dev"},
+            }
+        )
+
+    own, foreign = (f"{node}.test.drakit.dev" for node in (first, second))
+    as_first_node("create", "-f", "-", input=report_of(first))
+    as_first_node("delete", "nodedevicereport", own)
+    message = refused(as_first_node, "create", "-f", "-", input=report_of(second))
+    assert "may only write NodeDeviceReports of that node" in message
+    message = refused(as_first_node, "create", "-f", "-", input=report_of(first, foreign))
+    assert "the name must be that of the node, a dot, and that of the driver" in message
+    release.kubectl("create", "-f", "-", input=report_of(second))
+    message = refused(as_first_node, "delete", "nodedevicereport", foreign)
+    assert "may only write NodeDeviceReports of that node" in message
 
 
 def event_of(node: str, *, controller: str = CONTROLLER, name: str = "admission") -> dict[str, Any]:

@@ -34,6 +34,9 @@ SCRIPTED = Release(name="scripted", namespace="scripted-system")
 
 LAMPS = "scripted.test.drakit.dev"
 HORNS = "scripted-two.test.drakit.dev"
+SIGNS = "signs.test.drakit.dev"
+"""A driver with policies, which it lacks in most tests."""
+
 CLASSES = {"lamp.test": LAMPS, "horn.test": HORNS}
 DEVICES = 4
 
@@ -69,6 +72,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         }
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
     ]
+    drivers.append({"driver": "signs:Signs", "name": SIGNS})
     return {
         "image": {"repository": repository_name("scripted")},
         "hostdev": {"enabled": False},
