@@ -27,6 +27,15 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "DriverError",
         "Node",
     ),
+    "Policies": (
+        "DevicePolicy",
+        "PolicyResource",
+        "Policy",
+        "PolicyOutcome",
+        "PolicyConflict",
+        "LeftOut",
+        "LeftOutReason",
+    ),
     "Devices": (
         "Device",
         "AttributeValue",

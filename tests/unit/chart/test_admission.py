@@ -15,6 +15,7 @@ from tests.unit.chart.reading import pod_spec, the
 
 SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
+REPORTS = "drakit-nodeplugin-reports"
 NO_HOSTDEV: dict[str, Any] = {"hostdev": {"enabled": False}}
 
 
@@ -64,7 +65,7 @@ def test_the_policies_cover_everything_that_the_plugin_may_write(render):
     }
     covered = {
         (group, resource)
-        for name in (SLICES, EVENTS)
+        for name in (SLICES, EVENTS, REPORTS)
         for rule in policy(objects, name)["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
