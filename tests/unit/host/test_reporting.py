@@ -1,0 +1,258 @@
+"""When reports are written and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from drakit import Inventory, LeftOut
+from drakit.kube import NotFoundError, UnavailableError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
+from drakit_nodeplugin.devices.model import EndpointStatus, Revision
+from drakit_nodeplugin.host import reporting
+from drakit_nodeplugin.host.node import PluginNode
+from drakit_nodeplugin.host.report import DeviceCounts
+from drakit_nodeplugin.host.reporting import DriverReport, ReportSources, remove_former_reports
+from drakit_nodeplugin.kubelet.server import RegistrationStatus
+
+DRIVER, NODE = "lamps.example.com", "node-1"
+MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")
+DOWN = UnavailableError.no_answer("PATCH", "/x", why="nothing")
+
+
+class Api:
+    """The requests of reports, with their times."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[float, dict]] = []
+        self.attempts = 0
+        self.deleted: list[str] = []
+        self.failure: Exception | None = None
+
+    async def apply(self, path, body, *, field_manager):
+        self.attempts += 1
+        if self.failure is not None:
+            raise self.failure
+        assert path.endswith(f"/nodedevicereports/{body['metadata']['name']}")
+        self.applied.append((asyncio.get_running_loop().time(), body))
+
+    async def delete(self, path):
+        if self.failure is not None:
+            raise self.failure
+        self.deleted.append(path.rpartition("/")[2])
+
+
+class Sources:
+    """All that a report shows."""
+
+    def __init__(self) -> None:
+        self.endpoint = EndpointStatus(name=DRIVER, state="Running")
+        self.manager = SimpleNamespace(
+            revision=Revision(),
+            left_out={},
+            left_out_count=0,
+            endpoint_statuses=lambda: [self.endpoint],
+        )
+        self.publisher = SimpleNamespace(listed=True, left_out={})
+        self.states_: dict[str, int] = {}
+        self.uids_: set[str] = set()
+        self.registration = RegistrationStatus(state="registered")
+        self.count = 1
+        self.broken = False
+
+    async def counts(self):
+        return DeviceCounts(published=self.count, healthy=self.count, unhealthy=0, allocated=0)
+
+    async def states(self):
+        if self.broken:
+            raise CheckpointError("no space")
+        return self.states_
+
+    async def uids(self, *, state):
+        return self.uids_ if state == "unpreparing" else set()
+
+    async def find(self, uids):
+        return {
+            uid: SimpleNamespace(namespace="lab", name=uid, state="unpreparing") for uid in uids
+        }
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.api, self.sources = Api(), Sources()
+        self.node = PluginNode(NODE)
+        self.node.uid = "node-uid"
+        self.primary = asyncio.Event()
+        self.primary.set()
+        self.session = asyncio.get_running_loop().create_future()
+        self.session.set_result(self.api)
+        self.report = DriverReport(
+            DRIVER,
+            ReportSources(
+                manager=self.sources.manager,
+                publisher=self.sources.publisher,
+                checkpoint=self.sources,
+                counts=self.sources.counts,
+                registration=lambda: self.sources.registration,
+                policies=None,
+            ),
+            node=self.node,
+            session=self.session,
+            primary=self.primary,
+        )
+
+    @property
+    def published(self) -> list[int]:
+        return [body["status"]["devices"]["published"] for _, body in self.api.applied]
+
+
+@pytest.fixture
+async def rig():
+    rig = Rig()
+    task = asyncio.create_task(rig.report.run())
+    yield rig
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.looptime
+async def test_a_thousand_changes_are_a_write_in_ten_seconds_and_the_last_one_counts(rig):
+    for count in range(1000):
+        rig.sources.count = count
+        rig.sources.manager.revision.advance()
+        await asyncio.sleep(0.06)
+    await asyncio.sleep(15)
+    times = [at for at, _ in rig.api.applied]
+    assert rig.published[-1] == 999
+    assert all(b - a >= reporting.PACE_SECONDS for a, b in itertools.pairwise(times))
+    assert len(times) <= 8
+
+
+@pytest.mark.looptime
+async def test_without_a_change_nothing_is_written_but_twice_an_hour(rig):
+    await asyncio.sleep(800)
+    assert len(rig.api.applied) == 1
+    await asyncio.sleep(2800)
+    assert 2 <= len(rig.api.applied) <= 5
+
+
+@pytest.mark.looptime
+async def test_a_change_without_a_notification_is_found_within_ten_seconds(rig):
+    await asyncio.sleep(30)
+    rig.sources.states_ = {"prepared": 1}
+    await asyncio.sleep(11)
+    assert rig.api.applied[-1][1]["status"]["claims"]["prepared"] == 1
+
+
+@pytest.mark.looptime
+async def test_what_a_driver_lists_beside_its_devices_is_written_within_seconds(rig):
+    await asyncio.sleep(30)
+    rig.report.listed(Inventory(devices=(), left_out=[LeftOut(device="/dev/sda", reason="InUse")]))
+    await asyncio.sleep(2)
+    assert rig.api.applied[-1][1]["status"]["leftOut"][0]["device"] == "/dev/sda"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            lambda s: setattr(s, "registration", RegistrationStatus()), id="not-registered"
+        ),
+        pytest.param(
+            lambda s: setattr(s, "endpoint", EndpointStatus(name=DRIVER, state="Waiting")),
+            id="not-listed",
+        ),
+        pytest.param(lambda s: setattr(s.publisher, "listed", False), id="slices-not-listed"),
+    ],
+)
+async def test_a_restart_keeps_the_old_report_until_the_driver_is_back_or_half_a_minute(change):
+    rig = Rig()
+    change(rig.sources)
+    task = asyncio.create_task(rig.report.run())
+    await asyncio.sleep(25)
+    assert rig.api.applied == []
+    await asyncio.sleep(20)
+    assert len(rig.api.applied) == 1
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.looptime
+async def test_only_the_primary_instance_writes_and_never_wrong_numbers():
+    rig = Rig()
+    rig.primary.clear()
+    task = asyncio.create_task(rig.report.run())
+    await asyncio.sleep(60)
+    assert rig.api.applied == []
+    rig.primary.set()
+    rig.sources.broken = True
+    await asyncio.sleep(60)
+    assert rig.api.applied == []
+    rig.sources.broken = False
+    await asyncio.sleep(11)
+    assert len(rig.api.applied) == 1
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.looptime
+async def test_without_the_resource_it_is_logged_once_and_tried_with_backoff(caplog):
+    caplog.set_level(logging.WARNING)
+    rig = Rig()
+    rig.api.failure = MISSING
+    task = asyncio.create_task(rig.report.run())
+    await asyncio.sleep(3600)
+    assert 10 <= rig.api.attempts <= 40
+    assert [each.message for each in caplog.records] == ["report cannot be written"]
+    rig.api.failure = None
+    await asyncio.sleep(300)
+    assert len(rig.api.applied) == 1
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.looptime
+async def test_a_claim_is_stuck_after_a_minute_and_only_the_first_ones_are_named(rig):
+    rig.sources.states_ = {"unpreparing": 30}
+    rig.sources.uids_ = {f"uid-{n:02}" for n in range(30)}
+    await asyncio.sleep(45)
+    assert rig.api.applied[-1][1]["status"]["claims"]["stuck"] == 0
+    await asyncio.sleep(40)
+    status = rig.api.applied[-1][1]["status"]
+    assert status["claims"]["stuck"] == 30
+    assert [each["uid"] for each in status["stuckClaims"]] == [f"uid-{n:02}" for n in range(20)]
+    assert status["stuckClaimsOmitted"] == 10
+    rig.sources.states_, rig.sources.uids_ = {}, set()
+    await asyncio.sleep(25)
+    assert rig.api.applied[-1][1]["status"]["claims"]["stuck"] == 0
+
+
+async def test_only_reports_of_drivers_that_nobody_serves_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(reporting, "FORMER_SECONDS", (0.01, 0.01))
+    for name in ("former.example.com", "hosted.example.com", "other.example.com"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint.db").touch()
+    (tmp_path / "no-driver").mkdir()
+    monkeypatch.setattr(reporting, "is_served", lambda path: path.name == "other.example.com")
+    rig = Rig()
+    rig.api.failure = DOWN
+    task = asyncio.create_task(
+        remove_former_reports(
+            tmp_path,
+            hosted=lambda: {"hosted.example.com"},
+            node=NODE,
+            session=rig.session,
+        )
+    )
+    await asyncio.sleep(0.1)
+    assert rig.api.deleted == []
+    rig.api.failure = None
+    await asyncio.sleep(0.2)
+    assert rig.api.deleted == [f"{NODE}.former.example.com"]
+    task.cancel()
+    await asyncio.wait({task})
