@@ -258,8 +258,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         change.
 
         If it raises, the previous policies must stay in force. The node plugin reports the text of
-        a :class:`DriverError`, and calls again at the next change. For a problem of one policy, do
-        not raise: report it in its :class:`PolicyOutcome`.
+        a :class:`DriverError`, and calls again at the next change, or after a minute. A driver that
+        has not applied any policies yet is not asked for its devices. For a problem of one policy,
+        do not raise: report it in its :class:`PolicyOutcome`.
 
         A driver with a `policy_type` overrides it. The default does nothing.
         """

@@ -229,4 +229,6 @@ def _first(
 
 
 def _cut(text: str, limit: int) -> str:
+    # The name of a file may be no valid UTF-8, and then has surrogates.
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

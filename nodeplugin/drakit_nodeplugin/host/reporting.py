@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,18 +162,19 @@ class DriverReport:
         while True:
             self._changed.clear()
             body = None
-            if self._settled() or loop.time() >= start_until:
-                start_until = 0.0
-                body = await self._body()
-            if body is None:
-                written = None  # another instance may write a different one
-            if body is None or (body == written and loop.time() < repeat_at):
-                await self._change()
-                continue
             try:
+                if self._settled() or loop.time() >= start_until:
+                    start_until = 0.0
+                    body = await self._body()
+                if body is None:
+                    written = None  # another instance may write a different one
+                if body is None or (body == written and loop.time() < repeat_at):
+                    await self._change()
+                    continue
                 await session.apply(path, body, field_manager=FIELD_MANAGER)
-            except ApiError as error:
-                log.report(str(error))
+            except Exception as error:
+                # Also a value of a driver that is no JSON: a report must not end the daemon.
+                log.report(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             log.report(None)
@@ -311,6 +313,9 @@ async def remove_former_reports(
 
 def _unserved(drivers: Path) -> set[str]:
     """Return the drivers of which no instance lives. Blocks."""
-    return {
-        path.parent.name for path in drivers.glob("*/checkpoint.db") if not is_served(path.parent)
-    }
+    found: set[str] = set()
+    for path in drivers.glob("*/checkpoint.db"):
+        with suppress(OSError):  # another process may remove it meanwhile
+            if not is_served(path.parent):
+                found.add(path.parent.name)
+    return found

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from drakit import Policy
+from drakit import DriverError, Policy
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.endpoints.python import driver_calls, driver_thread
@@ -160,3 +160,28 @@ async def test_a_driver_that_fails_or_hangs_keeps_its_previous_policies(rig, mon
     rig.feed.offer(policy("fails"))
     await until(lambda: "failed in apply_policies: KeyError" in rig.feed.refusal)
     assert rig.feed.in_force.keys() == {"hall"}
+
+
+async def test_a_driver_that_refuses_its_first_policies_lists_nothing_and_is_asked_again(
+    rig, monkeypatch
+):
+    monkeypatch.setattr(driver_thread, "POLICIES_RETRY_SECONDS", 0.05)
+    asked = []
+
+    class Slow(Lamps):
+        def apply_policies(self, policies):
+            asked.append(policies)
+            if len(asked) < 3:
+                raise DriverError("the bus is not ready")
+            super().apply_policies(policies)
+
+    rig.kind = Slow
+    monkeypatch.setattr(driver_thread, "LIST_SECONDS", 0.0)
+    rig.feed.offer(policy("hall"))
+    connection, updates = await rig.connect()
+    await until(lambda: rig.feed.refusal)
+    assert connection.unavailable == (
+        "it refuses its policies: driver lamps.example.com: the bus is not ready"
+    )
+    assert await names(updates) == ["hall-0"]
+    assert (len(asked), rig.feed.refusal) == (3, None)

@@ -60,6 +60,9 @@ without it: the kubelet may be waiting for a claim, and would have to retry."""
 POLICIES_PACE_SECONDS = 0.5
 """Minimum time between two calls of `apply_policies`: a changed chart changes many at once."""
 
+POLICIES_RETRY_SECONDS = 60.0
+"""Before policies that the driver refused are tried again."""
+
 CLOSE_SECONDS = 5.0
 """How long a driver may take to end; its thread does not delay the process."""
 
@@ -140,7 +143,7 @@ class PythonConnection:
         # Written in the thread.
         self._has_listed = False
         self._configured = asyncio.Event()
-        """Set once the driver has got policies."""
+        """Set once the driver has applied policies: without any, it would withdraw its devices."""
         self._main: asyncio.Task[None] | None = None
         # A daemon thread: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
@@ -189,6 +192,8 @@ class PythonConnection:
                     "its policies are unknown: the API server has not answered yet, and this node "
                     "has no copy of them"
                 )
+            if self._policies is not None and self._policies.refusal is not None:
+                return f"it refuses its policies: {self._policies.refusal}"
             return "it has not listed its devices yet"
         return self._started.result()[1].stop_reason
 
@@ -252,19 +257,26 @@ class PythonConnection:
             self._cancel()
 
     async def _configure(self, feed: PolicyFeed, calls: DriverCalls, bridge: Bridge) -> None:
-        """Let the driver apply its policies, at the start and at each change."""
-        applied: AnyPolicies | None = None
+        """Let the driver apply its policies, at the start and at each change. What it refuses is
+        tried again: the reason may be the state of the node."""
+        policies: AnyPolicies | None = None
+        refusal: str | None = None
         while True:
-            policies = applied = await feed.next(applied)
-            refusal = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if refusal is None else POLICIES_RETRY_SECONDS):
+                    policies = await feed.next(policies)
+            assert policies is not None
+            previous, refusal = refusal, None
             try:
                 await bridge.call(partial(self._apply, calls, policies))
             except ConnectionEndedError:
                 return
             except (DeviceFailedError, CallCancelledError) as error:
                 refusal = str(error)
-                facts = {"driver": self._name, "error": refusal}
-                logger.error("driver refuses its policies, the previous ones remain", extra=facts)
+                if refusal != previous:
+                    facts = {"driver": self._name, "error": refusal}
+                    message = "driver refuses its policies, the previous ones remain"
+                    logger.error(message, extra=facts)
             feed.report(policies, refusal)
             await asyncio.sleep(POLICIES_PACE_SECONDS)
 
@@ -336,10 +348,8 @@ class PythonConnection:
         self._notify(self._is_silent)
 
     async def _apply(self, calls: DriverCalls, policies: AnyPolicies) -> None:
-        try:
-            await calls.apply_policies(policies)
-        finally:
-            self._configured.set()
+        await calls.apply_policies(policies)
+        self._configured.set()
 
     async def _serve(
         self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
