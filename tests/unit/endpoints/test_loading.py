@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import field_validator
 
-from drakit import Driver
+from drakit import DevicePolicy, Driver, PolicyResource
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity, PolicyTraits
 from drakit_nodeplugin.endpoints.python import loading
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from tests.fakes.node import StaticNode
@@ -72,6 +72,37 @@ class UselessReset(Lens):
     side_effects = False
 
     def reset(self, device):
+        raise NotImplementedError
+
+
+class LensPolicy(DevicePolicy):
+    pass
+
+
+LENS_POLICIES = PolicyResource(group="lens.example.com", version="v1", plural="lenspolicies")
+
+
+class PoliciesWithoutType(Lens):
+    policy_resource = LENS_POLICIES
+
+
+class PoliciesOfAnotherType(Lens):
+    policy_type = LensConfig
+    policy_resource = LENS_POLICIES
+
+
+class PoliciesOfNothing(Lens):
+    policy_type = LensPolicy
+    policy_resource = "lenspolicies"
+
+
+class PoliciesUnused(Lens):
+    policy_type = LensPolicy
+    policy_resource = LENS_POLICIES
+
+
+class WithPolicies(PoliciesUnused):
+    def apply_policies(self, policies):
         raise NotImplementedError
 
 
@@ -169,6 +200,13 @@ def test_the_drivers_that_ship_are_found_by_name():
         pytest.param("SetBack", DriverTraits(side_effects=True, resets=True), id="reset"),
         pytest.param("Declared", DriverTraits(side_effects=True), id="declared-with"),
         pytest.param("Harmless", DriverTraits(side_effects=False), id="declared-without"),
+        pytest.param(
+            "WithPolicies",
+            DriverTraits(
+                side_effects=False, policies=PolicyTraits(resource=LENS_POLICIES, type=LensPolicy)
+            ),
+            id="with-policies",
+        ),
         pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="checked"),
     ],
 )
@@ -200,6 +238,10 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
                 ("Untyped", "has a parameters_type that is not", "parameters-of-another-type"),
                 ("Undecided", "has side_effects set to None", "neither-true-nor-false"),
                 ("Restless", "has health_period_seconds set to 0", "no-period"),
+                ("PoliciesWithoutType", "has only one of policy_type and", "policies-half"),
+                ("PoliciesOfAnotherType", "has a policy_type that is not", "policies-type"),
+                ("PoliciesOfNothing", "has a policy_resource that is not", "policies-resource"),
+                ("PoliciesUnused", "has a policy_type, but does not define", "policies-unused"),
                 ("NoDevices", "does not define devices; this is a bug", "no-devices"),
                 ("UselessReset", "defines reset but has side_effects", "reset-without-effects"),
                 ("NameOfNothing", "has the name None, which is not a DNS", "chooses-no-name"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drakit import Device, Version
+from drakit import Device, DriverError, LeftOut, PolicyConflict, PolicyOutcome, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints import snapshot as snapshot
@@ -321,3 +321,49 @@ async def test_a_driver_keeps_its_own_objects_for_itself(behaviour, listener):
     behaviour.devices = devices
     async with running(new_endpoint(lambda: Camera(behaviour), listener)):
         assert type((await listener.hear()).devices[0]) is Device
+
+
+async def test_what_a_driver_reports_besides_devices_is_copied_too():
+    left_out = [LeftOut(device="/dev/sda", reason="InUse")]
+    conflicts = [PolicyConflict(device="/dev/sda", policy="other")]
+    listed = Inventory(
+        devices=(),
+        left_out=left_out,
+        policies=(PolicyOutcome(policy=Word.GPUS, matched=Number.TWO, conflicts=conflicts),),
+    )
+    ours = await InventorySnapshots().of(inventory_of(listed))
+    left_out.clear()
+    conflicts.clear()
+    assert [each.device for each in ours.left_out] == ["/dev/sda"]
+    (outcome,) = ours.policies
+    assert (outcome.policy, outcome.matched, len(outcome.conflicts)) == ("gpus", 2, 1)
+    assert type(outcome.policy) is str
+
+
+@pytest.mark.parametrize(
+    ("reports", "text"),
+    [
+        pytest.param({"left_out": 3}, "it listed int, which is not a collection", id="no-list"),
+        pytest.param(
+            {"left_out": ["/dev/sda"]}, "it listed str, which is not a LeftOut", id="text"
+        ),
+        pytest.param(
+            {"left_out": [LeftOut(device="x", reason="Broken")]},
+            "a LeftOut with reason 'Broken', which is none of Dangerous, InUse",
+            id="unknown-reason",
+        ),
+        pytest.param(
+            {"policies": [PolicyOutcome(policy="a", matched="3")]},
+            "a PolicyOutcome whose matched is str, not int",
+            id="no-number",
+        ),
+        pytest.param(
+            {"policies": [PolicyOutcome(policy="a", conflicts=("b",))]},
+            "it listed str, which is not a PolicyConflict",
+            id="no-conflict",
+        ),
+    ],
+)
+def test_reports_of_a_wrong_type_are_refused(reports, text):
+    with pytest.raises(DriverError, match=text):
+        inventory_of(Inventory(devices=(), **reports))

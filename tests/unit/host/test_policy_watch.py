@@ -1,0 +1,240 @@
+"""Where policies come from: the API server, and the copy on the node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from drakit.kube import ForbiddenError, Listing, NotFoundError, UnavailableError, WatchEvent
+from drakit.kube.listing import Skipped
+from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.host.policies import FILE, PolicyWatch
+from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
+from tests.fakes.lamps import LAMPS, Lamps
+
+PATH = "/apis/lamps.example.com/v1/lamppolicies"
+MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="GET", path=PATH)
+FORBIDDEN = ForbiddenError(status=403, reason="Forbidden", message="no", method="GET", path=PATH)
+DOWN = UnavailableError.no_answer("GET", PATH, why="nothing")
+
+
+def body(name: str, lamps: Any, *, generation: int = 1, version: str = "1") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "generation": generation,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "resourceVersion": version,
+            "managedFields": [{"manager": "somebody"}],
+        },
+        "spec": {"lamps": lamps},
+        "status": {"large": "x" * 100},
+    }
+
+
+class Api:
+    """The requests of a watch on policies."""
+
+    def __init__(self, *items: dict[str, Any]) -> None:
+        self.items = list(items)
+        self.skipped: tuple[Skipped, ...] = ()
+        self.failure: Exception | None = None
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.lists = 0
+
+    async def read_list(self, path, keep, *, params=None):
+        assert path == PATH
+        self.lists += 1
+        if self.failure is not None:
+            raise self.failure
+        items = [keep(item) for item in self.items]
+        return Listing(items=items, resource_version="1", skipped=self.skipped)
+
+    async def watch(self, path, *, resource_version, params=None):
+        while True:
+            event = await self.events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def send(self, kind: str, obj: dict[str, Any]) -> None:
+        self.events.put_nowait(WatchEvent(type=kind, object=obj))
+
+
+class Rig:
+    def __init__(self, directory, api: Api) -> None:
+        self.api, self.file = api, directory / FILE
+        self.feed = PolicyFeed()
+        self.session = asyncio.get_running_loop().create_future()
+        self.changes = 0
+        self.watch = PolicyWatch(
+            LAMPS,
+            traits_of(Lamps).policies,
+            directory=directory,
+            session=self.session,
+            feed=self.feed,
+            on_change=self.changed,
+        )
+        self.tasks: list[asyncio.Task] = []
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    async def start(self) -> None:
+        await self.watch.restore()
+        self.session.set_result(self.api)
+        self.tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.driver())]
+
+    async def driver(self) -> None:
+        """A driver that applies everything."""
+        applied = None
+        while True:
+            applied = await self.feed.next(applied)
+            self.feed.report(applied, None)
+
+    @property
+    def lamps(self) -> dict[str, int] | None:
+        policies = self.feed.in_force
+        return policies and {name: each.spec.lamps for name, each in policies.items()}
+
+
+@pytest.fixture
+async def start(tmp_path):
+    rigs: list[Rig] = []
+
+    async def start(api: Api) -> Rig:
+        rig = Rig(tmp_path, api)
+        rigs.append(rig)
+        await rig.start()
+        return rig
+
+    yield start
+    for rig in rigs:
+        for task in rig.tasks:
+            task.cancel()
+        if rig.tasks:
+            await asyncio.wait(rig.tasks)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def store(tmp_path, lamps: int) -> None:
+    stored = StoredPolicy(
+        name="hall",
+        uid="uid-hall",
+        created="2026-01-01T00:00:00Z",
+        generation=1,
+        spec={"lamps": lamps},
+    )
+    write_policies(tmp_path / FILE, [stored])
+
+
+async def test_lists_and_events_reach_the_driver_and_the_copy(start, tmp_path):
+    rig = await start(Api(body("hall", 2)))
+    await until(lambda: rig.lamps == {"hall": 2})
+    rig.api.send("ADDED", body("porch", 1, version="2"))
+    await until(lambda: rig.lamps == {"hall": 2, "porch": 1})
+    rig.api.send("MODIFIED", body("hall", -1, generation=2, version="3"))
+    rig.api.send("DELETED", body("porch", 1, version="4"))
+    await until(lambda: rig.lamps == {"hall": 2})
+    (state,) = rig.watch.states()
+    assert (state.observed_generation, state.generation) == (2, 1)
+    async with asyncio.timeout(5):
+        while len(await asyncio.to_thread(read_policies, tmp_path / FILE) or ()) != 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_copy_counts_until_the_api_server_answers(start, tmp_path):
+    await asyncio.to_thread(store, tmp_path, 3)
+    api = Api(body("hall", 3))
+    api.failure = DOWN
+    rig = await start(api)
+    await until(lambda: rig.lamps == {"hall": 3})
+    before = rig.feed.in_force
+    api.failure = None
+    await until(lambda: api.lists >= 2)
+    await asyncio.sleep(0.1)
+    assert rig.feed.in_force is before  # nothing has changed, so the driver is not asked again
+
+
+async def test_a_policy_that_cannot_be_read_keeps_its_last_version(start, tmp_path):
+    await asyncio.to_thread(store, tmp_path, 3)
+    api = Api()
+    api.skipped = (
+        Skipped(
+            metadata={"name": "hall", "uid": "uid-hall", "generation": 2}, reason="it is too large"
+        ),
+    )
+    rig = await start(api)
+    await until(lambda: rig.changes > 1 and rig.watch.states()[0].observed_generation == 2)
+    assert rig.lamps == {"hall": 3}
+    assert rig.watch.states()[0].problem.startswith("spec: it is missing, or too large")
+
+
+@pytest.mark.parametrize(
+    "failure", [pytest.param(MISSING, id="404"), pytest.param(FORBIDDEN, id="403")]
+)
+async def test_without_the_resource_or_the_permission_a_driver_starts_without_policies(
+    start, tmp_path, failure
+):
+    api = Api(body("hall", 1))
+    api.failure = failure
+    rig = await start(api)
+    await until(lambda: rig.lamps == {})
+    assert not rig.file.exists()  # nobody knows whether there are policies
+    api.failure = None
+    await until(lambda: rig.lamps == {"hall": 1})
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("failure", "seconds", "lamps"),
+    [
+        pytest.param(MISSING, 30, {"hall": 3}, id="404-for-a-moment"),
+        pytest.param(MISSING, 200, {}, id="404-for-minutes"),
+        pytest.param(FORBIDDEN, 3600, {"hall": 3}, id="403-for-an-hour"),
+        pytest.param(DOWN, 3600, {"hall": 3}, id="no-answer-for-an-hour"),
+    ],
+)
+async def test_known_policies_go_only_if_the_resource_is_missing_for_long(
+    tmp_path, failure, seconds, lamps
+):
+    rig = Rig(tmp_path, Api())
+    # Without threads, which a virtual clock does not know.
+    rig.watch._check = lambda stored: asyncio.sleep(0, [check_lamp(each) for each in stored])
+    rig.watch._table.replace([check_lamp(stored_of(body("hall", 3)))])
+    rig.watch._offer()
+    rig.api.failure = failure
+    rig.session.set_result(rig.api)
+    rig.tasks = [asyncio.create_task(rig.watch._follow()), asyncio.create_task(rig.driver())]
+    await asyncio.sleep(seconds)
+    assert rig.lamps == lamps
+    assert rig.api.lists >= 3
+    for task in rig.tasks:
+        task.cancel()
+    await asyncio.wait(rig.tasks)
+
+
+def check_lamp(stored: StoredPolicy):
+    from drakit_nodeplugin.host.policies import check
+
+    return check(stored, Lamps.policy_type)
+
+
+def stored_of(obj: dict[str, Any]) -> StoredPolicy:
+    metadata = obj["metadata"]
+    return StoredPolicy(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=metadata["creationTimestamp"],
+        generation=metadata["generation"],
+        spec=obj["spec"],
+    )
