@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ import pytest
 import yaml
 
 import drakit
-from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Edits, Health, Inventory
+from drakit import (
+    AllocatedDevice,
+    ClaimReference,
+    Device,
+    DriverError,
+    Edits,
+    Health,
+    Inventory,
+    Policy,
+)
 from drakit.cdi.spec import build_spec
 from drakit.cli.new import project_of, render
 from drakit.resource.features import Feature, without
@@ -26,6 +36,7 @@ from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
+from drakit_nodeplugin.endpoints.snapshot import inventory_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, code_lines, commands, listing, listings, module
 
@@ -95,6 +106,31 @@ async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monk
     checked = check_inventory(inventory)
     assert (len(checked.devices), len(checked.counter_sets), checked.left_out) == (3, 1, {})
     assert [device.name for device in checked.fallback] == ["card-0"]
+
+
+async def test_the_driver_with_policies_of_the_page_publishes_what_they_ask_for(monkeypatch):
+    loaded = load("rooms", {"driver": "rooms:Rooms"}, monkeypatch)
+    kind = loaded.traits.policies.type
+    driver = loaded.make()
+
+    def policy(name: str, month: int, **spec: Any) -> dict[str, Policy]:
+        created = datetime(2026, month, 1, tzinfo=UTC)
+        checked = kind.model_validate(spec)
+        return {name: Policy(name=name, created=created, generation=1, spec=checked)}
+
+    driver.apply_policies(
+        policy("late", 2, room="hall", lamps=1)
+        | policy("early", 1, room="hall", lamps=4)
+        | policy("elsewhere", 1, room="attic", lamps=1, nodeSelector={"floor": "9"})
+    )
+    stream = driver.devices()
+    inventory = await anext(stream)
+    await stream.aclose()
+    assert [device.name for device in inventory.devices] == ["hall-0", "hall-1", "hall-2"]
+    assert [each.device for each in inventory.left_out] == ["hall/3"]
+    outcomes = {each.policy: (each.matched, each.published) for each in inventory.policies}
+    assert outcomes == {"early": (4, 3), "late": (1, 0)}
+    assert inventory_of(inventory).policies == tuple(inventory.policies)
 
 
 def test_a_driver_of_the_page_needs_no_prepare(monkeypatch):
