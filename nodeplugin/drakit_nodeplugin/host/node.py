@@ -112,7 +112,7 @@ class PluginNode:
                 body = await api.get(resource_path("v1", "nodes", name=self._name))
                 labels = cast("dict[str, str]", dict(child(body, "metadata", "labels")))
                 self._labels = labels
-                self.uid = text(body, "metadata", "uid")
+                self.uid = text(body, "metadata", "uid") or None
                 log.report(None)
                 await self._remember(labels)
             except ApiError as error:
