@@ -180,41 +180,9 @@ def inventory_of(listed: object) -> Inventory:
         devices=_all_of(listed.devices, Device, "devices"),
         counter_sets=_all_of(listed.counter_sets, CounterSet, "counter sets"),
         fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
-        left_out=_all_reports(listed.left_out, LeftOut, "left-out devices"),
-        policies=_all_reports(listed.policies, PolicyOutcome, "outcomes of policies"),
+        left_out=_all_of(listed.left_out, LeftOut, "left-out devices"),
+        policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
     )
-
-
-_TEXTS = ("device", "policy", "reason", "message", "problem")
-_NUMBERS = ("matched", "published")
-_REASONS = frozenset(get_args(LeftOutReason))
-
-
-def _all_reports(listed: object, kind: type[ReportT], plural: str) -> tuple[ReportT, ...]:
-    """Return what a driver reports besides devices: it is shown as it is, so its types are checked
-    here."""
-    reports = _all_of(listed, kind, plural)
-    for each in reports:
-        _check_report(each)
-        if isinstance(each, LeftOut) and each.reason not in _REASONS:
-            raise DriverError(
-                f"it listed a LeftOut with reason {each.reason!r}, which is none of "
-                f"{', '.join(sorted(_REASONS))}; this is a bug in the driver"
-            )
-        if isinstance(each, PolicyOutcome):
-            for conflict in _all_of(each.conflicts, PolicyConflict, "conflicts"):
-                _check_report(conflict)
-    return reports
-
-
-def _check_report(report: LeftOut | PolicyConflict | PolicyOutcome) -> None:
-    for name, kind in (*((text, str) for text in _TEXTS), *((number, int) for number in _NUMBERS)):
-        value = getattr(report, name, kind())
-        if not isinstance(value, kind):
-            raise DriverError(
-                f"it listed a {type(report).__name__} whose {name} is {kind_of(value)}, not "
-                f"{kind.__name__}; this is a bug in the driver"
-            )
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
@@ -250,7 +218,8 @@ class InventorySnapshots:
         self._counter_sets = _Known[CounterSet]()
 
     async def of(self, given: Inventory) -> Inventory:
-        """Return the snapshot of an inventory; raises what :func:`snapshot_of` does."""
+        """Return the snapshot of an inventory. Raises what :func:`snapshot_of` does, and
+        DriverError for reports of a wrong type."""
         steps = _Steps()
         devices = await self._devices.snapshots(given.devices, steps)
         sets = await self._counter_sets.snapshots(given.counter_sets, steps)
@@ -261,9 +230,41 @@ class InventorySnapshots:
             devices=devices,
             counter_sets=sets,
             fallback=fallback,
-            left_out=tuple([cast("LeftOut", snapshot_of(each)) for each in given.left_out]),
-            policies=tuple([cast("PolicyOutcome", snapshot_of(each)) for each in given.policies]),
+            left_out=_reports(given.left_out),
+            policies=_reports(given.policies),
         )
+
+
+_TEXTS = ("device", "policy", "reason", "message", "problem")
+_NUMBERS = ("matched", "published")
+_REASONS = frozenset(get_args(LeftOutReason))
+
+
+def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
+    """Return copies of what a driver reports besides devices. People see it as it is, so its types
+    are checked here; raises DriverError."""
+    reports = tuple([cast("ReportT", snapshot_of(each)) for each in given])
+    for each in reports:
+        _check_report(each)
+        if isinstance(each, LeftOut) and each.reason not in _REASONS:
+            raise DriverError(
+                f"it listed a LeftOut with reason {each.reason!r}, which is none of "
+                f"{', '.join(sorted(_REASONS))}; this is a bug in the driver"
+            )
+        if isinstance(each, PolicyOutcome):
+            for conflict in _all_of(each.conflicts, PolicyConflict, "conflicts"):
+                _check_report(conflict)
+    return reports
+
+
+def _check_report(report: LeftOut | PolicyConflict | PolicyOutcome) -> None:
+    for name, kind in (*((text, str) for text in _TEXTS), *((number, int) for number in _NUMBERS)):
+        value = getattr(report, name, kind())
+        if not isinstance(value, kind):
+            raise DriverError(
+                f"it listed a {type(report).__name__} whose {name} is {kind_of(value)}, not "
+                f"{kind.__name__}; this is a bug in the driver"
+            )
 
 
 class _Known(Generic[ThingT]):

@@ -364,6 +364,6 @@ async def test_what_a_driver_reports_besides_devices_is_copied_too():
         ),
     ],
 )
-def test_reports_of_a_wrong_type_are_refused(reports, text):
+async def test_reports_of_a_wrong_type_are_refused(reports, text):
     with pytest.raises(DriverError, match=text):
-        inventory_of(Inventory(devices=(), **reports))
+        await InventorySnapshots().of(inventory_of(Inventory(devices=(), **reports)))

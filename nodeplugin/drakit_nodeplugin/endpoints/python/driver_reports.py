@@ -137,6 +137,8 @@ async def take_snapshots(
             continue
         try:
             ours = await snapshots.of(given)
+        except DriverError:
+            raise
         except Exception as error:
             raise UnreadableError(error) from error
         take(given, ours)
