@@ -395,3 +395,22 @@ async def test_names_are_stored_when_they_change_and_at_most_once_a_second(node:
         await pass_time(2)
         assert node.store.rows[DRIVER].stopped_at == node.wall_clock() - 2
         assert node.store.writes == writes + 1
+
+
+# ------------------------------------------------------------ for people
+
+
+async def test_people_see_the_state_of_an_endpoint_with_its_reason(node: Node):
+    def status() -> tuple[str, str]:
+        (each,) = manager.endpoint_statuses()
+        return each.state, each.reason
+
+    async with node.plugin() as manager:
+        assert status()[0] == "Waiting"
+        manager.replaced(DRIVER, inventory("a", "B_"))
+        assert status() == ("Running", "")
+        assert list(manager.left_out) == ["B_"]
+        manager.stopped(DRIVER, "it ended")
+        assert status() == ("Stopped", "it ended")
+        await pass_time(301)
+        assert status()[0] == "Removing"

@@ -51,6 +51,18 @@ def kill(owner: Ownership, *sockets: socket.socket) -> None:
     owner._fd = owner._primary_fd = None
 
 
+def test_a_driver_is_served_while_an_instance_of_it_lives(instance):
+    first, paths = instance(UIDS[0])
+    first.acquire()
+    assert ownership.is_served(paths.data)
+    second, _ = instance(UIDS[1])
+    second.acquire()
+    kill(first)
+    assert ownership.is_served(paths.data)
+    second.release()
+    assert not ownership.is_served(paths.data)
+
+
 def test_what_a_killed_instance_left_is_removed(instance, root):
     dead, old = instance(UIDS[0])
     dead.acquire()
