@@ -1,0 +1,143 @@
+"""
+Matchers: how a HostDevicePolicy describes the devices that it publishes.
+
+They are checked here, and compared with devices in :mod:`.matching`.
+
+It must not know the host, or what else a policy decides.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from drakit import DriverConfig
+from drakit_drivers.hostdev.globs import check_glob
+
+__all__ = ("Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
+
+_PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
+"""Character devices that reach the blocks of a disk, mounted or not."""
+
+
+def _parse_hex(value: Any) -> Any:
+    # YAML reads 0403 as 259, and 1e10 as a float.
+    if not isinstance(value, str):
+        raise ValueError('must be hexadecimal digits in quotes, like "0403"')
+    return value.lower()
+
+
+def _check_name_glob(glob: str) -> str:
+    # The rules for brackets are those of a device's path.
+    if "/" in glob:
+        raise ValueError(f"{glob!r} has a '/'; write a name, not a path")
+    check_glob(f"/dev/{glob}")
+    return glob
+
+
+def _check_text_glob(glob: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f]", glob):
+        raise ValueError(f"{glob!r} has a control character")
+    return glob
+
+
+Hex4 = Annotated[str, Field(pattern="^[0-9a-f]{4}$"), BeforeValidator(_parse_hex)]
+ClassPrefix = Annotated[str, Field(pattern="^[0-9a-f]{2,6}$"), BeforeValidator(_parse_hex)]
+Glob = Annotated[str, Field(max_length=256), AfterValidator(check_glob)]
+NameGlob = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_name_glob)]
+TextGlob = Annotated[str, Field(max_length=256), AfterValidator(_check_text_glob)]
+Subsystem = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+KernelDriver = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+Property = Annotated[str, Field(pattern="^[A-Za-z0-9_.:-]+$", max_length=128)]
+
+
+class UsbMatcher(DriverConfig):
+    """Properties of the USB device that a device belongs to. All that are set must match."""
+
+    vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
+    """The vendor ID: four hexadecimal digits in quotes, such as ``"1a86"``."""
+
+    product_id: Hex4 | None = Field(default=None, alias="productID")
+    """The product ID: four hexadecimal digits in quotes."""
+
+    serial: str | None = Field(default=None, min_length=1, max_length=126)
+    """The serial number. If a vendor gives several units the same number, set ``port``, too."""
+
+    port: str | None = Field(default=None, pattern=r"^[0-9]+-[0-9]+(\.[0-9]+)*$", max_length=32)
+    """The bus and the ports on the way to the device, such as ``1-2.3``."""
+
+
+class PciMatcher(DriverConfig):
+    """Properties of the PCI function that a device belongs to. All that are set must match."""
+
+    vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
+    """The vendor ID: four hexadecimal digits in quotes, such as ``"8086"``."""
+
+    device_id: Hex4 | None = Field(default=None, alias="deviceID")
+    """The device ID: four hexadecimal digits in quotes."""
+
+    class_id: ClassPrefix | None = Field(default=None, alias="classID")
+    """The first two to six hexadecimal digits of the class, in quotes: ``"03"`` for every display
+    controller, ``"0302"`` for 3D controllers."""
+
+
+class ParentMatcher(DriverConfig):
+    """Properties of an ancestor in sysfs. One ancestor must have all that are set."""
+
+    subsystem: Subsystem | None = None
+    """The ancestor's subsystem, such as ``usb``, ``pci`` or ``platform``."""
+
+    driver: KernelDriver | None = None
+    """The ancestor's kernel driver."""
+
+    name: NameGlob | None = None
+    """A glob of the ancestor's name, the last part of its path in sysfs: ``1-2*``,
+    ``0000:01:00.0``."""
+
+
+class Matcher(DriverConfig):
+    """A description of devices. A device matches if it has every property that is set."""
+
+    subsystem: Subsystem
+    """The subsystem of the kernel, such as ``misc``, ``tty``, ``video4linux`` or ``block``: a
+    directory of ``/sys/class`` or ``/sys/bus``."""
+
+    paths: tuple[Glob, ...] = Field(default=(), max_length=64)
+    """Paths below ``/dev`` of the device, or of a link that udev created for it; one must match.
+    The wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]`` match within one path component."""
+
+    usb: UsbMatcher | None = None
+    """The USB device."""
+
+    pci: PciMatcher | None = None
+    """The PCI function."""
+
+    driver: KernelDriver | None = None
+    """The kernel driver of the device or of its nearest ancestor with a driver, such as
+    ``ftdi_sio`` or ``uvcvideo``."""
+
+    udev_properties: dict[Property, TextGlob] = Field(default_factory=dict, max_length=16)
+    """Properties in udev's database, such as ``ID_MODEL``, with globs of their values. A node
+    without a udev daemon has none."""
+
+    parent: ParentMatcher | None = None
+    """An ancestor of the device in sysfs."""
+
+    @field_validator("subsystem")
+    @classmethod
+    def _not_past_the_disk_rules(cls, subsystem: str) -> str:
+        if subsystem in _PAST_THE_DISK_RULES:
+            raise ValueError(
+                f"devices of {subsystem} can write to mounted disks; publish the block device "
+                "instead"
+            )
+        return subsystem
+
+    @field_validator("usb", "pci", "parent")
+    @classmethod
+    def _has_a_property(cls, matcher: DriverConfig | None) -> DriverConfig | None:
+        if matcher is not None and not any(value for _, value in matcher):
+            raise ValueError("must have at least one field; remove it to match any device")
+        return matcher
