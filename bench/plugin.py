@@ -37,13 +37,21 @@ STOP_SECONDS = 60.0
 _NOT_IN_PODS = ("PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables that a developer may have."""
 
+
+def _shared(path: str) -> dict[str, Any]:
+    return {
+        "match": [{"subsystem": "misc", "paths": [path]}],
+        "sharing": {"mode": "Users", "users": 32},
+    }
+
+
 HOSTDEV: Mapping[str, Any] = {
     "driver": "hostdev",
     "config": {
         "policies": {
-            "kvm": {"subsystem": "misc", "paths": ["/dev/kvm"], "count": 32},
-            "tun": {"subsystem": "misc", "paths": ["/dev/net/tun"], "count": 32},
-            "fuse": {"subsystem": "misc", "paths": ["/dev/fuse"], "count": 32},
+            "kvm": _shared("/dev/kvm"),
+            "tun": _shared("/dev/net/tun"),
+            "fuse": _shared("/dev/fuse"),
         }
     },
 }

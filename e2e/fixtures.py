@@ -93,21 +93,18 @@ def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
     first, second = cluster.nodes[:2]
     return {
         "zram": {
-            "subsystem": "block",
-            "paths": [f"/dev/{name}" for name in zram.first],
+            "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in zram.first]}],
             "nodeSelector": {"kubernetes.io/hostname": first},
         },
         "zram-second": {
-            "subsystem": "block",
-            "paths": [f"/dev/{name}" for name in zram.second],
+            "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in zram.second]}],
             "nodeSelector": {"kubernetes.io/hostname": second},
         },
         "disk": {
-            "subsystem": "block",
-            "paths": [f"/dev/{name}" for name in astuple(disks)],
+            "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in astuple(disks)]}],
             "nodeSelector": {"kubernetes.io/hostname": first},
         },
-        **{name: {"enabled": True, "count": 4} for name in ("kvm", "tun", "fuse")},
+        **{name: {"enabled": True, "sharing": {"users": 4}} for name in ("kvm", "tun", "fuse")},
     }
 
 

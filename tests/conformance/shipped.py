@@ -132,9 +132,15 @@ def _simulated(**values: Mapping[str, object]) -> Target:
 def _policies() -> dict[str, dict[str, object]]:
     """Devices that every Linux has, and that nobody needs a right for."""
     return {
-        "sinks": {"subsystem": "mem", "paths": ["/dev/null", "/dev/full"]},
-        "zeros": {"subsystem": "mem", "paths": ["/dev/zero"], "count": 3},
-        "noise": {"subsystem": "mem", "paths": ["/dev/*random"], "mode": "0444"},
+        "sinks": {"match": [{"subsystem": "mem", "paths": ["/dev/null", "/dev/full"]}]},
+        "zeros": {
+            "match": [{"subsystem": "mem", "paths": ["/dev/zero"]}],
+            "sharing": {"mode": "Users", "users": 3},
+        },
+        "noise": {
+            "match": [{"subsystem": "mem", "paths": ["/dev/*random"]}],
+            "container": {"mode": "0444"},
+        },
     }
 
 

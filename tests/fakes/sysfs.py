@@ -4,13 +4,46 @@ from __future__ import annotations
 
 import os
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from drakit import Policy
+from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
+from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
+
+
+def policy(subsystem: str, *paths: str, **fields: object) -> dict[str, object]:
+    """Return the spec of a policy with one matcher."""
+    return {"match": [{"subsystem": subsystem, "paths": list(paths)}], **fields}
+
+
+def as_policies(policies: dict[str, dict[str, object]]) -> list[Policy[HostDevicePolicySpec]]:
+    """Return policies of the cluster, the first one being the oldest."""
+    return [
+        Policy(
+            name=name,
+            created=datetime(2026, 1, 1 + index, tzinfo=UTC),
+            generation=1,
+            spec=HostDevicePolicySpec.model_validate(spec),
+        )
+        for index, (name, spec) in enumerate(policies.items())
+    ]
+
+
+def published(device: HostDevice, policy: str = "a", **fields: object) -> Published:
+    """Return a device as a policy publishes it."""
+    fields.setdefault("match", [{"subsystem": device.subsystem, "paths": ["/dev/x"]}])
+    (one,) = as_policies({policy: fields})
+    group = fields.get("group")
+    identity = identity_of_unit(device) if group == "Unit" else identity_of_node(device)
+    return Published(name="x", policy=one, hosts=(device,), identity=identity)
+
 
 _SWAPS_HEADER = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
 

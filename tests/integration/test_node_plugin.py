@@ -229,11 +229,15 @@ async def test_a_damaged_checkpoint_is_quarantined_and_reported(rig):
                 "drivers": [
                     {
                         "driver": "hostdev",
-                        "config": {"policies": {"x": {"subsystem": "misc", "paths": ["/dev/[a"]}}},
+                        "config": {
+                            "policies": {
+                                "x": {"match": [{"subsystem": "misc", "paths": ["/dev/[a"]}]}
+                            }
+                        },
                     }
                 ]
             },
-            "drivers[0].config.policies.x.paths[0]",
+            "drivers[0].config.policies.x.match[0].paths[0]",
             id="bad-glob",
         ),
         pytest.param(

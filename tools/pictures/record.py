@@ -21,7 +21,7 @@ from e2e.release import NAMESPACE, install, uninstall
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 VALUES = {
-    "hostdev": {"policies": {"fuse": {"enabled": True, "count": 2}}},
+    "hostdev": {"policies": {"fuse": {"enabled": True, "sharing": {"users": 2}}}},
     "simulated": {"enabled": True},
 }
 OPENED = "exec 3<>$HOSTDEV_FUSE && echo opened $HOSTDEV_FUSE; sleep 3600"

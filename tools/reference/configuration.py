@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from drakit import settings
 from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.config import _parse_mode as _PARSE_MODE
+from drakit_drivers.hostdev.policy import _parse_mode as _PARSE_MODE
 from drakit_drivers.simulated.config import SimulatedConfig
 from drakit_drivers.simulated.parameters import SimulatedParameters
 from drakit_nodeplugin.allowed import AllowedEndpoint

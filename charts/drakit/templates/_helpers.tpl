@@ -58,11 +58,11 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- end }}
 {{- end }}
 
-{{/* drakit.hostdev.policies: the policies that are enabled, as a JSON object. */}}
+{{/* drakit.hostdev.policies: the specs of the policies that are enabled, as a JSON object. */}}
 {{- define "drakit.hostdev.policies" -}}
 {{- $enabled := dict }}
 {{- range $name, $policy := .Values.hostdev.policies }}
-{{- if dig "enabled" true $policy }}{{ $_ := set $enabled $name $policy }}{{ end }}
+{{- if dig "enabled" true $policy }}{{ $_ := set $enabled $name (omit $policy "enabled") }}{{ end }}
 {{- end }}
 {{- toJson $enabled }}
 {{- end }}

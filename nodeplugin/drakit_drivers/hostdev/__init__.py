@@ -1,10 +1,13 @@
 """
-hostdev: devices of the host, declared in a config and found in sysfs, for pods without privileges.
+hostdev: devices of the host, declared in policies and found in sysfs, for pods without privileges.
 
-:mod:`.config` is the admin's configuration. :mod:`.sysfs` and :mod:`.udev` read the host,
-:mod:`.disks` determines which block devices are in use, and :mod:`.host` combines them to a scan.
-:mod:`.selection` decides which devices are published under which names, :mod:`.attributes` makes
-their attributes. :mod:`.driver` publishes the devices and prepares them.
+:mod:`.policy` is what an admin declares, with :mod:`.matchers`; :mod:`.config` configures the
+driver. :mod:`.sysfs`, :mod:`.families` and :mod:`.udev` read the host, :mod:`.disks` determines
+which block devices are in use, and :mod:`.host` combines them to a scan. :mod:`.matching` compares
+devices with policies, :mod:`.naming` gives them names that stay, and :mod:`.selection` decides
+which are published. :mod:`.attributes` and :mod:`.container` are what selectors and containers see.
+:mod:`.events` notices changes. :mod:`.driver` publishes the devices and prepares them;
+:mod:`.reports` is what it reports besides.
 
 It uses only the public API, as any driver outside this repository would: it must not know the node
 plugin, Kubernetes clients or gRPC.
@@ -12,7 +15,8 @@ plugin, Kubernetes clients or gRPC.
 
 from __future__ import annotations
 
-from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.driver import HostDevices
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 
-__all__ = ("HostDevices", "HostDevicesConfig", "Policy")
+__all__ = ("HostDevicePolicySpec", "HostDevices", "HostDevicesConfig")

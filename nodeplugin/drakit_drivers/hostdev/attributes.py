@@ -1,9 +1,10 @@
 """
-The attributes of a device that CEL selectors can match, and its size.
+The attributes of a device that CEL selectors can match, and its capacities.
 
 A string that the API rejects (over 64 bytes) is left out: half a serial number would match
 the wrong device. Names are C identifiers; the standard ones carry Kubernetes' domain, so that
-claims can request devices of several drivers that are close to each other.
+claims can request devices of several drivers that are close to each other. The facts stand in the
+order of their importance: if there are more than the API allows, the last ones are left out.
 
 It must not know how facts are found, or which devices are published.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drakit import AttributeValue
+from drakit import AttributeValue, Capacity, CapacityRange
+from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.hostdev.sysfs import HostDevice
 
 __all__ = ("MAX_STRING_BYTES", "attributes", "capacity", "left_out")
@@ -20,46 +22,83 @@ __all__ = ("MAX_STRING_BYTES", "attributes", "capacity", "left_out")
 MAX_STRING_BYTES = 64
 """The API's limit for a string value; it counts bytes."""
 
+_MAX_FACTS = 32
+"""The API's limit for attributes and capacities of a device together."""
+
 _STANDARD = "resource.kubernetes.io/"
 
 
-def attributes(device: HostDevice, *, policy: str) -> dict[str, AttributeValue]:
-    """List the attributes of a device: at most 31 (the API allows 32 with capacity)."""
-    return {
-        name: value for name, value in _facts(device, policy) if value is not None and _fits(value)
-    }
+def attributes(published: Published) -> dict[str, AttributeValue]:
+    """List the attributes of a device."""
+    facts = {name: value for name, value in _facts(published) if _fits(value)}
+    room = _MAX_FACTS - len(capacity(published))
+    return dict(list(facts.items())[:room])
 
 
-def left_out(device: HostDevice, *, policy: str) -> tuple[str, ...]:
-    """Return the names of attributes that are too long to publish."""
-    facts = _facts(device, policy)
-    return tuple(name for name, value in facts if value is not None and not _fits(value))
+def left_out(published: Published) -> tuple[str, ...]:
+    """Return the names of attributes that are too long to publish, or too many."""
+    published_names = attributes(published).keys()
+    return tuple(name for name, _ in _facts(published) if name not in published_names)
 
 
-def capacity(device: HostDevice) -> dict[str, str]:
-    """Return a block device's size in bytes, as a Kubernetes quantity."""
-    if device.block is None or not device.block.size_bytes:
-        return {}
-    return {"size": str(device.block.size_bytes)}
+def capacity(published: Published, *, is_copy: bool = False) -> dict[str, str | Capacity]:
+    """
+    Return a block device's size in bytes, and the users of a device with a shared capacity.
+
+    :param is_copy: the device is one of the copies for clusters without DRAConsumableCapacity.
+    """
+    found: dict[str, str | Capacity] = {}
+    block, sharing = published.host.block, published.spec.sharing
+    if block and block.size_bytes:
+        found["size"] = str(block.size_bytes)
+    if sharing.mode == "Capacity":
+        users = Capacity(
+            value=str(sharing.users), default="1", valid_range=CapacityRange(min="1", step="1")
+        )
+        found["users"] = "1" if is_copy else users
+    return found
 
 
 def _fits(value: AttributeValue) -> bool:
     return not isinstance(value, str) or len(value.encode()) <= MAX_STRING_BYTES
 
 
-def _facts(device: HostDevice, policy: str) -> Iterator[tuple[str, AttributeValue | None]]:
+def _facts(published: Published) -> Iterator[tuple[str, AttributeValue]]:
+    # The standard attributes are the most widely used; only a policy's own are as important.
+    own = published.spec.attributes.items()
+    extra = ((name, attribute.value) for name, attribute in own)
+    for name, value in (*_common(published), *extra, *_specific(published.host)):
+        if value is not None:
+            yield name, value
+
+
+def _common(published: Published) -> Iterator[tuple[str, AttributeValue | None]]:
+    device = published.host
     yield "subsystem", device.subsystem
-    yield "policy", policy
+    yield "policy", published.policy_name
     yield "path", device.path
     yield "devname", device.path.removeprefix("/dev/")
     yield "devtype", device.devtype
     yield "major", device.major
     yield "minor", device.minor
     yield "driver", device.driver
+    yield "identity", published.identity.text if published.identity.is_stable else None
     yield "byIdLink", _link(device, "by-id")
     yield "byPathLink", _link(device, "by-path")
     yield "serial", device.usb.serial if device.usb and device.usb.serial else device.serial
+    yield "nodeCount", len(published.hosts) if published.spec.group == "Unit" else None
     yield f"{_STANDARD}numaNode", device.numa_node
+    if device.pci:
+        yield f"{_STANDARD}pciBusID", device.pci.bus_id
+        yield f"{_STANDARD}pcieRoot", device.pci.root
+
+
+def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]:
+    if device.block:
+        yield "model", device.block.model
+        yield "readOnly", device.block.read_only
+        yield "removable", device.block.removable
+        yield "rotational", device.block.rotational
     if device.usb:
         yield "usbVendorID", device.usb.vendor_id
         yield "usbProductID", device.usb.product_id
@@ -67,18 +106,20 @@ def _facts(device: HostDevice, policy: str) -> Iterator[tuple[str, AttributeValu
         yield "usbProduct", device.usb.product
         yield "usbInterface", device.usb.interface
         yield "usbPort", device.usb.port
+    yield from device.family.items()
     if device.pci:
         yield "pciVendorID", device.pci.vendor_id
         yield "pciDeviceID", device.pci.device_id
         yield "pciClass", device.pci.class_id
-        yield f"{_STANDARD}pciBusID", device.pci.bus_id
-        yield f"{_STANDARD}pcieRoot", device.pci.root
-    if device.block:
-        yield "identity", device.block.identity
-        yield "model", device.block.model
-        yield "readOnly", device.block.read_only
-        yield "removable", device.block.removable
-        yield "rotational", device.block.rotational
+    if device.usb:
+        # Behind it, the PCI function is the controller, whose details matter to nobody.
+        yield "usbVersion", device.usb.version
+        yield "usbClass", device.usb.device_class
+        yield "usbSpeed", device.usb.speed
+    elif device.pci:
+        yield "pciSubsystemVendorID", device.pci.subsystem_vendor_id
+        yield "pciSubsystemDeviceID", device.pci.subsystem_device_id
+        yield "iommuGroup", device.pci.iommu_group
 
 
 def _link(device: HostDevice, kind: str) -> str | None:

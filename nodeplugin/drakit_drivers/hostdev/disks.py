@@ -9,7 +9,7 @@ device mapper and md hold it open. If the host's mounts cannot be read, the call
 
 sysfs does not show every use: ZFS and Ceph open a disk like any program, and mounts in other mount
 namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it
-without any signature or partition table, unless the policy sets ``allowFormatted``. udev has not
+without any signature or partition table, unless the policy sets ``allow.formatted``. udev has not
 probed a disk without an entry. A disk also needs a unique identity, which becomes its name.
 
 zram devices and loop devices without a backing file need no entry: their content lasts only as long
@@ -28,8 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from drakit_drivers.hostdev.files import entries, read_attribute
 from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps
-from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, Sysfs, read_attribute
+from drakit_drivers.hostdev.refusal import Refusal
+from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, Sysfs
 
 __all__ = ("DiskUsage", "UsageUnknownError", "read_usage", "reason_not_to_publish")
 
@@ -68,38 +70,46 @@ def reason_not_to_publish(
     *,
     allow_disks: bool,
     allow_formatted: bool,
-    allow_unstable_names: bool,
-) -> str | None:
+    allow_unstable_identity: bool,
+) -> Refusal | None:
     """Return the reason not to publish a block device, as a clause; None if there is none."""
     block = device.block
     if block is None:
         return None
     if not allow_disks and _is_disk(block):
-        return "it is a disk, and allowDisks is not set"
+        return Refusal("NotSupported", "it is a disk, and hostdev.allowDisks is not set")
     if not allow_disks and block.has_backing_file:
-        return "it is a loop device with a backing file, and allowDisks is not set"
+        return Refusal(
+            "NotSupported",
+            "it is a loop device with a backing file, and hostdev.allowDisks is not set",
+        )
     if block.size_bytes == 0 and not block.is_loop:
-        return "it has no size (a zram device without disksize, or a drive without medium)"
-    reason = _use_in_tree(device, usage)
-    if not reason and _is_disk(block):
-        reason = _ambiguity(block, usage, allow_unstable_names=allow_unstable_names)
-    if not reason and not allow_formatted:
-        reason = _content(device, block, usage)
-    return reason
+        return Refusal(
+            "Unreadable",
+            "it has no size (a zram device without disksize, or a drive without medium)",
+        )
+    if use := _use_in_tree(device, usage):
+        return Refusal("InUse", use)
+    if _is_disk(block):
+        doubt = _ambiguity(block, usage, allow_unstable_identity=allow_unstable_identity)
+        if doubt:
+            return Refusal("NoIdentity", doubt)
+    content = None if allow_formatted else _content(device, block, usage)
+    return Refusal("MayHoldData", content) if content else None
 
 
 def _is_disk(block: BlockFacts) -> bool:
     return not (block.is_zram or block.is_loop)
 
 
-def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: bool) -> str | None:
+def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_identity: bool) -> str | None:
     """Return the reason why the disk's identity is uncertain."""
     if block.identity is None:
-        if allow_unstable_names:
+        if allow_unstable_identity:
             return None
         return (
             "it has neither WWN, EUI nor serial number, so another disk may have its path after a "
-            "reboot, and the policy does not set allowUnstableNames"
+            "reboot, and the policy does not set allow.unstableIdentity"
         )
     twin = next(
         (n for n, its in usage.identities.items() if its == block.identity and n != block.disk),
@@ -111,7 +121,7 @@ def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: boo
 def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
     """Return the reason why a device may not be blank."""
     if block.disk != device.kernel_name:
-        return f"it is a partition of {block.disk}, and the policy does not set allowFormatted"
+        return f"it is a partition of {block.disk}, and the policy does not set allow.formatted"
     partitions = _partitions(usage.directories.get(device.kernel_name))
     if partitions:
         return f"it has partitions ({', '.join(partitions)})"
@@ -128,7 +138,7 @@ def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | N
     ):
         if any(name.startswith(prefix) for name in properties):
             kind = properties.get(key, "of unknown type")
-            return f"it has {what} ({kind}): wipe it, or set allowFormatted on the policy"
+            return f"it has {what} ({kind}): wipe it, or set allow.formatted on the policy"
     return None
 
 
@@ -162,21 +172,14 @@ def _tree(device: HostDevice, usage: DiskUsage) -> Iterator[str]:
         due += _partitions(directory) + _holders(directory)
 
 
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
-
-
 def _holders(directory: Path | None) -> list[str]:
-    return [entry.name for entry in _entries(directory / "holders")] if directory else []
+    return [entry.name for entry in entries(directory / "holders")] if directory else []
 
 
 def _partitions(directory: Path | None) -> list[str]:
     if directory is None:
         return []
-    return [entry.name for entry in _entries(directory) if (entry / "partition").exists()]
+    return [entry.name for entry in entries(directory) if (entry / "partition").exists()]
 
 
 def _number(directory: Path) -> str | None:
@@ -238,8 +241,8 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
 
 def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
     # A btrfs has an anonymous number, and its mount names one device of several.
-    for volume in _entries(sysfs.root / "fs" / "btrfs"):
-        for member in _entries(volume / "devices"):
+    for volume in entries(sysfs.root / "fs" / "btrfs"):
+        for member in entries(volume / "devices"):
             number = _number(member)
             if number:
                 yield number

@@ -1,5 +1,5 @@
 """
-The driver: scans the host every few seconds, and again for each claim.
+The driver: scans the host when the host reports a change, from time to time, and for each claim.
 
 A claim is prepared from a new scan, never from the last one: in between a stick may have been
 replugged under another number, a disk mounted, or another disk plugged in under the same path. A
@@ -12,26 +12,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncIterator, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from drakit import (
     AllocatedDevice,
     ClaimReference,
     Device,
-    DeviceNode,
     Driver,
     DriverError,
     Edits,
+    Inventory,
     Node,
     NoParameters,
+    Policy,
+    PolicyResource,
 )
-from drakit_drivers.hostdev.attributes import attributes, capacity, left_out
+from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.container import container_edits
+from drakit_drivers.hostdev.events import HostEvents
 from drakit_drivers.hostdev.host import Host, Scan
-from drakit_drivers.hostdev.selection import Published, Selection, policies_of_node
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+from drakit_drivers.hostdev.reports import Diagnostic, diagnostics, left_out, outcomes
+from drakit_drivers.hostdev.selection import (
+    HostPolicy,
+    Published,
+    Selection,
+    policies_of_node,
+)
 
 __all__ = ("HostDevices",)
 
@@ -43,74 +54,99 @@ _FIRST_LABELS_SECONDS = 0.1
 _LABELS_SECONDS = 1.0
 """How often to compare them later: a policy with a node selector should not wait for a rescan."""
 
+_SETTLE_SECONDS = 0.1
+"""From an event to the scan: a device with several nodes causes several events."""
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """A log line. Equal diagnostics are one: a rescan without a change logs nothing."""
+_BETWEEN_SCANS_SECONDS = 0.5
+"""From one scan to the next: it bounds the scans during a burst of events."""
 
-    level: int
-    message: str
-    facts: tuple[tuple[str, str], ...]
+_OLDEST = datetime.min.replace(tzinfo=UTC)
 
 
-class HostDevices(Driver[HostDevicesConfig, NoParameters]):
+class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec]):
     """
-    Publishes device nodes of the host according to its config's policies.
-
-    A container gets the node at its path on the host, and environment variables with that path:
-    ``HOSTDEV_<REQUEST>__<DEVICE>`` for each device, and ``HOSTDEV_<REQUEST>``, which is enough for
-    an application that requests one device (of several it names one).
+    Publishes devices of the host according to policies: those of its config and of the cluster.
     """
 
     name: ClassVar[str] = "hostdev.drakit.dev"
     side_effects: ClassVar[bool] = False
+    policy_resource: ClassVar[PolicyResource | None] = PolicyResource(
+        group="drakit.dev", version="v1alpha1", plural="hostdevicepolicies"
+    )
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
         self._host = Host(config)
         self._host.check()
+        self._own = {
+            name: Policy(name=name, created=_OLDEST, generation=0, spec=spec)
+            for name, spec in config.policies.items()
+        }
+        self._policies: dict[str, HostPolicy] = dict(self._own)
+        self._names: Mapping[str, str] = {}
         self._reported = frozenset[Diagnostic]()
+        self._events: HostEvents | None = None
 
-    async def devices(self) -> AsyncIterator[Collection[Device]]:
-        last: list[Device] | None = None
+    def apply_policies(self, policies: Mapping[str, HostPolicy]) -> None:
+        self._policies = {**policies, **self._own}
+        if self._events:
+            self._events.notify()
+
+    async def devices(self) -> AsyncIterator[Inventory]:
+        last: Inventory | None = None
         await self._labels_known()
-        while True:
-            labels = self.node.labels
-            policies = policies_of_node(self.config.enabled_policies, labels)
-            scan = await asyncio.to_thread(self._host.scan, policies)
-            self._report(scan)
-            current = [_described(published) for published in scan.selection.devices.values()]
-            if current != last:
-                last = current
-                yield current
-            await self._pause(labels)
+        events = HostEvents(udev_root=self.config.udev_root, subsystems=self._subsystems)
+        with closing(events):
+            events.open()
+            self._events = events
+            while True:
+                events.acknowledge()
+                labels = self.node.labels
+                current = await self._inventory(labels)
+                if current != last:
+                    last = current
+                    yield current
+                await self._pause(events, labels)
+                events.watch_udev()
+
+    async def _inventory(self, labels: Mapping[str, str] | None) -> Inventory:
+        policies = policies_of_node(self._policies.values(), labels)
+        scan = await asyncio.to_thread(self._host.scan, policies, before=self._names)
+        selection = scan.selection
+        self._names = selection.names
+        self._report(scan)
+        fallback = None
+        if selection.copies:
+            whole = [each for each in selection.devices.values() if not _is_shared(each)]
+            fallback = [
+                *(_described(each) for each in whole),
+                *(_described(each, is_copy=True) for each in selection.copies.values()),
+            ]
+        return Inventory(
+            devices=[_described(each) for each in selection.devices.values()],
+            fallback=fallback,
+            left_out=left_out(scan),
+            policies=outcomes(policies, scan),
+        )
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
         published = await asyncio.to_thread(self._find, device.name)
-        host, policy = published.host, published.policy
-        node = DeviceNode(
-            path=host.path,
-            type=host.type,
-            major=host.major,
-            minor=host.minor,
-            permissions=policy.permissions,
-            file_mode=policy.mode,
-            uid=policy.uid,
-            gid=policy.gid,
+        return container_edits(
+            published.spec.container, published.hosts, request=device.request, device=device.name
         )
-        return Edits(env=_environment(device, path=host.path), device_nodes=(node,))
 
     def _find(self, name: str) -> Published:
         """Find a device in a new scan of the host."""
-        policies = policies_of_node(self.config.enabled_policies, self.node.labels)
-        selection = self._host.scan(policies).selection
-        if name in selection.devices:
-            return selection.devices[name]
+        policies = policies_of_node(self._policies.values(), self.node.labels)
+        selection = self._host.scan(policies, before=self._names).selection
+        found = selection.devices.get(name) or selection.copies.get(name)
+        if found:
+            return found
         if name in selection.refused:
             refused = selection.refused[name]
             raise DriverError(
                 f"device {name} ({refused.published.host.path}) cannot be allocated to a pod: "
-                f"{refused.reason}; free it on node {self.node.name}, or delete the pod to get "
+                f"{refused.refusal}; free it on node {self.node.name}, or delete the pod to get "
                 "another device"
             )
         disks = _disks_beside(name, selection)
@@ -127,28 +163,41 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
         Publishing without those policies first would remove their devices for a moment at every
         restart. Waiting costs nothing: without the API server nothing could be published.
         """
-        if any(policy.node_selector for policy in self.config.enabled_policies.values()):
+        if any(policy.spec.node_selector for policy in self._policies.values()):
             while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
                 await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
-    async def _pause(self, labels: object) -> None:
+    async def _pause(self, events: HostEvents, labels: object) -> None:
+        """Wait for the next scan: an event, other labels of the node, or the rescan interval."""
         left = self.config.rescan_interval.total_seconds()
+        await asyncio.sleep(_BETWEEN_SCANS_SECONDS)
+        left -= _BETWEEN_SCANS_SECONDS
         while left > 0 and self.node.labels == labels:
-            await asyncio.sleep(min(left, _LABELS_SECONDS))
+            if await events.wait(min(left, _LABELS_SECONDS)):
+                await asyncio.sleep(_SETTLE_SECONDS)
+                return
             left -= _LABELS_SECONDS
 
+    def _subsystems(self) -> set[str]:
+        return {m.subsystem for each in self._policies.values() for m in each.spec.match}
+
     def _report(self, scan: Scan) -> None:
-        now = frozenset(_diagnostics(scan))
+        now = frozenset(diagnostics(scan))
         for diagnostic in now - self._reported:
             logger.log(diagnostic.level, diagnostic.message, extra=dict(diagnostic.facts))
         self._reported = now
 
 
-def _described(published: Published) -> Device:
+def _is_shared(published: Published) -> bool:
+    return published.spec.sharing.mode == "Capacity"
+
+
+def _described(published: Published, *, is_copy: bool = False) -> Device:
     return Device(
         name=published.name,
-        attributes=attributes(published.host, policy=published.policy_name),
-        capacity=capacity(published.host),
+        attributes=attributes(published),
+        capacity=capacity(published, is_copy=is_copy),
+        allow_multiple_allocations=_is_shared(published) and not is_copy,
     )
 
 
@@ -160,62 +209,3 @@ def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
         for disk in (*selection.devices.values(), *refused)
         if disk.host.block and name.startswith(f"{disk.policy_name}-")
     }
-
-
-def _environment(device: AllocatedDevice[NoParameters], *, path: str) -> dict[str, str]:
-    # The request's own name, without the subrequest's: a program works with any alternative.
-    request = _variable(device.request.partition("/")[0])
-    return {
-        f"HOSTDEV_{request}": path,
-        f"HOSTDEV_{request}__{_variable(device.name)}": path,
-    }
-
-
-def _variable(name: str) -> str:
-    return re.sub(r"[^A-Z0-9]", "_", name.upper())
-
-
-# ------------------------------------------------------------ diagnostics
-
-
-def _diagnostics(scan: Scan) -> Iterator[Diagnostic]:
-    """Report devices, or attributes, that are not published."""
-    if scan.usage_unknown:
-        yield _diagnostic(
-            logging.WARNING, "no block device is published", reason=scan.usage_unknown
-        )
-    for place in scan.misplaced:
-        yield _diagnostic(
-            logging.WARNING,
-            "path belongs to another subsystem than its policy",
-            policy=place.policy,
-            path=place.path,
-            subsystem=place.subsystem,
-        )
-    for overlap in scan.selection.overlaps:
-        yield _diagnostic(
-            logging.WARNING,
-            "two policies match a device, the first one applies",
-            path=overlap.path,
-            first=overlap.first,
-            second=overlap.second,
-        )
-    for name, refused in scan.selection.refused.items():
-        path, reason = refused.published.host.path, refused.reason
-        yield _diagnostic(
-            logging.INFO, "device is not published", device=name, path=path, reason=reason
-        )
-    for name, published in scan.selection.devices.items():
-        too_long = left_out(published.host, policy=published.policy_name)
-        if too_long:
-            yield _diagnostic(
-                # A path that no selector can match is worth more than a long product name.
-                logging.WARNING if "path" in too_long else logging.DEBUG,
-                "attributes are too long to publish",
-                device=name,
-                attributes=", ".join(too_long),
-            )
-
-
-def _diagnostic(level: int, message: str, **facts: str) -> Diagnostic:
-    return Diagnostic(level, message, tuple(facts.items()))

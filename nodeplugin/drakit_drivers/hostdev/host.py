@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from drakit import DriverError
-from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.dangerous import is_dangerous
 from drakit_drivers.hostdev.disks import (
     DiskUsage,
@@ -22,8 +22,10 @@ from drakit_drivers.hostdev.disks import (
     read_usage,
     reason_not_to_publish,
 )
-from drakit_drivers.hostdev.globs import has_wildcard, matches
-from drakit_drivers.hostdev.selection import Published, Selection, select
+from drakit_drivers.hostdev.globs import has_wildcard
+from drakit_drivers.hostdev.matching import wanted_paths
+from drakit_drivers.hostdev.refusal import Refusal
+from drakit_drivers.hostdev.selection import HostPolicy, Selection, select
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
 
@@ -32,7 +34,7 @@ __all__ = ("Host", "Misplaced", "Scan")
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A path in a policy whose device is in another subsystem than the policy's."""
+    """A path in a matcher whose device is in another subsystem than the matcher's."""
 
     policy: str
     path: str
@@ -47,6 +49,9 @@ class Scan:
     misplaced: tuple[Misplaced, ...]
     usage_unknown: str | None
     """Why no block device is published; None if that is possible."""
+
+    problems: Mapping[str, tuple[str, ...]]
+    """What cannot be right in a policy, by its name."""
 
 
 class Host:
@@ -64,20 +69,21 @@ class Host:
                 raise DriverError(
                     f"{key}: {root} is not a directory: mount the host's directory there"
                 )
-        for name, policy in config.enabled_policies.items():
-            for number, path in enumerate(policy.paths):
-                if has_wildcard(path):
-                    continue
-                reason = self._reason_against_path(path)
-                if reason:
-                    raise DriverError(f"policies.{name}.paths[{number}]: {path} {reason}")
 
-    def scan(self, policies: Mapping[str, Policy]) -> Scan:
-        """Find the present devices of these policies."""
+    def scan(
+        self,
+        policies: Sequence[HostPolicy],
+        *,
+        before: Mapping[str, str] | None = None,
+        held: Collection[str] = (),
+    ) -> Scan:
+        """Find the present devices of these policies; the parameters are those of
+        :func:`.selection.select`."""
+        specs = [policy.spec for policy in policies]
         found = [
             host
-            for subsystem in dict.fromkeys(policy.subsystem for policy in policies.values())
-            for host in self._sysfs.devices(subsystem, wanted=_wanted(policies, subsystem))
+            for subsystem in dict.fromkeys(m.subsystem for spec in specs for m in spec.match)
+            for host in self._sysfs.devices(subsystem, wanted=wanted_paths(specs, subsystem))
         ]
         usage: DiskUsage | str | None = None
         if any(host.block for host in found):
@@ -85,27 +91,44 @@ class Host:
 
         consoles = self._sysfs.active_consoles()
 
-        def refuse(published: Published) -> str | None:
-            host = published.host
-            if not published.policy.allow_dangerous and _is_dangerous(host, consoles):
-                return "it gives a container control of the node, and allowDangerous is not set"
+        def refuse(policy: HostPolicy, host: HostDevice) -> Refusal | None:
+            allow = policy.spec.allow
+            if not allow.dangerous and _is_dangerous(host, consoles):
+                return Refusal(
+                    "Dangerous",
+                    "it gives a container control of the node, and allow.dangerous is not set",
+                )
+            if policy.spec.on_release == "Wipe":
+                return Refusal(
+                    "NotSupported", "its policy sets onRelease: Wipe, which needs the disk helper"
+                )
             reason = self._reason_against_node(host)
-            if reason or not host.block:
-                return reason
+            if reason:
+                return Refusal("Unreadable", reason)
+            if not host.block:
+                return None
             if not isinstance(usage, DiskUsage):
-                return f"the driver cannot determine which block devices are in use: {usage}"
+                return Refusal(
+                    "Unreadable",
+                    f"the driver cannot determine which block devices are in use: {usage}",
+                )
             return reason_not_to_publish(
                 host,
                 usage,
                 allow_disks=self._config.allow_disks,
-                allow_formatted=published.policy.allow_formatted,
-                allow_unstable_names=published.policy.allow_unstable_names,
+                allow_formatted=allow.formatted,
+                allow_unstable_identity=allow.unstable_identity,
             )
 
         return Scan(
-            selection=select(policies, found, refuse=refuse),
+            selection=select(policies, found, refuse=refuse, before=before, held=held),
             misplaced=tuple(self._misplaced(policies, found)),
             usage_unknown=usage if isinstance(usage, str) else None,
+            problems={
+                policy.name: problems
+                for policy in policies
+                if (problems := tuple(self._path_problems(policy)))
+            },
         )
 
     def _usage(self) -> DiskUsage | str:
@@ -122,6 +145,14 @@ class Host:
 
     def _node(self, path: str) -> Path:
         return self._config.dev_root / path.removeprefix("/dev/")
+
+    def _path_problems(self, policy: HostPolicy) -> Iterator[str]:
+        """Return the paths of a policy that can be no device on this host; they may be missing."""
+        for index, matcher in enumerate(policy.spec.match):
+            for number, path in enumerate(matcher.paths):
+                reason = None if has_wildcard(path) else self._reason_against_path(path)
+                if reason:
+                    yield f"match[{index}].paths[{number}]: {path} {reason}"
 
     def _reason_against_path(self, path: str) -> str | None:
         # A device is not opened to see whether it can be: for some, opening does something.
@@ -146,16 +177,17 @@ class Host:
         return f"its device node does not have the number {host.number} that sysfs reports"
 
     def _misplaced(
-        self, policies: Mapping[str, Policy], found: Collection[HostDevice]
+        self, policies: Sequence[HostPolicy], found: Collection[HostDevice]
     ) -> Iterator[Misplaced]:
         known = {(host.subsystem, path) for host in found for path in host.paths}
-        for name, policy in policies.items():
-            for path in policy.paths:
-                if has_wildcard(path) or (policy.subsystem, path) in known:
-                    continue
-                subsystem = self._subsystem_of_node(path)
-                if subsystem and subsystem != policy.subsystem:
-                    yield Misplaced(name, path, subsystem)
+        for policy in policies:
+            for matcher in policy.spec.match:
+                for path in matcher.paths:
+                    if has_wildcard(path) or (matcher.subsystem, path) in known:
+                        continue
+                    subsystem = self._subsystem_of_node(path)
+                    if subsystem and subsystem != matcher.subsystem:
+                        yield Misplaced(policy.name, path, subsystem)
 
     def _subsystem_of_node(self, path: str) -> str | None:
         try:
@@ -165,11 +197,6 @@ class Host:
         kind: Literal["block", "char"] = "block" if stat.S_ISBLK(node.st_mode) else "char"
         number = f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}"
         return self._sysfs.subsystem_of(kind, number)
-
-
-def _wanted(policies: Mapping[str, Policy], subsystem: str) -> Callable[[str], bool]:
-    globs = [glob for p in policies.values() if p.subsystem == subsystem for glob in p.paths]
-    return lambda path: any(matches(glob, path) for glob in globs)
 
 
 def _is_dangerous(host: HostDevice, consoles: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from drakit import DriverConfig
+from drakit import DevicePolicy
 from drakit_drivers.hostdev.globs import check_glob
 
 __all__ = ("Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
@@ -53,7 +53,7 @@ KernelDriver = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
 Property = Annotated[str, Field(pattern="^[A-Za-z0-9_.:-]+$", max_length=128)]
 
 
-class UsbMatcher(DriverConfig):
+class UsbMatcher(DevicePolicy):
     """Properties of the USB device that a device belongs to. All that are set must match."""
 
     vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
@@ -69,7 +69,7 @@ class UsbMatcher(DriverConfig):
     """The bus and the ports on the way to the device, such as ``1-2.3``."""
 
 
-class PciMatcher(DriverConfig):
+class PciMatcher(DevicePolicy):
     """Properties of the PCI function that a device belongs to. All that are set must match."""
 
     vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
@@ -83,7 +83,7 @@ class PciMatcher(DriverConfig):
     controller, ``"0302"`` for 3D controllers."""
 
 
-class ParentMatcher(DriverConfig):
+class ParentMatcher(DevicePolicy):
     """Properties of an ancestor in sysfs. One ancestor must have all that are set."""
 
     subsystem: Subsystem | None = None
@@ -97,7 +97,7 @@ class ParentMatcher(DriverConfig):
     ``0000:01:00.0``."""
 
 
-class Matcher(DriverConfig):
+class Matcher(DevicePolicy):
     """A description of devices. A device matches if it has every property that is set."""
 
     subsystem: Subsystem
@@ -137,7 +137,7 @@ class Matcher(DriverConfig):
 
     @field_validator("usb", "pci", "parent")
     @classmethod
-    def _has_a_property(cls, matcher: DriverConfig | None) -> DriverConfig | None:
+    def _has_a_property(cls, matcher: DevicePolicy | None) -> DevicePolicy | None:
         if matcher is not None and not any(value for _, value in matcher):
             raise ValueError("must have at least one field; remove it to match any device")
         return matcher

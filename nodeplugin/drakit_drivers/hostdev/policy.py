@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from drakit import AttributeValue, DriverConfig, Version
+from drakit import AttributeValue, DevicePolicy, Version
 from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
 from drakit_drivers.hostdev.globs import has_wildcard
 from drakit_drivers.hostdev.matchers import Matcher
@@ -110,7 +110,7 @@ of 40 characters leaves room for the device."""
 # ------------------------------------------------------------ sharing and the container's view
 
 
-class Sharing(DriverConfig):
+class Sharing(DevicePolicy):
     """How many claims can have a device at the same time."""
 
     mode: Literal["Exclusive", "Users", "Capacity"] = "Exclusive"
@@ -131,7 +131,7 @@ class Sharing(DriverConfig):
         return self
 
 
-class PathMount(DriverConfig):
+class PathMount(DevicePolicy):
     """A file or directory of the host that containers get read-only."""
 
     host_path: PathText
@@ -152,7 +152,7 @@ class PathMount(DriverConfig):
         return self
 
 
-class Container(DriverConfig):
+class Container(DevicePolicy):
     """How a container gets a device."""
 
     path: str | None = Field(default=None, max_length=256)
@@ -217,7 +217,7 @@ class Container(DriverConfig):
 # ------------------------------------------------------------ what else a policy decides
 
 
-class Attribute(DriverConfig):
+class Attribute(DevicePolicy):
     """The value of an attribute, in the type that CEL compares. Exactly one field is set."""
 
     string: str | None = Field(default=None, max_length=64)
@@ -255,7 +255,7 @@ class Attribute(DriverConfig):
         raise AssertionError("validated: one field is set")
 
 
-class DeviceClass(DriverConfig):
+class DeviceClass(DevicePolicy):
     """The DeviceClass of a policy, which selects its devices. The operator creates it."""
 
     create: bool = True
@@ -283,7 +283,7 @@ class DeviceClass(DriverConfig):
         return name
 
 
-class Allow(DriverConfig):
+class Allow(DevicePolicy):
     """Devices that the driver refuses otherwise."""
 
     formatted: bool = False
@@ -300,7 +300,7 @@ class Allow(DriverConfig):
     watchdogs), to accept matchers that match everything, and to mount any path of the host."""
 
 
-class HostDevicePolicySpec(DriverConfig):
+class HostDevicePolicySpec(DevicePolicy):
     """The devices that a policy publishes, and how containers get them."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)

@@ -1,31 +1,41 @@
 """
-Which of the host's devices are published, under which names.
+Which of the host's devices are published, by which policy, and as how many devices.
 
-A name must mean the same device after a restart, a reboot or a replug. A disk's name comes from its
-identity, a USB device's from its ids and serial number (its port, if it has none), any other
-device's from the kernel. If two devices would get one name, or it would be too long, all of them
-get a hash of their distinguishing properties: no name moves between devices that are present. A
-disk's name also gets the hash if it has lost characters of the identity.
+If two policies match a device, the older one gets it, and of two of one age the first by name. But
+a device that a claim holds stays with the policy that published it. A policy that groups by unit
+gets all nodes of a unit or none.
 
 Pure: it must not know files, sysfs or the API's types.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from drakit_drivers.hostdev.config import Policy
-from drakit_drivers.hostdev.globs import matches
+from drakit import Policy
+from drakit_drivers.hostdev.matching import is_matched
+from drakit_drivers.hostdev.naming import (
+    Identity,
+    Wish,
+    assign,
+    identity_of_node,
+    identity_of_unit,
+    wish,
+)
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+from drakit_drivers.hostdev.refusal import Refusal
 from drakit_drivers.hostdev.sysfs import HostDevice
 
 __all__ = ("Overlap", "Published", "Refused", "Selection", "policies_of_node", "select")
 
-_MAX_NAME = 63
-_HASH_DIGITS = 8
+HostPolicy = Policy[HostDevicePolicySpec]
+
+_MAX_DEVICES = 2048
+"""Devices of a policy on a node. A policy with more matches too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +43,24 @@ class Published:
     """A device under its published name."""
 
     name: str
-    policy_name: str
-    policy: Policy
-    host: HostDevice
+    policy: HostPolicy
+    hosts: tuple[HostDevice, ...]
+    """Its device nodes: one, or those of a unit in the kernel's order."""
+
+    identity: Identity
+
+    @property
+    def host(self) -> HostDevice:
+        """The first device node."""
+        return self.hosts[0]
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy.name
+
+    @property
+    def spec(self) -> HostDevicePolicySpec:
+        return self.policy.spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,139 +68,215 @@ class Refused:
     """A device that a policy matches, and the reason why it is not published."""
 
     published: Published
-    reason: str
+    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A device that two policies match; it belongs to the first, by name."""
+    """A device that two policies match."""
 
     path: str
-    first: str
-    second: str
+    owner: str
+    other: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The selected devices; all names of devices and refused devices differ."""
+    """The selected devices; all names of devices, copies and refused devices differ."""
 
     devices: Mapping[str, Published]
+    copies: Mapping[str, Published]
+    """What a cluster without DRAConsumableCapacity gets instead of the devices with a capacity."""
+
     refused: Mapping[str, Refused]
+    matched: Mapping[str, int]
+    """By policy: the devices that it matches, each copy counted once."""
+
+    names: Mapping[str, str]
+    """The names by what distinguishes the devices, for the next selection."""
+
     overlaps: tuple[Overlap, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidate:
+    """A device as a policy would publish it."""
+
+    policy: HostPolicy
+    hosts: tuple[HostDevice, ...]
+    identity: Identity
+    devices: tuple[Wish, ...]
+    copies: tuple[Wish, ...] = ()
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        return (*self.devices, *self.copies)
+
+
 def policies_of_node(
-    policies: Mapping[str, Policy], labels: Mapping[str, str] | None
-) -> dict[str, Policy]:
-    """Return the policies for a node; while its labels are unknown, those without a selector."""
-    return {
-        name: policy
-        for name, policy in policies.items()
-        if not policy.node_selector
-        or (labels is not None and policy.node_selector.items() <= labels.items())
-    }
+    policies: Iterable[HostPolicy], labels: Mapping[str, str] | None
+) -> list[HostPolicy]:
+    """Return the policies for a node, the first in conflicts first. While the node's labels are
+    unknown, those without a selector."""
+    chosen = (
+        policy
+        for policy in policies
+        if not policy.spec.node_selector
+        or (labels is not None and policy.spec.node_selector.items() <= labels.items())
+    )
+    return sorted(chosen, key=lambda policy: (policy.created, policy.name))
 
 
 def select(
-    policies: Mapping[str, Policy],
+    policies: Sequence[HostPolicy],
     found: Collection[HostDevice],
     *,
-    refuse: Callable[[Published], str | None],
+    refuse: Callable[[HostPolicy, HostDevice], Refusal | None],
+    before: Mapping[str, str] | None = None,
+    held: Collection[str] = (),
 ) -> Selection:
-    """Return the published devices; a device belongs to the first policy that matches it."""
-    overlaps: list[Overlap] = []
-    owners: dict[str, str] = {}
-    owned: list[Published] = []
-    for policy_name, policy in policies.items():
-        for host in sorted(_matching(policy, found), key=_natural_order):
-            owner = owners.setdefault(host.path, policy_name)
-            if owner == policy_name:
-                owned.append(Published(name="", policy_name=policy_name, policy=policy, host=host))
-            else:
-                overlaps.append(Overlap(host.path, first=owner, second=policy_name))
-    matched = {p.host.kernel_name: p.policy_name for p in owned if p.host.block}
-    reasons = {p.host.path: refuse(p) or _overlap_with_disk(p.host, matched) for p in owned}
-    # Refused devices get names too: a name must not depend on whether a neighbour is in use.
+    """
+    Return the published devices.
+
+    :param policies: the policies of the node, the first in conflicts first.
+    :param refuse: the rules that do not depend on other devices.
+    :param before: the names of the last selection.
+    :param held: names of devices that claims hold.
+    """
+    candidates = [each for policy in policies for each in _candidates(policy, found)]
+    wishes = [wish for each in candidates for wish in each.wishes]
+    # All candidates get names: a name must not depend on whether a neighbour is published.
+    names = assign(wishes, before=before or {}, held=held)
+    owned, overlaps = _owned(candidates, names, held)
+    matched_disks = {
+        host.kernel_name: each.policy.name for each in owned for host in each.hosts if host.block
+    }
     devices: dict[str, Published] = {}
+    copies: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
-    for name, published in _named(owned).items():
-        if reason := reasons[published.host.path]:
-            refused[name] = Refused(published, reason)
-        else:
-            devices[name] = published
-    return Selection(devices=devices, refused=refused, overlaps=tuple(overlaps))
+    count = Counter[str]()
+    for each in owned:
+        refusal = _refusal(each, refuse, matched_disks, names)
+        if not refusal:
+            count[each.policy.name] += len(each.devices)
+            if count[each.policy.name] > _MAX_DEVICES:
+                refusal = Refusal(
+                    "TooMany",
+                    f"policy {each.policy.name} matches more than {_MAX_DEVICES} devices of the "
+                    "node; narrow its matchers",
+                )
+        for target, all_wishes in ((devices, each.devices), (copies, each.copies)):
+            for its in all_wishes:
+                name = names[its.key] or its.hashed
+                published = Published(
+                    name=name, policy=each.policy, hosts=each.hosts, identity=each.identity
+                )
+                if refusal:
+                    refused[name] = Refused(published, refusal)
+                else:
+                    target[name] = published
+    return Selection(
+        devices=devices,
+        copies=copies,
+        refused=refused,
+        matched=Counter(each.policy.name for each in candidates),
+        names={key: name for key, name in names.items() if name},
+        overlaps=overlaps,
+    )
 
 
-def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> str | None:
+def _owned(
+    candidates: Sequence[_Candidate], names: Mapping[str, str | None], held: Collection[str]
+) -> tuple[list[_Candidate], tuple[Overlap, ...]]:
+    """Give each device node to one policy; return the candidates that have all of theirs."""
+
+    def is_held(each: _Candidate) -> bool:
+        return any(names[wish.key] in held for wish in each.wishes)
+
+    owners: dict[str, str] = {}
+    owned: list[_Candidate] = []
+    overlaps: list[Overlap] = []
+    for each in sorted(candidates, key=lambda each: not is_held(each)):  # stable
+        taken = [host.path for host in each.hosts if host.path in owners]
+        if taken:
+            overlaps += [Overlap(path, owners[path], each.policy.name) for path in taken]
+            continue
+        owners.update({host.path: each.policy.name for host in each.hosts})
+        owned.append(each)
+    return owned, tuple(overlaps)
+
+
+def _refusal(
+    each: _Candidate,
+    refuse: Callable[[HostPolicy, HostDevice], Refusal | None],
+    matched_disks: Mapping[str, str],
+    names: Mapping[str, str | None],
+) -> Refusal | None:
+    for host in each.hosts:
+        refusal = refuse(each.policy, host) or _overlap_with_disk(host, matched_disks)
+        if refusal:
+            return refusal
+    if not each.identity.is_stable and not each.policy.spec.allow.unstable_identity:
+        return Refusal(
+            "NoIdentity",
+            "the kernel may give its name to another device after a reboot, and the policy does "
+            "not set allow.unstableIdentity",
+        )
+    if any(names[wish.key] is None for wish in each.wishes):
+        return Refusal(
+            "InUse",
+            "a claim holds it or a device with the same identity; delete the pod that uses it, or "
+            "unplug one of the two",
+        )
+    return None
+
+
+def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> Refusal | None:
     # Even if the disk is refused: the pod that uses it may have partitioned it.
     lower = host.block.lower if host.block else frozenset[str]()
     disk = min(lower & matched.keys(), default=None)
-    return f"it is on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
+    if disk is None:
+        return None
+    return Refusal("InUse", f"it is on {disk}, which policy {matched[disk]} matches as a whole")
 
 
-def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:
-    return [
-        host
-        for host in found
-        if host.subsystem == policy.subsystem
-        and any(matches(glob, path) for glob in policy.paths for path in host.paths)
-    ]
+# ------------------------------------------------------------ candidates
+
+
+def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_Candidate]:
+    spec = policy.spec
+    matching = sorted((h for h in found if is_matched(spec, h)), key=_natural_order)
+    if spec.group == "Unit":
+        units: dict[Path, list[HostDevice]] = defaultdict(list)
+        for host in matching:
+            units[host.unit or host.directory].append(host)
+        pairs = [(identity_of_unit(hosts[0]), tuple(hosts)) for hosts in units.values()]
+    else:
+        pairs = [(identity_of_node(host), (host,)) for host in matching]
+    siblings = Counter[tuple[str, str]]()
+    for identity, hosts in pairs:
+        siblings[identity.text, identity.place] += 1
+        nth = siblings[identity.text, identity.place]
+        devices = (wish(policy.name, identity, nth=nth),)
+        copies = tuple(_copies(policy, identity, nth, hosts))
+        if spec.sharing.mode == "Users":
+            devices, copies = copies, ()
+        yield _Candidate(
+            policy=policy, hosts=hosts, identity=identity, devices=devices, copies=copies
+        )
+
+
+def _copies(
+    policy: HostPolicy, identity: Identity, nth: int, hosts: Sequence[HostDevice]
+) -> Iterator[Wish]:
+    if policy.spec.single_path:
+        # One device at most: kvm-0, kvm-1, ...
+        identity, nth = Identity(text="", place=hosts[0].path), 1
+    for index in range(policy.spec.sharing.users or 0):
+        yield wish(policy.name, identity, nth=nth, copy=index)
 
 
 def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
     # video10 after video9.
     parts = re.findall(r"\d+|\D+", host.path)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], host.path
-
-
-def _named(chosen: Sequence[Published]) -> dict[str, Published]:
-    wanted: list[tuple[str, str, bool, Published]] = []
-    siblings = Counter[tuple[str, str, str]]()
-    for published in chosen:
-        prefix, host, count = published.policy_name, published.host, published.policy.count
-        if count is not None:
-            wanted += [
-                (f"{prefix}-{i}", f"{host.path} {i}", False, published) for i in range(count)
-            ]
-            continue
-        identity, place = _identity(host)
-        siblings[prefix, identity, place] += 1
-        nth = siblings[prefix, identity, place]
-        # A camera has several nodes on one interface; its driver makes them in the same order.
-        suffix = f"-{nth - 1}" if nth > 1 else ""
-        name = _label(f"{prefix}-{identity}{suffix}")
-        # At prepare, a disk's name is its identity: no other identity may get this name.
-        lossy = bool(host.block and host.block.identity) and name != f"{prefix}-{identity}{suffix}"
-        wanted.append((name, f"{place}{suffix}", lossy, published))
-    used = Counter(name for name, *_ in wanted)
-    named: dict[str, Published] = {}
-    for name, distinct, lossy, published in wanted:
-        if lossy or used[name] > 1 or len(name) > _MAX_NAME:
-            name = _with_hash(name, f"{published.policy_name} {distinct}")
-        named[name] = replace(published, name=name)
-    return named
-
-
-def _identity(host: HostDevice) -> tuple[str, str]:
-    """Return a device's identity and path: two devices with one identity differ in their paths."""
-    block, usb = host.block, host.usb
-    if block and block.identity:
-        part = f"-part{block.partition}" if block.partition else ""
-        return f"{block.identity}{part}", f"{block.identity}{part}"
-    if usb is None:
-        name = host.path.removeprefix("/dev/")
-        return name, name
-    who = usb.serial or f"port-{usb.port}"
-    interface = "" if usb.interface is None else f"-i{usb.interface}"
-    # Cheap devices share one serial number: then the port distinguishes them.
-    return f"{usb.vendor_id}-{usb.product_id}-{who}{interface}", f"{usb.port}{interface}"
-
-
-def _label(text: str) -> str:
-    """Make a DNS label of a text, apart from its length."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _with_hash(name: str, distinct: str) -> str:
-    digest = hashlib.sha256(f"{name} {distinct}".encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{name[: _MAX_NAME - _HASH_DIGITS - 1].rstrip('-')}-{digest}"

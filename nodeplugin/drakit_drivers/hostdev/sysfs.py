@@ -1,5 +1,6 @@
 """
 Devices as sysfs shows them: number, path, driver, and the USB or PCI device that they belong to.
+:mod:`.families` reads the attributes that only devices of one kind have.
 
 Attributes may vanish or fail to be read at any moment (the device is being unplugged): what cannot
 be read is missing, never an error.
@@ -11,19 +12,31 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from drakit import AttributeValue
+from drakit_drivers.hostdev.families import family_attributes
+from drakit_drivers.hostdev.files import link_name, read_attribute
 from drakit_drivers.hostdev.identity import disk_identity
 from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
 
-__all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent", "read_attribute")
+__all__ = ("Ancestor", "BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent")
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ancestor:
+    """A device above another one in sysfs."""
+
+    name: str
+    subsystem: str | None
+    driver: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +54,15 @@ class UsbParent:
     interface: int | None
     """Number of the interface, where the device belongs to one."""
 
+    version: str | None = None
+    """The device's release number, as it reports it: ``02.64``."""
+
+    device_class: str | None = None
+    """Two hexadecimal digits; ``00`` where each interface has its own class."""
+
+    speed: int | None = None
+    """Megabits per second."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PciParent:
@@ -51,6 +73,9 @@ class PciParent:
     vendor_id: str | None
     device_id: str | None
     class_id: str | None
+    subsystem_vendor_id: str | None = None
+    subsystem_device_id: str | None = None
+    iommu_group: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +140,22 @@ class HostDevice:
     usb: UsbParent | None = None
     pci: PciParent | None = None
     block: BlockFacts | None = None
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The properties in udev's database."""
+
+    ancestors: tuple[Ancestor, ...] = ()
+    """The devices above it, nearest first."""
+
+    unit: Path | None = None
+    """The directory of the physical unit that it is part of; None if it is one by itself."""
+
+    family: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
+    """Attributes that only devices of its kind have."""
+
+    @property
+    def is_virtual(self) -> bool:
+        """Return whether no hardware is behind it."""
+        return "/devices/virtual/" in str(self.directory)
 
     @property
     def number(self) -> str:
@@ -124,22 +165,6 @@ class HostDevice:
     def paths(self) -> tuple[str, ...]:
         """All paths under which the host has it."""
         return (self.path, *self.links)
-
-
-def read_attribute(directory: Path, name: str) -> str | None:
-    """Read an attribute; None if it is missing, empty or fails."""
-    try:
-        text = (directory / name).read_bytes().decode(errors="replace")
-    except OSError:
-        return None
-    return text.strip().strip("\0") or None
-
-
-def _link_name(link: Path) -> str | None:
-    try:
-        return link.readlink().name
-    except OSError:
-        return None
 
 
 class Sysfs:
@@ -165,13 +190,24 @@ class Sysfs:
             directory = entry.resolve(strict=True)
         except (KeyError, ValueError, OSError):
             return None
-        subsystem = _link_name(directory / "subsystem") or entry.parent.name
+        subsystem = link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
         entry_of_udev = self._udev.entry(node_type, f"{major}:{minor}")
         udev = entry_of_udev or UdevEntry()
         if not any(wanted(name) for name in (path, *udev.links)):
             return None
         family = [directory, *self._ancestors(directory)]
+        usb = _usb_parent(family, udev)
+        ancestors = tuple(
+            Ancestor(
+                name=part.name,
+                subsystem=link_name(part / "subsystem"),
+                driver=link_name(part / "driver"),
+            )
+            for part in family[1:]
+            # A directory such as 0000:00:1f.3/sound is no device.
+            if (part / "subsystem").is_symlink()
+        )
         return HostDevice(
             subsystem=subsystem,
             kernel_name=directory.name,
@@ -183,11 +219,16 @@ class Sysfs:
             devtype=uevent.get("DEVTYPE"),
             links=udev.links,
             serial=udev.properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
-            driver=next(filter(None, (_link_name(part / "driver") for part in family)), None),
+            driver=link_name(directory / "driver")
+            or next((each.driver for each in ancestors if each.driver), None),
             numa_node=_numa_node(family),
-            usb=_usb_parent(family, udev),
+            usb=usb,
             pci=_pci_parent(family),
             block=self._block_facts(directory, entry_of_udev) if node_type == "b" else None,
+            properties=udev.properties,
+            ancestors=ancestors,
+            unit=_unit(family, subsystem),
+            family=family_attributes(subsystem, family, udev.properties),
         )
 
     def disk_identity(self, disk: Path) -> str | None:
@@ -209,7 +250,7 @@ class Sysfs:
 
     def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
         """Return the subsystem of a device number."""
-        return _link_name(self.root / "dev" / kind / number / "subsystem")
+        return link_name(self.root / "dev" / kind / number / "subsystem")
 
     def links(self, node_type: str, number: str) -> tuple[str, ...]:
         """Return the links that udev made for a device number."""
@@ -279,13 +320,16 @@ def _usb_parent(family: list[Path], udev: UdevEntry) -> UsbParent | None:
                 product=read_attribute(part, "product"),
                 serial=read_attribute(part, "serial") or udev.properties.get("ID_USB_SERIAL_SHORT"),
                 interface=int(interface, 16) if interface else None,
+                version=_bcd(read_attribute(part, "bcdDevice")),
+                device_class=read_attribute(part, "bDeviceClass"),
+                speed=_whole(read_attribute(part, "speed")),
             )
     return None
 
 
 def _pci_parent(family: list[Path]) -> PciParent | None:
     for part in family:
-        if _PCI_ADDRESS.fullmatch(part.name) and _link_name(part / "subsystem") == "pci":
+        if _PCI_ADDRESS.fullmatch(part.name) and link_name(part / "subsystem") == "pci":
             # The outermost bridge's directory: pci0000:00.
             roots = [name for name in part.parts if _PCI_ROOT.fullmatch(name)]
             return PciParent(
@@ -294,8 +338,34 @@ def _pci_parent(family: list[Path]) -> PciParent | None:
                 vendor_id=_without_prefix(read_attribute(part, "vendor")),
                 device_id=_without_prefix(read_attribute(part, "device")),
                 class_id=_without_prefix(read_attribute(part, "class")),
+                subsystem_vendor_id=_without_prefix(read_attribute(part, "subsystem_vendor")),
+                subsystem_device_id=_without_prefix(read_attribute(part, "subsystem_device")),
+                iommu_group=_whole(link_name(part / "iommu_group")),
             )
     return None
+
+
+def _unit(family: list[Path], subsystem: str) -> Path | None:
+    """Find the physical unit: a USB device, a PCI function, another device on a bus, or else the
+    outermost device of the same subsystem, such as a virtual sound card."""
+    for part in family:
+        if read_attribute(part, "idVendor"):
+            return part
+    found: Path | None = None
+    for part in family:
+        if (link_name(part / "subsystem") or subsystem) != subsystem:
+            return part
+        if link_name(part / "subsystem"):
+            found = part
+    return found
+
+
+def _bcd(text: str | None) -> str | None:
+    return f"{text[:2]}.{text[2:]}" if text and len(text) == 4 else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
 
 
 def _without_prefix(number: str | None) -> str | None:

@@ -18,7 +18,7 @@ from tests.unit.chart.reading import pod_spec, the, written
 
 PROBES = ("startup", "liveness", "readiness")
 READING = {"get", "list", "watch"}
-SERIAL: dict[str, Any] = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}
+SERIAL: dict[str, Any] = {"match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]}
 
 
 def test_the_node_plugin_reads_its_configuration(render, tmp_path):
@@ -34,7 +34,7 @@ def test_the_node_plugin_reads_its_configuration(render, tmp_path):
     (entry,) = config.drivers
     hostdev = HostDevicesConfig.model_validate(entry.config)
     assert set(hostdev.policies) == {"kvm", "serial"}
-    assert hostdev.policies["kvm"].count == 32
+    assert hostdev.policies["kvm"].sharing.users == 32
     mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     seen = {mount["mountPath"] for mount in mounts}
     used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}

@@ -7,7 +7,7 @@ import copy
 import jsonschema
 import pytest
 
-from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevicesConfig
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices, OpaqueParameters, StaleClaims
 
@@ -124,8 +124,8 @@ def test_devices_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
 
 
 def test_policies_have_the_keys_that_hostdev_knows(schema):
-    known = {field.alias for field in Policy.model_fields.values()}
-    assert set(schema["definitions"]["policy"]["properties"]) == known
+    known = {field.alias for field in HostDevicePolicySpec.model_fields.values()}
+    assert set(schema["definitions"]["policy"]["properties"]) == known | {"enabled"}
 
 
 def test_simulated_has_the_keys_and_defaults_of_the_driver(values, schema):
@@ -141,21 +141,25 @@ def test_simulated_has_the_keys_and_defaults_of_the_driver(values, schema):
 
 
 def test_a_plain_install_publishes_nothing(values):
-    config = HostDevicesConfig.model_validate({"policies": values["hostdev"]["policies"]})
-    assert config.enabled_policies == {}
+    assert not any(policy["enabled"] for policy in values["hostdev"]["policies"].values())
 
 
 def test_predefined_policies_are_one_value_away(values):
     predefined = values["hostdev"]["policies"]
-    enabled = {name: policy | {"enabled": True} for name, policy in predefined.items()}
-    config = HostDevicesConfig.model_validate({"policies": enabled})
-    assert set(config.enabled_policies) == {"kvm", "tun", "fuse"}
+    specs = {
+        name: {key: value for key, value in policy.items() if key != "enabled"}
+        for name, policy in predefined.items()
+    }
+    config = HostDevicesConfig.model_validate({"policies": specs})
+    assert set(config.policies) == {"kvm", "tun", "fuse"}
     # 112 devices are placed in a slice of devices without taints.
-    assert sum(policy.count or 0 for policy in config.enabled_policies.values()) <= 112
+    assert sum(policy.sharing.users or 0 for policy in config.policies.values()) <= 112
 
 
 def test_policies_as_a_list_are_refused(values, schema):
     changed = copy.deepcopy(values)
-    changed["hostdev"]["policies"] = [{"name": "a", "subsystem": "misc", "paths": ["/dev/a"]}]
+    changed["hostdev"]["policies"] = [
+        {"name": "a", "match": [{"subsystem": "misc", "paths": ["/dev/a"]}]}
+    ]
     with pytest.raises(jsonschema.ValidationError, match="not of type 'object'"):
         jsonschema.validate(changed, schema)

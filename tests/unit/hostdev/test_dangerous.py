@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from drakit_drivers.hostdev import HostDevices, Policy
+from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import policy as spec
 
 DANGEROUS = (
     "mem", "kmem", "port", "kmsg", "watchdog", "watchdog0", "uinput", "snapshot", "mtd0", "mtd0ro",
@@ -22,15 +23,16 @@ HARMLESS = (
 )  # fmt: skip
 
 
-def policy(path: str, **fields: object) -> Policy:
-    return Policy.model_validate({"subsystem": "mem", "paths": ["/dev/fine", path], **fields})
+def policy(path: str, *, dangerous: bool = False) -> HostDevicePolicySpec:
+    fields = spec("mem", "/dev/fine", path, allow={"dangerous": dangerous})
+    return HostDevicePolicySpec.model_validate(fields)
 
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_a_dangerous_device_needs_allow_dangerous(name):
-    with pytest.raises(ValidationError, match=f"/dev/{name} .*set allowDangerous: true"):
+    with pytest.raises(ValidationError, match=f"/dev/{name} .*set allow.dangerous: true"):
         policy(f"/dev/{name}")
-    assert policy(f"/dev/{name}", allowDangerous=True)
+    assert policy(f"/dev/{name}", dangerous=True)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -41,7 +43,7 @@ def test_a_device_that_is_not_on_the_list_needs_no_permission(name):
 
 @pytest.mark.parametrize("glob", ["watchdog*", "watchdog?", "mtd[0-9]", "cpu/*/msr", "ipmi*"])
 def test_a_glob_that_matches_only_dangerous_devices_is_refused(glob):
-    with pytest.raises(ValidationError, match="set allowDangerous: true"):
+    with pytest.raises(ValidationError, match=r"set allow\.dangerous: true"):
         policy(f"/dev/{glob}")
 
 
@@ -65,7 +67,7 @@ def test_a_glob_that_matches_everything_needs_allow_dangerous(glob, everything):
     if everything:
         with pytest.raises(ValidationError, match="matches every device"):
             policy(f"/dev/{glob}")
-    assert policy(f"/dev/{glob}", allowDangerous=True)
+    assert policy(f"/dev/{glob}", dangerous=True)
 
 
 @pytest.fixture
@@ -79,13 +81,14 @@ def machine(host: FakeHost) -> FakeHost:
     return host
 
 
-async def names(host: FakeHost, **fields: object) -> set[str]:
+async def names(host: FakeHost, *, dangerous: bool = False) -> set[str]:
+    allow = {"dangerous": dangerous}
     policies = {
-        "mem": {"subsystem": "mem", "paths": ["/dev/m*", "/dev/z*", "/dev/alias"], **fields},
-        "tty": {"subsystem": "tty", "paths": ["/dev/tty*", "/dev/c*"], **fields},
+        "mem": spec("mem", "/dev/m*", "/dev/z*", "/dev/alias", allow=allow),
+        "tty": spec("tty", "/dev/tty*", "/dev/c*", allow=allow),
     }
     stream = HostDevices(host.config(policies), StaticNode(name="node-1")).devices()
-    found = {device.name for device in await anext(stream)}
+    found = {device.name for device in (await anext(stream)).devices}
     await stream.aclose()
     return found
 
@@ -96,7 +99,7 @@ async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine, c
     assert await names(machine) == {"mem-zero", "tty-ttys1"}
     refused = {record.path: record.reason for record in caplog.records if hasattr(record, "reason")}
     assert set(refused) == {"/dev/mem", "/dev/console", "/dev/tty7", "/dev/ttyS0"}
-    assert all("allowDangerous is not set" in reason for reason in refused.values())
+    assert all("allow.dangerous is not set" in reason for reason in refused.values())
 
 
 async def test_a_link_does_not_hide_a_dangerous_device(machine):
@@ -105,7 +108,7 @@ async def test_a_link_does_not_hide_a_dangerous_device(machine):
 
 
 async def test_allow_dangerous_publishes_them(machine):
-    assert await names(machine, allowDangerous=True) == {
+    assert await names(machine, dangerous=True) == {
         *("mem-mem", "mem-zero"),
         *("tty-console", "tty-tty7", "tty-ttys0", "tty-ttys1"),
     }

@@ -21,13 +21,14 @@ def reason(
     host: FakeHost, name: str, *, allow_disks: bool = True, allow_formatted: bool = True
 ) -> str | None:
     """The reason to refuse a device; by default it is blank."""
-    return reason_not_to_publish(
+    refusal = reason_not_to_publish(
         host.find("block")[name],
         usage(host),
         allow_disks=allow_disks,
         allow_formatted=allow_formatted,
-        allow_unstable_names=True,
+        allow_unstable_identity=True,
     )
+    return refusal.message if refusal else None
 
 
 @pytest.fixture
@@ -318,7 +319,7 @@ def test_a_disk_with_a_signature_passes_only_where_formatted_disks_are_allowed(h
     found = reason(host, "vdb", allow_formatted=False) or ""
     kind = content.properties.get("ID_FS_TYPE") or content.properties["ID_PART_TABLE_TYPE"]
     assert f"({kind})" in found
-    assert "set allowFormatted" in found
+    assert "set allow.formatted" in found
     assert reason(host, "vdb", allow_formatted=True) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,14 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, NoParameters
+from drakit import (
+    AllocatedDevice,
+    ClaimReference,
+    DeviceNode,
+    DriverError,
+    Inventory,
+    NoParameters,
+)
 from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
 from tests.fakes.node import StaticNode
-from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import FakeHost, policy
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
-KVM = {"kvm": {"subsystem": "misc", "paths": ["/dev/kvm"], "count": 2}}
-ZRAM = {"zram": {"subsystem": "block", "paths": ["/dev/zram*"]}}
+KVM = {"kvm": policy("misc", "/dev/kvm", sharing={"mode": "Users", "users": 2})}
+ZRAM = {"zram": policy("block", "/dev/zram*")}
 
 
 @dataclass
@@ -46,9 +54,11 @@ def driver(
 
 async def published(made: HostDevices) -> list[str]:
     async with aclosing(made.devices()) as stream:
-        async for devices in stream:
-            return [device.name for device in devices]
-    raise AssertionError("nothing was said")
+        return await next_names(stream)
+
+
+async def next_names(stream: AsyncIterator[Inventory]) -> list[str]:
+    return [device.name for device in (await anext(stream)).devices]
 
 
 def test_the_entry_point_leads_here():
@@ -65,7 +75,7 @@ async def test_devices_are_published_with_attributes_and_size(host):
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.block("virtual/block/zram0", "253:0", size=32768, node=True)
     async with aclosing(driver(host, KVM | ZRAM).devices()) as stream:
-        devices = {device.name: device for device in await anext(stream)}
+        devices = {device.name: device for device in (await anext(stream)).devices}
     assert list(devices) == ["kvm-0", "kvm-1", "zram-zram0"]
     assert devices["kvm-0"].attributes["policy"] == "kvm"
     assert devices["zram-zram0"].capacity == {"size": "16777216"}
@@ -78,14 +88,14 @@ async def test_a_host_without_the_device_publishes_nothing(host):
 @pytest.mark.looptime
 async def test_only_changes_are_logged(host):
     async with aclosing(driver(host, ZRAM).devices()) as stream:
-        assert await anext(stream) == []
-        change = asyncio.create_task(anext(stream))
+        assert await next_names(stream) == []
+        change = asyncio.create_task(next_names(stream))
         await asyncio.sleep(60)
         assert not change.done()
         host.block("virtual/block/zram0", "253:0", node=True)
-        assert [device.name for device in await change] == ["zram-zram0"]
+        assert await change == ["zram-zram0"]
         host.mount("253:0", "/mnt", source="/dev/zram0")
-        assert await anext(stream) == []
+        assert await next_names(stream) == []
 
 
 @pytest.mark.looptime
@@ -93,7 +103,7 @@ async def test_a_change_is_noticed_within_the_rescan_interval(host, looptime):
     async with aclosing(driver(host, KVM, rescanInterval="10s").devices()) as stream:
         await anext(stream)
         host.device("virtual/misc/kvm", "10:232", node=True)
-        assert await anext(stream)
+        assert await next_names(stream)
     assert looptime == 10
 
 
@@ -105,13 +115,13 @@ async def test_labels_that_become_known_are_noticed_within_a_second(host, loopti
         host, {"kvm": KVM["kvm"] | {"nodeSelector": {"kvm": "yes"}}}, node=node, rescanInterval="1h"
     )
     async with aclosing(made.devices()) as stream:
-        first = asyncio.ensure_future(anext(stream))
+        first = asyncio.ensure_future(next_names(stream))
         await asyncio.sleep(60)
         assert not first.done(), "devices that were published before must not vanish meanwhile"
         node.labels = {}
         assert await first == []
         node.labels = {"kvm": "yes"}
-        assert len(await anext(stream)) == 2
+        assert len(await next_names(stream)) == 2
     assert looptime <= 61.5
 
 
@@ -120,12 +130,13 @@ async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environmen
     made = driver(
         host,
         {
-            "tun": {
-                "subsystem": "misc", "paths": ["/dev/net/tun"],
-                "permissions": "r", "uid": 1, "gid": 2, "mode": "0640",
-            }
+            "tun": policy(
+                "misc",
+                "/dev/net/tun",
+                container={"permissions": "r", "uid": 1, "gid": 2, "mode": "0640"},
+            )
         },
-    )  # fmt: skip
+    )
     edits = await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
     assert edits.device_nodes == (
         DeviceNode(
@@ -221,22 +232,19 @@ async def test_conflicts_and_mistakes_are_logged_once_with_names(host, caplog):
         host,
         KVM
         | {
-            "more": {"subsystem": "misc", "paths": ["/dev/k*"]},
-            "wrong": {"subsystem": "tty", "paths": ["/dev/kvm"]},
+            "more": policy("misc", "/dev/k*"),
+            "wrong": policy("tty", "/dev/kvm"),
         },
     )
     await published(made)
     await published(made)
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
-    facts = [
-        {k: vars(r).get(k) for k in ("path", "first", "second", "policy", "subsystem")}
-        for r in said
-    ]
-    assert {"path": "/dev/kvm", "first": "kvm", "second": "more"}.items() <= facts[
-        [r.getMessage() for r in said].index("two policies match a device, the first one applies")
+    facts = [{k: vars(r).get(k) for k in ("path", "other", "policy", "subsystem")} for r in said]
+    assert {"path": "/dev/kvm", "policy": "kvm", "other": "more"}.items() <= facts[
+        [r.getMessage() for r in said].index("two policies match a device")
     ].items()
     assert {"path": "/dev/kvm", "policy": "wrong", "subsystem": "misc"}.items() <= facts[
-        [r.getMessage() for r in said].index("path belongs to another subsystem than its policy")
+        [r.getMessage() for r in said].index("path belongs to another subsystem than its matcher")
     ].items()
     assert len(said) == 2
 
@@ -249,13 +257,17 @@ async def test_conflicts_and_mistakes_are_logged_once_with_names(host, caplog):
         pytest.param("/dev/ring", "cannot be read: Too many levels", id="unreadable"),
     ],
 )
-def test_a_path_that_cannot_be_a_device_is_refused_at_start(host, path, reason):
+async def test_a_path_that_cannot_be_a_device_is_a_problem_of_its_policy_only(host, path, reason):
     (host.dev / "file").touch()
     (host.dev / "dir").mkdir()
     host.link("ring", "ring")
-    with pytest.raises(DriverError) as caught:
-        driver(host, KVM | {"a": {"subsystem": "misc", "paths": ["/dev/k*", path]}})
-    assert str(caught.value).startswith(f"policies.a.paths[1]: {path} {reason}")
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    async with aclosing(driver(host, KVM | {"a": policy("misc", "/dev/t*", path)}).devices()) as it:
+        inventory = await anext(it)
+    problems = {each.policy: each.problem for each in inventory.policies}
+    assert problems["a"].startswith(f"match[0].paths[1]: {path} {reason}")
+    assert problems["kvm"] == ""
+    assert len(inventory.devices) == 2
 
 
 @pytest.mark.parametrize("key", ["sysRoot", "devRoot"])
@@ -266,7 +278,7 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
 
 async def test_this_machines_root_disk_is_never_published():
     """Whatever there is here: nothing that is mounted, not even where disks are allowed."""
-    everything = {"subsystem": "block", "paths": ["/dev/*", "/dev/*/*"], "allowDangerous": True}
+    everything = policy("block", "/dev/*", "/dev/*/*", allow={"dangerous": True})
     config = HostDevicesConfig.model_validate(
         {"policies": {"all": everything}, "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
     )
@@ -274,13 +286,5 @@ async def test_this_machines_root_disk_is_never_published():
     mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
     mounted = {line.split()[2] for line in mounts.splitlines()}
     async with aclosing(made.devices()) as stream:
-        for device in await anext(stream):
+        for device in (await anext(stream)).devices:
             assert f"{device.attributes['major']}:{device.attributes['minor']}" not in mounted
-
-
-async def test_a_disabled_policy_publishes_nothing_and_is_not_checked(host):
-    host.device("virtual/misc/kvm", "10:232", node=True)
-    (host.dev / "file").touch()
-    off = {"enabled": False, "subsystem": "misc", "paths": ["/dev/kvm", "/dev/file"]}
-    made = driver(host, {"kvm": off})
-    assert await published(made) == []

@@ -10,7 +10,7 @@ from drakit import DriverError
 from drakit_drivers.hostdev import HostDevices
 from drakit_drivers.hostdev.identity import disk_identity
 from tests.fakes.node import StaticNode
-from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import FakeHost, policy
 from tests.unit.hostdev.test_driver import CLAIM, allocated
 
 WWN_A, WWN_B = "0x5000c500a1b2c3d4", "0x5000c500ffffffff"
@@ -71,14 +71,14 @@ def disk(host: FakeHost, name: str, number: str, *properties: str, **attributes:
     host.udev_entry(f"b{number}", "I:1", f"S:disk/by-id/wwn-{link}", *properties)
 
 
-def made(host: FakeHost, *paths: str, **fields: object) -> HostDevices:
-    policy = {"subsystem": "block", "paths": paths or ("/dev/disk/by-id/*",), **fields}
-    return HostDevices(host.config({"disk": policy}, allowDisks=True), StaticNode(name="node-1"))
+def made(host: FakeHost, *paths: str, **allow: bool) -> HostDevices:
+    spec = policy("block", *(paths or ("/dev/disk/by-id/*",)), allow=allow)
+    return HostDevices(host.config({"disk": spec}, allowDisks=True), StaticNode(name="node-1"))
 
 
 async def published(driver: HostDevices) -> dict[str, object]:
     stream = driver.devices()
-    found = {device.name: device.attributes["path"] for device in await anext(stream)}
+    found = {device.name: device.attributes["path"] for device in (await anext(stream)).devices}
     await stream.aclose()
     return found
 
@@ -118,7 +118,7 @@ async def test_a_disk_without_identity_is_refused_unless_the_policy_allows_it(ho
     assert await published(made(host, "/dev/sd*")) == {}
     (record,) = [record for record in caplog.records if hasattr(record, "reason")]
     assert "neither WWN, EUI nor serial number" in record.reason
-    assert await published(made(host, "/dev/sd*", allowUnstableNames=True)) == {
+    assert await published(made(host, "/dev/sd*", unstableIdentity=True)) == {
         "disk-sda": "/dev/sda"
     }
 
@@ -128,8 +128,8 @@ async def test_two_disks_with_one_identity_are_refused(host, caplog):
     caplog.set_level("INFO")
     disk(host, "sda", "8:0", serial="1")
     disk(host, "sdb", "8:16", serial="1")
-    for policy in ({}, {"allowUnstableNames": True}):
-        assert await published(made(host, "/dev/sda", **policy)) == {}
+    for allow in ({}, {"unstableIdentity": True}):
+        assert await published(made(host, "/dev/sda", **allow)) == {}
     assert "sdb has the same identity, serial-1" in {r.reason for r in caplog.records[-1:]}
 
 
@@ -161,7 +161,7 @@ async def test_a_partition_has_its_disks_identity_and_its_number(host):
     disk(host, "sda", "8:0", f"E:ID_WWN={WWN_A}")
     host.block("virtual/block/sda/sda2", "8:2", devtype="partition", node=True)
     host.write(host.sys / "devices/virtual/block/sda/sda2", partition="2")
-    assert await published(made(host, "/dev/sda2", allowFormatted=True)) == {
+    assert await published(made(host, "/dev/sda2", formatted=True)) == {
         "disk-wwn-5000c500a1b2c3d4-part2": "/dev/sda2"
     }
 

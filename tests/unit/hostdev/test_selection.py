@@ -9,20 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_drivers.hostdev.config import Policy
-from drakit_drivers.hostdev.selection import Published, policies_of_node, select
+from drakit_drivers.hostdev.refusal import Refusal
+from drakit_drivers.hostdev.selection import policies_of_node, select
 from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, UsbParent
+from tests.fakes.sysfs import as_policies
+from tests.fakes.sysfs import policy as spec
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> dict[str, Policy]:
+def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> dict[str, dict]:
     """A policy by its name; several are joined with ``|``."""
-    return {
-        name: Policy.model_validate(
-            {"subsystem": subsystem, "paths": paths or ("/dev/*",), "allowDangerous": True} | fields
-        )
-    }
+    fields.setdefault("allow", {"dangerous": True})
+    return {name: spec(subsystem, *(paths or ("/dev/*",)), **fields)}
+
+
+def users(number: int) -> dict:
+    return {"mode": "Users", "users": number}
+
+
+def selected(policies, found, *, refuse=lambda policy, host: None, **facts):
+    return select(as_policies(policies), found, refuse=refuse, **facts)
 
 
 def device(devname: str, *, subsystem: str = "misc", **facts) -> HostDevice:
@@ -33,7 +40,7 @@ def device(devname: str, *, subsystem: str = "misc", **facts) -> HostDevice:
         type="c",
         major=10,
         minor=0,
-        directory=Path("/sys/devices") / devname,
+        directory=Path("/sys/devices/virtual") / devname,
         **facts,
     )
 
@@ -54,12 +61,8 @@ def block(name: str, *, disk: str, lower: tuple[str, ...] = ()) -> HostDevice:
     return device(name, subsystem="block", block=facts)
 
 
-def nothing(_: Published) -> None:
-    return None
-
-
 def names(policies, found) -> dict[str, str]:
-    selection = select(policies, found, refuse=nothing)
+    selection = selected(policies, found)
     assert all(LABEL.fullmatch(name) for name in selection.devices)
     assert all(name == published.name for name, published in selection.devices.items())
     return {name: published.host.path for name, published in selection.devices.items()}
@@ -76,9 +79,9 @@ def test_devices_go_by_the_kernels_name():
     }
 
 
-def test_count_publishes_one_node_several_times():
+def test_one_node_for_several_users_is_published_several_times():
     found = [device("kvm")]
-    assert names(policy("kvm", "/dev/kvm", count=3), found) == {
+    assert names(policy("kvm", "/dev/kvm", sharing=users(3)), found) == {
         f"kvm-{index}": "/dev/kvm" for index in range(3)
     }
 
@@ -123,7 +126,7 @@ def test_no_name_passes_from_one_device_to_another():
 
 
 def test_a_collision_of_two_policies_is_resolved():
-    policies = policy("k", "/dev/vm-0") | policy("k-vm", "/dev/kvm", count=1)
+    policies = policy("k", "/dev/vm-0") | policy("k-vm", "/dev/kvm", sharing=users(1))
     assert len(names(policies, [device("vm-0"), device("kvm")])) == 2
 
 
@@ -145,12 +148,12 @@ def test_any_names_become_different_labels(devnames):
     assert names(policy("p"), found) == names(policy("p"), found[::-1])
 
 
-def test_the_first_policy_that_matches_has_the_device():
+def test_the_oldest_policy_that_matches_has_the_device():
     policies = policy("first", "/dev/fuse") | policy("second")
-    selection = select(policies, [device("fuse"), device("tun")], refuse=nothing)
+    selection = selected(policies, [device("fuse"), device("tun")])
     assert set(selection.devices) == {"first-fuse", "second-tun"}
     (overlap,) = selection.overlaps
-    assert (overlap.path, overlap.first, overlap.second) == ("/dev/fuse", "first", "second")
+    assert (overlap.path, overlap.owner, overlap.other) == ("/dev/fuse", "first", "second")
 
 
 def test_a_device_in_two_paths_of_a_policy_is_published_once():
@@ -169,37 +172,44 @@ def test_another_subsystem_is_not_meant():
 
 def test_a_refused_device_keeps_its_name_and_leaves_its_neighbours_theirs():
     found = [usb("video0"), usb("video1")]
-    selection = select(TTY, found, refuse=lambda p: "busy" if p.host is found[0] else None)
+    busy = Refusal("Other", "busy")
+    selection = selected(TTY, found, refuse=lambda _, host: busy if host is found[0] else None)
     assert list(selection.devices) == ["tty-10c4-ea60-a1-i0-1"]
-    assert selection.refused["tty-10c4-ea60-a1-i0"].reason == "busy"
+    assert selection.refused["tty-10c4-ea60-a1-i0"].refusal == busy
 
 
 def test_a_partition_is_not_published_beside_its_disk():
     found = [block("sda", disk="sda"), block("sda1", disk="sda"), block("sdb1", disk="sdb")]
-    selection = select(policy("d", subsystem="block"), found, refuse=nothing)
+    selection = selected(policy("d", subsystem="block"), found)
     assert set(selection.devices) == {"d-sda", "d-sdb1"}
-    assert selection.refused["d-sda1"].reason == ("it is on sda, which policy d matches as a whole")
+    refusal = selection.refused["d-sda1"].refusal
+    assert (refusal.reason, refusal.message) == (
+        "InUse",
+        "it is on sda, which policy d matches as a whole",
+    )
 
 
 def test_a_partition_of_a_refused_disk_is_not_published_in_its_place():
     found = [block("sda", disk="sda"), block("sda1", disk="sda")]
     policies = policy("a", "/dev/sda1", subsystem="block") | policy("d", subsystem="block")
-    refuse = lambda p: "in use" if p.host.kernel_name == "sda" else None  # noqa: E731
-    selection = select(policies, found, refuse=refuse)
+    in_use = Refusal("InUse", "it is mounted")
+    selection = selected(
+        policies, found, refuse=lambda _, host: in_use if host.kernel_name == "sda" else None
+    )
     assert not selection.devices
-    assert selection.refused["a-sda1"].reason.endswith("policy d matches as a whole")
+    assert selection.refused["a-sda1"].refusal.message.endswith("policy d matches as a whole")
 
 
 def test_a_volume_is_not_published_beside_a_disk_that_it_lies_on():
     found = [block("sda", disk="sda"), block("dm-0", disk="dm-0", lower=("sda1", "sda"))]
-    selection = select(policy("d", subsystem="block"), found, refuse=nothing)
+    selection = selected(policy("d", subsystem="block"), found)
     assert set(selection.devices) == {"d-sda"}
 
 
 def test_a_policy_that_matches_partitions_alone_publishes_them():
     found = [block("sda", disk="sda"), block("sda1", disk="sda")]
     policies = policy("d", "/dev/sda[0-9]", subsystem="block")
-    assert set(select(policies, found, refuse=nothing).devices) == {"d-sda1"}
+    assert set(selected(policies, found).devices) == {"d-sda1"}
 
 
 @pytest.mark.parametrize(
@@ -213,4 +223,5 @@ def test_a_policy_that_matches_partitions_alone_publishes_them():
 )
 def test_policies_of_a_node(labels, chosen):
     policies = policy("all") | policy("some", nodeSelector={"gpu": "yes"})
-    assert list(policies_of_node(policies, labels)) == chosen
+    found = policies_of_node(reversed(as_policies(policies)), labels)
+    assert [each.name for each in found] == chosen
