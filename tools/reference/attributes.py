@@ -10,12 +10,18 @@ It must not know which devices a node has.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
-from drakit import AttributeValue, Device, Version
+from drakit import AttributeValue, Device, Policy, Version
 from drakit.resource.topology import TOPOLOGY_FIELDS
 from drakit_drivers.hostdev.attributes import attributes, capacity
-from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.matchers import Matcher
+from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
+from drakit_drivers.hostdev.selection import Published
+from drakit_drivers.hostdev.sysfs import Ancestor, BlockFacts, HostDevice, PciParent, UsbParent
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import list_devices
@@ -43,7 +49,11 @@ USB_SERIAL = HostDevice(
         product="FT232R USB UART",
         serial="A50285BI",
         interface=0,
+        version="06.00",
+        device_class="00",
+        speed=12,
     ),
+    family={"ttyPort": 0},
 )
 
 DISK = HostDevice(
@@ -77,6 +87,74 @@ DISK = HostDevice(
     ),
 )
 
+GPU = HostDevice(
+    subsystem="drm",
+    kernel_name="renderD128",
+    path="/dev/dri/renderD128",
+    type="c",
+    major=226,
+    minor=128,
+    directory=Path("/sys/devices/pci0000:00/0000:03:00.0/drm/renderD128"),
+    devtype="drm_minor",
+    driver="amdgpu",
+    numa_node=0,
+    ancestors=(Ancestor(name="0000:03:00.0", subsystem="pci", driver="amdgpu"),),
+    pci=PciParent(
+        bus_id="0000:03:00.0",
+        root="pci0000:00",
+        vendor_id="1002",
+        device_id="744c",
+        class_id="030000",
+        subsystem_vendor_id="1da2",
+        subsystem_device_id="e471",
+        iommu_group=14,
+    ),
+    family={"drmNode": "render"},
+)
+
+
+def _of_family(subsystem: str, devname: str, **family: AttributeValue) -> HostDevice:
+    """Return a device of which only the attributes of its kind matter here."""
+    return HostDevice(
+        subsystem=subsystem,
+        kernel_name=devname.rpartition("/")[2],
+        path=f"/dev/{devname}",
+        type="c",
+        major=81,
+        minor=0,
+        directory=Path("/sys/devices/virtual") / devname,
+        family=family,
+    )
+
+
+NODES = {
+    "serial": USB_SERIAL,
+    "disks": DISK,
+    "ports": _of_family("tty", "ttyS0", uartType=4),
+    "cameras": _of_family(
+        "video4linux",
+        "video0",
+        videoName="HD Pro Webcam C920",
+        videoCapture=True,
+        videoOutput=False,
+    ),
+    "sound": _of_family(
+        "sound", "snd/pcmC1D0c", soundNode="capture", soundCardID="Device", soundPcmCount=1
+    ),
+    "scanners": _of_family(
+        "input", "input/event4", inputName="Barcode Scanner", inputKind="keyboard"
+    ),
+    "keys": _of_family("hidraw", "hidraw0", hidName="Yubico YubiKey OTP+FIDO+CCID"),
+    "screens": _of_family("drm", "dri/card0", drmNode="primary", drmConnected=1),
+    "rdma": _of_family(
+        "infiniband_verbs",
+        "infiniband/uverbs0",
+        netInterface="enp1s0f0",
+        netAddress="b8:ce:f6:00:00:01",
+    ),
+    "tpm": _of_family("tpmrm", "tpmrm0", tpmVersion=2),
+}
+
 STANDARD = {
     "resource.kubernetes.io/numaNode": "Number of the NUMA node.",
     "resource.kubernetes.io/pcieRoot": "PCIe root complex.",
@@ -95,6 +173,8 @@ HOSTDEV = {
     "byIdLink": "Link of udev that names the device itself.",
     "byPathLink": "Link of udev that names the device's place in the machine.",
     "serial": "Serial number.",
+    "identity": "What the name of the device is made of. It does not depend on the kernel's numbering.",
+    "nodeCount": "Number of device nodes, of a device that groups those of a unit.",
     "usbVendorID": "Vendor ID of the USB device.",
     "usbProductID": "Product ID of the USB device.",
     "usbManufacturer": "Manufacturer, as the USB device reports it.",
@@ -104,7 +184,28 @@ HOSTDEV = {
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",
     "pciClass": "Class of the PCI function.",
-    "identity": "WWN, EUI or serial number of the whole disk. It does not depend on the kernel's numbering.",
+    "usbVersion": "Release number of the USB device, as it reports it.",
+    "usbClass": "Class of the USB device. `00` if each of its interfaces has its own class.",
+    "usbSpeed": "Speed of the USB device in Mbit/s.",
+    "pciSubsystemVendorID": "Subsystem vendor ID of the PCI function. Not of a USB device's controller.",
+    "pciSubsystemDeviceID": "Subsystem device ID of the PCI function. Not of a USB device's controller.",
+    "iommuGroup": "Number of the PCI function's IOMMU group. Not of a USB device's controller.",
+    "ttyPort": "Number of the port on a serial adapter, from 0.",
+    "uartType": "Type of the UART, as the kernel numbers types. `0` if the port has no UART.",
+    "videoName": "Name of the video device.",
+    "videoCapture": "Whether the node captures video. Needs udev.",
+    "videoOutput": "Whether the node is a video output. Needs udev.",
+    "soundNode": "Kind of the node: `control`, `playback`, `capture`, `midi`, `hwdep` or `global`.",
+    "soundCardID": "ID of the sound card.",
+    "soundPcmCount": "Number of the sound card's PCM devices.",
+    "inputName": "Name of the input device.",
+    "inputKind": "Kind of the input device: `keyboard`, `mouse`, `touchscreen`, `touchpad`, `tablet`, `joystick` or `switch`. Needs udev.",
+    "hidName": "Name of the HID device.",
+    "drmNode": "Kind of the node: `primary` or `render`.",
+    "drmConnected": "Number of connected outputs, on a primary node.",
+    "netInterface": "Network interface of the same hardware.",
+    "netAddress": "Hardware address of that network interface.",
+    "tpmVersion": "Major version of the TPM's specification.",
     "model": "Model of the disk.",
     "readOnly": "Whether the disk is read-only.",
     "removable": "Whether the medium is removable.",
@@ -132,6 +233,7 @@ PLUGIN = {
 
 CAPACITIES = {
     "size": "Size of the block device, in bytes.",
+    "users": "Users of a device whose policy sets `sharing.mode: Capacity`. Claims share it.",
     "memory": "Memory of the GPU or of the partition.",
     "bandwidth": "Bandwidth of the interface in bits per second. Claims share it.",
     "cpus": "CPUs of the NUMA node. Claims share them.",
@@ -153,7 +255,7 @@ def page() -> str:
             'fails: write `"serial" in device.attributes["hostdev.drakit.dev"]`.',
             "## hostdev.drakit.dev",
             "The driver `hostdev` publishes these attributes. It does not publish a string of more than 64 bytes, which is\n"
-            "the limit of the API. The examples are of a USB serial adapter and of an NVMe disk.",
+            "the limit of the API, and at most 32 attributes and capacities of a device. A policy can add attributes of its own.",
             *_tables(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",
@@ -167,14 +269,28 @@ def page() -> str:
 
 
 def _hostdev() -> list[Device]:
-    return [
-        Device(
-            name=each.kernel_name,
-            attributes=attributes(each, policy=policy),
-            capacity=capacity(each),
-        )
-        for each, policy in ((USB_SERIAL, "serial"), (DISK, "disks"))
+    return [_published(each, policy, group="Node") for policy, each in NODES.items()] + [
+        _published(GPU, "gpus", group="Unit", users=4)
     ]
+
+
+def _published(
+    host: HostDevice, policy: str, *, group: Literal["Node", "Unit"], users: int | None = None
+) -> Device:
+    spec = HostDevicePolicySpec(
+        match=(Matcher(subsystem=host.subsystem, paths=(host.path,)),),
+        group=group,
+        sharing=Sharing(mode="Capacity", users=users) if users else Sharing(),
+    )
+    published = Published(
+        name=host.kernel_name,
+        policy=Policy(name=policy, created=datetime.min, generation=1, spec=spec),
+        hosts=(host,),
+        identity=identity_of_unit(host) if group == "Unit" else identity_of_node(host),
+    )
+    return Device(
+        name=host.kernel_name, attributes=attributes(published), capacity=capacity(published)
+    )
 
 
 def _simulated() -> list[Device]:

@@ -3,7 +3,7 @@ Device nodes that let a container take over or stop the node.
 
 The list contains paths with the kernel's names. Most entries need no further capability: it is
 enough that the container can open the device node. A policy publishes them only with
-``allowDangerous``.
+``allow.dangerous``.
 
 It must not know policies or sysfs: it compares strings.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from drakit_drivers.hostdev.refusal import Refusal
 from drakit_drivers.hostdev.selection import policies_of_node, select
-from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, UsbParent
+from drakit_drivers.hostdev.sysfs import Ancestor, BlockFacts, HostDevice, UsbParent
 from tests.fakes.sysfs import as_policies
 from tests.fakes.sysfs import policy as spec
 
@@ -50,7 +51,7 @@ def usb(devname: str, *, serial: str | None = "A1", port: str = "1-2", interface
         vendor_id="10c4", product_id="EA60", port=port, manufacturer=None, product=None,
         serial=serial, interface=interface,
     )  # fmt: skip
-    return device(devname, subsystem="tty", usb=parent)
+    return device(devname, subsystem="tty", usb=parent, unit=Path("/sys/devices/usb1") / port)
 
 
 def block(name: str, *, disk: str, lower: tuple[str, ...] = ()) -> HostDevice:
@@ -115,6 +116,74 @@ def test_equal_serial_numbers_are_distinguished_by_port_and_stay_so():
     assert both.keys() == swapped.keys()
     by_path = {path: name for name, path in both.items()}
     assert swapped[by_path["/dev/ttyUSB0"]] == "/dev/ttyUSB1"
+
+
+def test_a_twin_that_is_plugged_in_later_renames_nothing():
+    one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
+    alone = selected(TTY, [one])
+    (name,) = alone.devices
+    both = selected(TTY, [one, two], before=alone.names)
+    assert both.devices[name].host is one
+    left = selected(TTY, [two], before=both.names)
+    (other,) = left.devices
+    assert both.devices[other].host is two
+
+
+def test_a_restart_does_not_rename_a_device_that_a_claim_holds():
+    one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
+    both = selected(TTY, [one, two])
+    held = next(name for name, each in both.devices.items() if each.host is two)
+    assert set(selected(TTY, [two], held={held}).devices) == {held}
+
+
+def test_it_is_unclear_after_a_restart_which_twin_a_claim_holds_so_neither_is_published():
+    one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
+    (plain,) = selected(TTY, [one]).devices
+    selection = selected(TTY, [one, two], held={plain})
+    assert not selection.devices
+    assert {each.refusal.reason for each in selection.refused.values()} == {"InUse"}
+
+
+def test_a_held_device_stays_with_the_policy_that_published_it():
+    older, newer = policy("older", "/dev/fuse"), policy("newer", "/dev/fuse")
+    found = [device("fuse")]
+    assert set(selected(older | newer, found).devices) == {"older-fuse"}
+    selection = selected(older | newer, found, held={"newer-fuse"})
+    assert set(selection.devices) == {"newer-fuse"}
+    assert [(each.owner, each.other) for each in selection.overlaps] == [("newer", "older")]
+    shared = policy("newer", "/dev/fuse", sharing=users(2))
+    assert set(selected(older | shared, found, held={"newer-1"}).devices) == {"newer-0", "newer-1"}
+
+
+def test_a_unit_belongs_to_one_policy_with_all_of_its_nodes():
+    found = [usb("video0"), usb("video1")]
+    first = policy("first", "/dev/video1", subsystem="tty")
+    unit = policy("unit", "/dev/video*", subsystem="tty", group="Unit")
+    selection = selected(first | unit, found)
+    assert set(selection.devices) == {"first-10c4-ea60-a1-i0"}
+    assert [(each.path, each.other) for each in selection.overlaps] == [("/dev/video1", "unit")]
+    assert set(selected(unit | first, found).devices) == {"unit-10c4-ea60-a1"}
+
+
+def test_a_device_with_a_number_of_the_kernel_needs_the_policys_permission():
+    """Neither USB nor PCI, and not without hardware: another one may be gpiochip0 next time."""
+    chip = replace(device("gpiochip0"), directory=Path("/sys/devices/soc/gpiochip0"))
+    refused = selected(policy("a"), [chip]).refused["a-gpiochip0"].refusal
+    assert (refused.reason, "allow.unstableIdentity" in refused.message) == ("NoIdentity", True)
+    allow = {"dangerous": True, "unstableIdentity": True}
+    assert set(selected(policy("a", allow=allow), [chip]).devices) == {"a-gpiochip0"}
+    board = Ancestor(name="fe200000.gpio", subsystem="platform", driver="pinctrl")
+    on_board = replace(chip, ancestors=(board,))
+    assert set(selected(policy("a"), [on_board]).devices) == {"a-gpiochip-platform-fe200000-gpio"}
+    numbered = replace(chip, ancestors=(replace(board, name="gpio-mock.0.auto"),))
+    assert not selected(policy("a"), [numbered]).devices
+
+
+def test_a_policy_that_matches_too_much_publishes_a_bounded_number_of_devices():
+    found = [device(f"x{index}") for index in range(30)]
+    selection = selected(policy("a", sharing=users(100)), found)
+    assert len(selection.devices) == 2000
+    assert {each.refusal.reason for each in selection.refused.values()} == {"TooMany"}
 
 
 def test_no_name_passes_from_one_device_to_another():

@@ -1,0 +1,281 @@
+"""Devices that this machine lacks, from recordings, with the policies of examples/hostdev."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Edits, Inventory
+from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
+from tests.fakes.node import StaticNode
+from tests.fakes.recordings import plug, unplug
+from tests.fakes.sysfs import FakeHost
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
+CLAIM = ClaimReference(namespace="default", name="c", uid="u")
+
+
+def example(file: str) -> dict[str, dict]:
+    """The policy of an example, by its name."""
+    body = yaml.safe_load((EXAMPLES / f"{file}.yaml").read_text())
+    assert (body["apiVersion"], body["kind"]) == ("drakit.dev/v1alpha1", "HostDevicePolicy")
+    spec = HostDevicePolicySpec.model_validate(body["spec"])
+    return {body["metadata"]["name"]: spec.model_dump(mode="json", by_alias=True)}
+
+
+def driver(host: FakeHost, policies: dict[str, dict]) -> HostDevices:
+    node = StaticNode(name="node-1", labels={"example.com/scratch": "true"})
+    return HostDevices(host.config(policies, allowDisks=True), node)
+
+
+async def inventory(made: HostDevices) -> Inventory:
+    async with aclosing(made.devices()) as stream:
+        return await anext(stream)
+
+
+async def devices(host: FakeHost, policies: dict[str, dict]) -> dict[str, Device]:
+    return {each.name: each for each in (await inventory(driver(host, policies))).devices}
+
+
+async def edits(host: FakeHost, policies: dict[str, dict], device: str) -> Edits:
+    allocated = AllocatedDevice(name=device, pool="", request="main")
+    return await driver(host, policies).prepare(CLAIM, allocated)
+
+
+def facts(device: Device, *names: str) -> tuple[object, ...]:
+    return tuple(device.attributes.get(name) for name in names)
+
+
+CH340 = "serial-1a86-7523-port-1-2-i0"
+FTDI = "serial-0403-6001-a50285bi-i0"
+
+
+async def test_serial_adapters_have_their_serial_number_or_their_port_in_their_name(host):
+    plug(host, "ch340")
+    found = await devices(host, example("serial"))
+    assert list(found) == [CH340]
+    assert facts(found[CH340], "usbVendorID", "usbPort", "usbVersion", "usbSpeed", "ttyPort") == (
+        "1a86",
+        "1-2",
+        "02.64",
+        12,
+        0,
+    )
+    unplug(host, "ch340")
+    plug(host, "ftdi")
+    found = await devices(host, example("serial"))
+    assert list(found) == [FTDI]
+    assert facts(found[FTDI], "serial", "driver", "identity") == (
+        "A50285BI",
+        "ftdi_sio",
+        "0403-6001-A50285BI-i0",
+    )
+
+
+async def test_a_container_gets_the_adapter_with_its_by_id_path_group_and_mode(host):
+    plug(host, "ftdi")
+    made = await edits(host, example("serial"), FTDI)
+    by_id = "/dev/serial/by-id/usb-FTDI_FT232R_USB_UART_A50285BI-if00-port0"
+    common = {"type": "c", "major": 188, "minor": 0, "permissions": "rw"}
+    assert made.device_nodes == (
+        DeviceNode(path="/dev/ttyUSB0", gid=20, file_mode=0o660, **common),
+        DeviceNode(path=by_id, host_path="/dev/ttyUSB0", gid=20, file_mode=0o660, **common),
+    )
+    assert made.env["HOSTDEV_MAIN"] == "/dev/ttyUSB0"
+
+
+async def test_an_adapter_with_serial_number_is_the_same_device_at_another_port(host):
+    plug(host, "ftdi")
+    before = await devices(host, example("serial-unit"))
+    unplug(host, "ftdi")
+    plug(host, "ftdi-other-port")
+    after = await devices(host, example("serial-unit"))
+    (name,) = before
+    assert list(after) == [name]
+    assert (before[name].attributes["path"], after[name].attributes["path"]) == (
+        "/dev/ttyUSB0",
+        "/dev/ttyUSB3",
+    )
+    assert after[name].attributes["room"] == "cellar"
+    made = await edits(host, example("serial-unit"), name)
+    assert [(node.path, node.host_path, node.minor) for node in made.device_nodes] == [
+        ("/dev/meter", "/dev/ttyUSB3", 3)
+    ]
+    assert (made.env["HOSTDEV_MAIN"], made.env["METER_BAUD"]) == ("/dev/meter", "9600")
+
+
+async def test_identical_sticks_without_serial_number_are_told_apart_by_their_ports(host):
+    plug(host, "twins")
+    found = await devices(host, example("serial"))
+    assert {name: device.attributes["path"] for name, device in found.items()} == {
+        "serial-1a86-7523-port-1-4-1-i0": "/dev/ttyUSB0",
+        "serial-1a86-7523-port-1-4-2-i0": "/dev/ttyUSB1",
+    }
+    left = await devices(host, example("serial-port"))
+    assert [device.attributes["path"] for device in left.values()] == ["/dev/ttyUSB0"]
+
+
+async def test_a_camera_with_several_nodes_is_one_device(host):
+    plug(host, "uvc-camera")
+    found = await devices(host, example("camera"))
+    (name,) = found
+    assert name == "camera-04f2-b6b6-0001"
+    assert facts(found[name], "nodeCount", "videoCapture", "videoName") == (
+        4,
+        True,
+        "HP Wide Vision HD Camera: HP Wi",
+    )
+    made = await edits(host, example("camera"), name)
+    assert [(node.path, node.minor, node.gid) for node in made.device_nodes] == [
+        (f"/dev/video{index}", index, 44) for index in range(4)
+    ]
+    assert made.env["HOSTDEV_MAIN"] == "/dev/video0:/dev/video1:/dev/video2:/dev/video3"
+
+
+async def test_a_unit_that_loses_a_node_keeps_its_name(host):
+    plug(host, "uvc-camera")
+    before = await devices(host, example("camera"))
+    (host.sys / "class/video4linux/video0").unlink()
+    after = await devices(host, example("camera"))
+    assert before.keys() == after.keys()
+    assert [device.attributes["nodeCount"] for device in after.values()] == [3]
+
+
+async def test_a_sound_card_is_one_device_with_control_and_streams(host):
+    plug(host, "usb-sound")
+    found = await devices(host, example("sound-card"))
+    (name,) = found
+    assert name == "sound-card-0d8c-0014-port-1-7"
+    assert facts(found[name], "nodeCount", "soundCardID", "soundPcmCount", "soundNode") == (
+        3,
+        "Device",
+        1,
+        "control",
+    )
+    made = await edits(host, example("sound-card"), name)
+    assert {node.path for node in made.device_nodes} == {
+        "/dev/snd/controlC1",
+        "/dev/snd/pcmC1D0c",
+        "/dev/snd/pcmC1D0p",
+    }
+
+
+async def test_of_a_security_key_only_the_node_that_the_policy_describes_is_published(host):
+    plug(host, "yubikey")
+    found = await devices(host, example("security-key"))
+    (name,) = found
+    assert name == "security-key-1050-0407-port-1-8-i1"
+    assert facts(found[name], "path", "hidName", "usbInterface") == (
+        "/dev/hidraw1",
+        "Yubico YubiKey OTP+FIDO+CCID",
+        1,
+    )
+
+
+async def test_an_nvme_disk_keeps_its_name_when_the_kernel_renumbers_it(host, tmp_path):
+    plug(host, "nvme")
+    before = await devices(host, example("nvme"))
+    rebooted = FakeHost(tmp_path / "rebooted")
+    plug(rebooted, "nvme-rebooted")
+    after = await devices(rebooted, example("nvme"))
+    first, second = "nvme-eui-0025385191b12345", "nvme-eui-0025385191b56789"
+    paths = [{n: d.attributes["path"] for n, d in each.items()} for each in (before, after)]
+    assert paths == [
+        {first: "/dev/nvme0n1", second: "/dev/nvme1n1"},
+        {first: "/dev/nvme1n1", second: "/dev/nvme0n1"},
+    ]
+    pci = "resource.kubernetes.io/pciBusID"
+    assert before[first].attributes[pci] == after[first].attributes[pci] == "0000:03:00.0"
+    made = await edits(rebooted, example("nvme"), first)
+    assert [(node.path, node.type, node.minor) for node in made.device_nodes] == [
+        ("/dev/nvme1n1", "b", 1)
+    ]
+
+
+async def test_a_tpm_is_shared_by_a_number_of_users(host):
+    plug(host, "tpm")
+    found = await devices(host, example("tpm"))
+    assert list(found) == [f"tpm-tpmrm-platform-msft0101-00-{index}" for index in range(8)]
+    assert {device.attributes["tpmVersion"] for device in found.values()} == {2}
+    made = await edits(host, example("tpm"), "tpm-tpmrm-platform-msft0101-00-7")
+    assert [(node.path, node.major, node.minor) for node in made.device_nodes] == [
+        ("/dev/tpmrm0", 253, 65536)
+    ]
+
+
+async def test_a_render_node_is_shared_by_capacity_with_copies_as_fallback(host):
+    plug(host, "gpu")
+    made = await inventory(driver(host, example("render-node")))
+    (gpu,) = made.devices
+    name = "render-dri-renderd-pci-0000-01-00-0"
+    assert (gpu.name, gpu.allow_multiple_allocations) == (name, True)
+    capacity = gpu.capacity["users"]
+    assert not isinstance(capacity, str)
+    assert (capacity.value, capacity.default) == ("4", "1")
+    assert facts(gpu, "pciVendorID", "iommuGroup", "resource.kubernetes.io/pcieRoot") == (
+        "1002",
+        16,
+        "pci0000:00",
+    )
+    copies = made.fallback or ()
+    assert [(each.name, each.capacity, each.allow_multiple_allocations) for each in copies] == [
+        (f"{name}-{index}", {"users": "1"}, False) for index in range(4)
+    ]
+    for each in (name, f"{name}-3"):
+        (node,) = (await edits(host, example("render-node"), each)).device_nodes
+        assert (node.path, node.file_mode) == ("/dev/dri/renderD128", 0o666)
+
+
+@pytest.mark.parametrize(
+    ("recording", "policy", "missing"),
+    [
+        pytest.param("ftdi", "serial", {"byIdLink", "byPathLink"}, id="serial"),
+        pytest.param(
+            "uvc-camera",
+            "camera",
+            # Its by-id link is too long for the API.
+            {"byPathLink", "videoCapture", "videoOutput"},
+            id="camera",
+        ),
+        pytest.param("gpu", "render-node", {"byPathLink"}, id="gpu"),
+    ],
+)
+async def test_without_a_udev_daemon_a_device_has_the_same_name_and_fewer_attributes(
+    host, tmp_path, recording, policy, missing
+):
+    plug(host, recording)
+    bare = FakeHost(tmp_path / "bare")
+    plug(bare, recording, udev=False)
+    (one,) = (await devices(host, example(policy))).values()
+    (other,) = (await devices(bare, example(policy))).values()
+    assert one.name == other.name
+    assert one.attributes.keys() - other.attributes.keys() == missing
+
+
+async def test_every_recording_stays_within_the_limit_of_attributes(host):
+    """All of them at once, each with the most attributes that a policy can add."""
+    plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "nvme", "tpm", "gpu")
+    extra = {f"extra{index}": {"int": index} for index in range(4)}
+    subsystems = ("tty", "video4linux", "sound", "hidraw", "block", "tpm", "tpmrm", "drm")
+    policies = {
+        each: {
+            "match": [{"subsystem": each}],
+            "attributes": extra,
+            "allow": {"dangerous": True},
+        }
+        for each in subsystems
+    }
+    found = await devices(host, policies)
+    assert {device.attributes["subsystem"] for device in found.values()} == set(subsystems)
+    for device in found.values():
+        assert len(device.attributes) + len(device.capacity) <= 32
+        assert set(extra) <= device.attributes.keys()
+
+
+def test_every_example_is_used_here():
+    text = Path(__file__).read_text()
+    unused = [path.stem for path in EXAMPLES.glob("*.yaml") if f'"{path.stem}"' not in text]
+    assert unused == []
