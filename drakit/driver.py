@@ -212,9 +212,16 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     health_period_seconds: ClassVar[float] = 10.0
     """Seconds from the end of one `health` call of a device to the next."""
 
+    held_devices: Callable[[], Collection[str]]
+    """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
+    node plugin replaces it before it calls any other method. A device that a claim holds must keep
+    its name, and must stay with the policy that published it. The names of claims that were
+    prepared or unprepared in the last seconds can be missing."""
+
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
         self.node = node
+        self.held_devices = frozenset
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -11,6 +11,7 @@ from drakit import Device, Inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
@@ -55,7 +56,13 @@ class Rows:
             self.endpoints_stored.pop(name, None)
 
 
-def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) -> HostedDevices:
+def hosted(
+    rows: Rows,
+    metrics: Metrics | None = None,
+    *,
+    health: bool = False,
+    policies: PolicyFeed | None = None,
+) -> HostedDevices:
     session = asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
     metrics = metrics or Metrics()
@@ -79,6 +86,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         expected=(DRIVER,),
         primary=asyncio.Event(),
         registered=lambda: True,
+        policies=policies,
     )
 
 
@@ -93,6 +101,12 @@ def tainted(devices: HostedDevices) -> set[str]:
         for device in pool.devices
         if any(taint.key == "drakit.dev/unpreparing" for taint in device.taints)
     }
+
+
+async def test_a_driver_with_policies_learns_which_devices_claims_hold_before_it_starts():
+    feed = PolicyFeed()
+    await hosted(Rows(), policies=feed).restore()
+    assert feed.held == {"cam-0", "cam-1", "x"}
 
 
 @pytest.mark.looptime

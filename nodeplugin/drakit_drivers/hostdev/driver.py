@@ -111,7 +111,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
 
     async def _inventory(self, labels: Mapping[str, str] | None) -> Inventory:
         policies = policies_of_node(self._policies.values(), labels)
-        scan = await asyncio.to_thread(self._host.scan, policies, before=self._names)
+        scan = await asyncio.to_thread(
+            self._host.scan, policies, before=self._names, held=self.held_devices()
+        )
         selection = scan.selection
         self._names = selection.names
         self._report(scan)
@@ -138,7 +140,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     def _find(self, name: str) -> Published:
         """Find a device in a new scan of the host."""
         policies = policies_of_node(self._policies.values(), self.node.labels)
-        selection = self._host.scan(policies, before=self._names).selection
+        selection = self._host.scan(
+            policies, before=self._names, held=self.held_devices()
+        ).selection
         found = selection.devices.get(name) or selection.copies.get(name)
         if found:
             return found

@@ -6,8 +6,8 @@ driver did with it: the policies are in force, or the driver refused them and th
 remain. A driver that starts again first gets those in force: it would have none if it refused the
 newest ones.
 
-It is used in the daemon's loop only. It must not know the API server, files, threads, or the
-content of a policy.
+It is used in the daemon's loop only, except for `held`. It must not know the API server, files,
+threads, or the content of a policy.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class PolicyFeed:
 
         self.refusal: str | None = None
         """Why the driver refused the newest policies; None if it did not."""
+
+        self.held: frozenset[str] = frozenset()
+        """The names of the driver's devices that claims hold. The driver's thread reads it."""
 
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""

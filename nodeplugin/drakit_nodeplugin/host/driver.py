@@ -83,6 +83,7 @@ class HostedDriver:
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
+        feed = None if driver.traits.policies is None else PolicyFeed()
         self._devices = HostedDevices(
             driver.name,
             traits=driver.traits,
@@ -93,11 +94,11 @@ class HostedDriver:
             expected=driver.expected,
             primary=self._instances.primary,
             registered=self._registered,
+            policies=feed,
         )
         self._instances.on_change = self._devices.manager.wake
-        feed = self._policies = None
-        if driver.traits.policies is not None:
-            feed = PolicyFeed()
+        self._policies = None
+        if driver.traits.policies is not None and feed is not None:
             self._policies = PolicyWatch(
                 driver.name,
                 driver.traits.policies,

@@ -17,6 +17,7 @@ from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.metrics import DriverMetrics
@@ -45,12 +46,15 @@ class HostedDevices:
         expected: Collection[str],
         primary: asyncio.Event,
         registered: Callable[[], bool],
+        policies: PolicyFeed | None = None,
     ) -> None:
+        """`policies` learns which devices claims hold."""
         self._driver = driver
         self._checkpoint = checkpoint
         self._events = events
         self._metrics = metrics
         self._registered = registered
+        self._policies = policies
         self._has_health = traits.health
         self._unpreparing: frozenset[tuple[str, str]] = frozenset()
         self._file_poller = environment.file_poller
@@ -82,6 +86,7 @@ class HostedDevices:
         await self.manager.restore()
         try:
             held = await self._checkpoint.held_beside_unpreparing()
+            await self._pass_held()
         except CheckpointError:
             return  # readiness reports it
         # An unprepare that an earlier process began has been pending for at least a restart.
@@ -166,6 +171,7 @@ class HostedDevices:
             )
             try:
                 held = await self._checkpoint.held_beside_unpreparing()
+                await self._pass_held()
             except CheckpointError:
                 continue
             before, self._unpreparing = self._unpreparing, _unpreparing(held)
@@ -173,6 +179,11 @@ class HostedDevices:
             self.manager.set_unpreparing(
                 [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
             )
+
+    async def _pass_held(self) -> None:
+        if self._policies is not None:
+            held = await self._checkpoint.held_devices()
+            self._policies.held = frozenset[str]().union(*held.values())
 
 
 def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from drakit_drivers.hostdev import Policy
+from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_drivers.hostdev.dangerous import is_dangerous
+from drakit_drivers.hostdev.matchers import Matcher
 from drakit_drivers.hostdev.selection import select
 from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
+from tests.fakes.sysfs import as_policies, policy
 from tests.unit.docs.listings import ROOT
 
 TEXT = (ROOT / "docs/admin/host-devices.md").read_text()
@@ -65,23 +67,32 @@ def test_the_attributes_of_the_page_exist():
     assert named <= published
 
 
-def test_the_page_lists_all_keys_of_a_policy_and_their_defaults():
-    shown = {
-        key.strip("`"): default
-        for keys, default, _ in rows(section("Write a policy").partition("Common kinds")[0])
-        for key in keys.split(", ")
+def test_the_page_lists_all_keys_of_a_policy_and_of_a_matcher():
+    text = section("Write a policy")
+    of_policy, _, of_matcher = text.partition("### Match devices")
+    shown = {row[0]: row[1] for row in rows(of_policy)}
+    fields = {
+        field.alias or name: field for name, field in HostDevicePolicySpec.model_fields.items()
     }
-    fields = {field.alias or name: field for name, field in Policy.model_fields.items()}
-    assert set(shown) == set(fields)
+    assert set(shown) == {"enabled", *fields}
     for name, field in fields.items():
-        if isinstance(field.default, bool):
-            assert shown[name] == str(field.default).lower()
         assert (shown[name] == "required") == field.is_required()
+        if isinstance(field.default, str):
+            assert shown[name] == field.default
+    matcher = {field.alias or name for name, field in Matcher.model_fields.items()}
+    table = of_matcher.partition("Narrow matchers")[0]
+    assert {row[0] for row in rows(table)} == matcher
+
+
+def test_each_example_of_the_page_exists():
+    names = re.findall(r"examples/hostdev/([a-z-]+\.yaml)", TEXT)
+    assert names
+    assert all((ROOT / "examples/hostdev" / name).exists() for name in names)
 
 
 def test_the_name_of_the_adapter_is_that_of_the_page():
-    policy = Policy(subsystem="tty", paths=("/dev/ttyUSB*",))
-    (name,) = select({"serial": policy}, [ADAPTER], refuse=lambda _: None).devices
+    policies = as_policies({"serial": policy("tty", "/dev/ttyUSB*")})
+    (name,) = select(policies, [ADAPTER], refuse=lambda policy, host: None).devices
     assert f"`{name}`" in TEXT
 
 
@@ -113,7 +124,7 @@ def quoted(table: str, pattern: str) -> list[str]:
 
 def test_the_node_plugin_logs_the_messages_of_the_page():
     for message in quoted(section("Verify and troubleshoot"), r"\| log: `([^`]+)`"):
-        assert f'"{message}"' in code("driver")
+        assert f'"{message}"' in code("reports")
 
 
 def test_the_driver_gives_the_reasons_of_the_page_on_disks():
@@ -125,4 +136,4 @@ def test_the_driver_gives_the_reasons_of_the_page_on_disks():
     reasons = quoted(firsts, r"`([^`]+)`")
     for fragment in (part.strip() for reason in reasons for part in reason.split("...")):
         # The verb is put before a variable: "it has {what}", "{name} is {use}".
-        assert re.sub(r"^(it has|is) ", "", fragment) in code("disks", "selection")
+        assert re.sub(r"^(it has|is) ", "", fragment) in code("disks", "selection", "host")

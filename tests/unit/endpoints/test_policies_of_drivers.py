@@ -75,6 +75,19 @@ async def test_a_driver_lists_its_devices_only_once_its_policies_are_known(rig):
     assert rig.feed.in_force.keys() == {"hall"}
 
 
+async def test_a_driver_knows_from_the_start_which_devices_claims_hold(rig):
+    made: list[Lamps] = []
+    rig.make = lambda: made.append(Lamps(None, StaticNode(name="node-1"))) or made[0]
+    rig.connector = PythonConnector(Lamps.name, rig.make, traits_of(Lamps), policies=rig.feed)
+    rig.feed.held = frozenset({"hall-0"})
+    rig.feed.offer(policy("hall"))
+    _, updates = await rig.connect()
+    await names(updates)
+    assert made[0].held_devices() == {"hall-0"}
+    rig.feed.held = frozenset()
+    assert made[0].held_devices() == frozenset()
+
+
 async def test_no_policies_are_known_policies(rig):
     rig.feed.offer({})
     _, updates = await rig.connect()

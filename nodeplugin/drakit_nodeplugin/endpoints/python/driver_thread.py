@@ -314,6 +314,8 @@ class PythonConnection:
         except BaseException as error:
             self._end(error, refuses=isinstance(error, DriverError))
         else:
+            if (feed := self._policies) is not None:
+                driver.held_devices = lambda: feed.held
             try:
                 self._serve_in_loop(driver)
             except BaseException as error:  # there may be no file left for a loop
