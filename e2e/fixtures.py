@@ -51,6 +51,10 @@ DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
 
 
+HOTPLUGGED = 1000 + os.getpid() % 50_000
+"""The number of the loop device that tests plug in and out; another one for each run."""
+
+
 @dataclass(frozen=True)
 class Zram:
     """The zram devices of the two nodes: /dev is shared, so policies part them."""
@@ -103,6 +107,11 @@ def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
         "disk": {
             "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in astuple(disks)]}],
             "nodeSelector": {"kubernetes.io/hostname": first},
+        },
+        "hotplug": {
+            "match": [{"subsystem": "block", "paths": [f"/dev/loop{HOTPLUGGED}"]}],
+            "nodeSelector": {"kubernetes.io/hostname": first},
+            "container": {"path": "/dev/plugged", "uid": 1000, "mode": "0400"},
         },
         **{name: {"enabled": True, "sharing": {"users": 4}} for name in ("kvm", "tun", "fuse")},
     }

@@ -7,6 +7,7 @@ It must not know how a cluster is run; that is `e2e.cluster`'s.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -388,6 +389,20 @@ def loop_devices(files: Sequence[Path]) -> Iterator[list[str]]:
     finally:
         for device in devices:
             run(["losetup", "--detach", device], timeout_seconds=10, check=False)
+
+
+_LOOP_ADD, _LOOP_REMOVE = 0x4C80, 0x4C81
+
+
+@contextlib.contextmanager
+def hotplugged_loop(number: int) -> Iterator[str]:
+    """Make a loop device of this number, which is not set up, and return its name."""
+    with Path("/dev/loop-control").open("rb") as control:
+        fcntl.ioctl(control, _LOOP_ADD, number)
+        try:
+            yield f"loop{number}"
+        finally:
+            fcntl.ioctl(control, _LOOP_REMOVE, number)
 
 
 def enter_into_udev(cluster: Cluster, node: str, device: str) -> None:

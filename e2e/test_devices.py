@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.api import run
+from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
     DRIVER,
     cdi_files,
@@ -18,6 +19,7 @@ from e2e.kit import (
     from_claim,
     from_template,
     holds_for,
+    hotplugged_loop,
     plugin_log,
     plugin_pod,
     pod,
@@ -211,6 +213,26 @@ def test_a_class_that_comes_later_lets_the_pod_start(space, release):
         space.wait_phase("late", "Succeeded")
     finally:
         release.kubectl("delete", "deviceclass", name)
+
+
+def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(space, release):
+    """As a user that is not root, who owns the node at the path of the policy."""
+    name = f"hotplug-loop{HOTPLUGGED}"
+    opens = "stat -c '%u %a %n' $HOSTDEV_DISK && head -c 1 $HOSTDEV_DISK && echo opened"
+    body = pod("waits", ("disk", from_template("plugged")), command=["sh", "-c", opens])
+    body["spec"]["securityContext"] = {"runAsUser": 1000, "runAsGroup": 1000}
+    space.apply(template("plugged", ("disk", "hotplug.drakit.dev")), body)
+    holds_for("the pod waits", lambda: space.phase("waits") == "Pending", seconds=2)
+    with hotplugged_loop(HOTPLUGGED):
+        space.wait_phase("waits", "Succeeded")
+        assert space.logs("waits").splitlines()[-2:] == ["1000 400 /dev/plugged", "opened"]
+        space.delete("pod", "waits")
+    wait_for("the device to be removed", lambda: name not in published(release))
+    # By chance alone, scans each 3 s would not be that fast so often.
+    for _ in range(3):
+        with hotplugged_loop(HOTPLUGGED):
+            wait_for("the device", lambda: name in published(release), seconds=2, period=0.1)
+        wait_for("its removal", lambda: name not in published(release), seconds=2, period=0.1)
 
 
 @pytest.mark.parametrize(

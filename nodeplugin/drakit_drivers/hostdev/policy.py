@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from drakit import AttributeValue, DevicePolicy, Version
+from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
 from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
 from drakit_drivers.hostdev.globs import has_wildcard
 from drakit_drivers.hostdev.matchers import Matcher
@@ -232,7 +233,7 @@ class Attribute(DevicePolicy):
     version: str | None = Field(
         default=None,
         max_length=64,
-        pattern=r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$",
+        pattern=r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$",
     )
     """A semantic version, such as ``1.2.3``."""
 
@@ -345,6 +346,14 @@ class HostDevicePolicySpec(DevicePolicy):
         if not match:
             raise ValueError("must have at least one matcher")
         return match
+
+    @field_validator("attributes")
+    @classmethod
+    def _not_of_the_driver(cls, attributes: dict[str, Attribute]) -> dict[str, Attribute]:
+        taken = sorted(attributes.keys() & OWN_ATTRIBUTES)
+        if taken:
+            raise ValueError(f"{taken[0]}: the driver has an attribute of this name; rename it")
+        return attributes
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

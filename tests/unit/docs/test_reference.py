@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 
+from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tests.unit.docs.listings import ROOT
 from tools.reference import __main__ as reference
@@ -80,6 +81,10 @@ def test_a_text_of_no_attribute_is_an_error(monkeypatch):
     monkeypatch.setitem(attributes.SIMULATED, "colour", "The colour.")
     with pytest.raises(SystemExit, match="colour"):
         attributes.page()
+
+
+def test_no_policy_can_use_the_name_of_an_attribute_of_the_page():
+    assert attributes.HOSTDEV.keys() == OWN_ATTRIBUTES
 
 
 @pytest.mark.parametrize("name", [name for name in reference.PAGES if name != "events.md"])

@@ -219,6 +219,9 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
         ),
         pytest.param({"attributes": {"a": {}}}, "attributes.a", "exactly one", id="no-value"),
         pytest.param(
+            {"attributes": {"path": {"int": 1}}}, "attributes", "path: the", id="own-attribute"
+        ),
+        pytest.param(
             {"attributes": {"a": {"int": 1, "bool": True}}}, "attributes.a", "exactly one",
             id="two-values",
         ),

@@ -1,0 +1,21 @@
+"""
+The names of the driver's own attributes, which a policy cannot give to others.
+
+It must not know their values.
+"""
+
+from __future__ import annotations
+
+__all__ = ("OWN_ATTRIBUTES",)
+
+OWN_ATTRIBUTES = frozenset(
+    """
+    byIdLink byPathLink devname devtype driver drmConnected drmNode hidName identity inputKind
+    inputName iommuGroup major minor model netAddress netInterface nodeCount path pciClass
+    pciDeviceID pciSubsystemDeviceID pciSubsystemVendorID pciVendorID policy readOnly removable
+    rotational serial soundCardID soundNode soundPcmCount subsystem tpmVersion ttyPort uartType
+    usbClass usbInterface usbManufacturer usbPort usbProduct usbProductID usbSpeed usbVendorID
+    usbVersion videoCapture videoName videoOutput
+    """.split()  # noqa: SIM905  (a list of strings would be one line for each)
+)
+"""All names without a domain. docs/reference/attributes.md explains them."""
