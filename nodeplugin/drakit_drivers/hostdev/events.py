@@ -88,11 +88,7 @@ class HostEvents:
 
     def close(self) -> None:
         """Stop listening."""
-        if self._socket is not None:
-            assert self._loop
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+        self._forget_socket()
         self._forget_udev()
 
     def notify(self) -> None:
@@ -120,10 +116,16 @@ class HostEvents:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
                 self._due.set()
-                continue
+                if error.errno == errno.ENOBUFS:
+                    continue
+                logger.warning(
+                    "uevents of the kernel are not received any more, devices are found by full "
+                    "scans only",
+                    extra={"error": str(error)},
+                )
+                self._forget_socket()
+                return
             if sender == 0 and groups & _KERNEL_GROUP and self._matters(message):
                 self._due.set()
 
@@ -147,6 +149,13 @@ class HostEvents:
             if mask & _IN_IGNORED:  # the directory was removed
                 self._forget_udev()
                 return
+
+    def _forget_socket(self) -> None:
+        if self._socket is not None:
+            assert self._loop
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
 
     def _forget_udev(self) -> None:
         if self._inotify is not None:

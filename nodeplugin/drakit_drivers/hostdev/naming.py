@@ -5,8 +5,8 @@ A name consists of the policy and the device's identity. The identity is, in thi
 
 1. of a disk its WWN, EUI, UUID or serial number (:mod:`.identity`);
 2. of a USB device its ids and serial number, or else its port;
-3. the kernel's name, if it has no number (``kvm``), if there is no hardware behind the device, so
-   that its creator chose the number, or if it stands for an address of the mainboard (``ttyS0``);
+3. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
+   address of the mainboard (``ttyS0``), or the kernel fixes it (``tty7``, a zram device);
 4. the address of the hardware on its bus: a PCI function, a platform device.
 
 The kernel's numbers (``video0``, ``renderD128``) are never part of it, because the kernel can
@@ -41,6 +41,9 @@ _ADDRESSED_BUSES = ("pci", "platform", "pnp", "acpi", "amba", "ccw", "vmbus")
 
 _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 """Kernel names without a number, or with one that stands for an address of the mainboard."""
+
+_FIXED_NUMBERS = ("mem", "misc", "tty", "vc")
+"""Subsystems whose devices without hardware have fixed numbers. Others number them as they come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +87,7 @@ def identity_of_node(host: HostDevice) -> Identity:
     if block:
         # The rules for disks decide whether a disk without identity is published.
         return Identity(text=name, place=name)
-    if usb:
+    if usb and not _is_wireless(host):
         # Cheap devices share one serial number: then the port distinguishes them.
         who = usb.serial or f"port-{usb.port}"
         interface = "" if usb.interface is None else f"-i{usb.interface}"
@@ -92,7 +95,7 @@ def identity_of_node(host: HostDevice) -> Identity:
             text=f"{usb.vendor_id}-{usb.product_id}-{who}{interface}",
             place=f"{usb.port}{interface}",
         )
-    if host.is_virtual or _FIXED_NODES.fullmatch(host.kernel_name):
+    if _has_fixed_name(host, host.kernel_name):
         return Identity(text=name, place=name)
     address = _address(host)
     if address:
@@ -106,11 +109,11 @@ def identity_of_unit(host: HostDevice) -> Identity:
     """Return the identity of the physical unit that a device node is part of. It does not depend
     on the nodes that the unit has at the moment."""
     usb = host.usb
-    if usb:
+    if usb and not _is_wireless(host):
         who = usb.serial or f"port-{usb.port}"
         return Identity(text=f"{usb.vendor_id}-{usb.product_id}-{who}", place=usb.port)
     unit = host.unit or host.directory
-    if host.is_virtual:
+    if _has_fixed_name(host, unit.name):
         return Identity(text=unit.name, place=unit.name)
     address = _address(host)
     if address:
@@ -118,7 +121,20 @@ def identity_of_unit(host: HostDevice) -> Identity:
     return Identity(text=unit.name, place=unit.name, is_stable=False)
 
 
+def _has_fixed_name(host: HostDevice, name: str) -> bool:
+    if host.is_virtual and host.subsystem in _FIXED_NUMBERS:
+        return True
+    return _FIXED_NODES.fullmatch(name) is not None
+
+
+def _is_wireless(host: HostDevice) -> bool:
+    # The USB device is the adapter, which says nothing about the keyboard that is paired with it.
+    return any(ancestor.subsystem == "bluetooth" for ancestor in host.ancestors)
+
+
 def _address(host: HostDevice) -> str | None:
+    if _is_wireless(host):
+        return None
     for ancestor in host.ancestors:
         # The kernel numbers platform devices without an address: coretemp.0, dwc3.2.auto.
         numbered = ancestor.subsystem == "platform" and re.search(r"\.(\d+|auto)$", ancestor.name)

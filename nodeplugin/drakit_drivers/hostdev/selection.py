@@ -35,7 +35,7 @@ __all__ = ("Overlap", "Published", "Refused", "Selection", "policies_of_node", "
 HostPolicy = Policy[HostDevicePolicySpec]
 
 _MAX_DEVICES = 2048
-"""Devices of a policy on a node. A policy with more matches too much."""
+"""Devices of a policy on a node, copies included. A policy with more matches too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +107,7 @@ class _Candidate:
     identity: Identity
     devices: tuple[Wish, ...]
     copies: tuple[Wish, ...] = ()
+    is_too_many: bool = False
 
     @property
     def wishes(self) -> tuple[Wish, ...]:
@@ -154,17 +155,8 @@ def select(
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
-    count = Counter[str]()
     for each in owned:
         refusal = _refusal(each, refuse, matched_disks, names)
-        if not refusal:
-            count[each.policy.name] += len(each.devices)
-            if count[each.policy.name] > _MAX_DEVICES:
-                refusal = Refusal(
-                    "TooMany",
-                    f"policy {each.policy.name} matches more than {_MAX_DEVICES} devices of the "
-                    "node; narrow its matchers",
-                )
         for target, all_wishes in ((devices, each.devices), (copies, each.copies)):
             for its in all_wishes:
                 name = names[its.key] or its.hashed
@@ -222,6 +214,12 @@ def _refusal(
             "the kernel may give its name to another device after a reboot, and the policy does "
             "not set allow.unstableIdentity",
         )
+    if each.is_too_many:
+        return Refusal(
+            "TooMany",
+            f"policy {each.policy.name} already has {_MAX_DEVICES} devices of the node, copies "
+            "for several users included; narrow its matchers, or reduce sharing.users",
+        )
     if any(names[wish.key] is None for wish in each.wishes):
         return Refusal(
             "InUse",
@@ -254,15 +252,25 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
     else:
         pairs = [(identity_of_node(host), (host,)) for host in matching]
     siblings = Counter[tuple[str, str]]()
+    total = 0
     for identity, hosts in pairs:
         siblings[identity.text, identity.place] += 1
         nth = siblings[identity.text, identity.place]
         devices = (wish(policy.name, identity, nth=nth),)
-        copies = tuple(_copies(policy, identity, nth, hosts))
-        if spec.sharing.mode == "Users":
-            devices, copies = copies, ()
+        copies: tuple[Wish, ...] = ()
+        total += spec.sharing.users or 1
+        is_too_many = total > _MAX_DEVICES
+        if not is_too_many:
+            copies = tuple(_copies(policy, identity, nth, hosts))
+            if spec.sharing.mode == "Users":
+                devices, copies = copies, ()
         yield _Candidate(
-            policy=policy, hosts=hosts, identity=identity, devices=devices, copies=copies
+            policy=policy,
+            hosts=hosts,
+            identity=identity,
+            devices=devices,
+            copies=copies,
+            is_too_many=is_too_many,
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
 from drakit_drivers.hostdev.refusal import Refusal
 from drakit_drivers.hostdev.selection import policies_of_node, select
 from drakit_drivers.hostdev.sysfs import Ancestor, BlockFacts, HostDevice, UsbParent
@@ -179,10 +180,40 @@ def test_a_device_with_a_number_of_the_kernel_needs_the_policys_permission():
     assert not selected(policy("a"), [numbered]).devices
 
 
+@pytest.mark.parametrize(
+    ("subsystem", "directory", "ancestors", "is_stable"),
+    [
+        pytest.param("tty", "virtual/tty/tty7", (), True, id="virtual-terminal"),
+        pytest.param("input", "virtual/input/input5/event5", (), False, id="made-by-uinput"),
+        pytest.param("vfio", "virtual/vfio/12", (), False, id="iommu-group"),
+        pytest.param(
+            "hidraw", "pci0000:00/usb1/1-1/hci0/hidraw0", ("usb", "bluetooth"), False, id="paired"
+        ),
+        pytest.param("hidraw", "pci0000:00/usb1/1-1/hidraw0", ("hid", "usb"), True, id="usb"),
+        pytest.param("i2c-dev", "pci0000:00/0000:00:02.0/i2c-1", ("pci",), True, id="pci"),
+    ],
+)
+def test_a_kernels_number_is_an_identity_only_where_it_stays(
+    subsystem, directory, ancestors, is_stable
+):
+    facts = replace(
+        usb("x0") if "usb" in ancestors else device("x0"),
+        subsystem=subsystem,
+        kernel_name=directory.rpartition("/")[2],
+        directory=Path("/sys/devices") / directory,
+        ancestors=tuple(Ancestor(name="a", subsystem=each, driver=None) for each in ancestors),
+    )
+    assert identity_of_node(facts).is_stable is is_stable
+    assert identity_of_unit(facts).is_stable is is_stable
+
+
 def test_a_policy_that_matches_too_much_publishes_a_bounded_number_of_devices():
     found = [device(f"x{index}") for index in range(30)]
     selection = selected(policy("a", sharing=users(100)), found)
     assert len(selection.devices) == 2000
+    capacity = {"mode": "Capacity", "users": 1000}
+    selection = selected(policy("a", sharing=capacity), found)
+    assert (len(selection.devices), len(selection.copies)) == (2, 2000)
     assert {each.refusal.reason for each in selection.refused.values()} == {"TooMany"}
 
 
