@@ -7,13 +7,13 @@ It must not know which devices are published, or where the host is mounted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from drakit import DeviceNode, DriverError, Edits, Mount
 from drakit_drivers.hostdev.policy import Container
 from drakit_drivers.hostdev.sysfs import HostDevice
 
-__all__ = ("container_edits",)
+__all__ = ("container_edits", "shared_path")
 
 
 def container_edits(
@@ -48,6 +48,20 @@ def container_edits(
         device_nodes=tuple(nodes),
         mounts=tuple(_mounts(view)),
     )
+
+
+def shared_path(edits: Iterable[Edits]) -> str | None:
+    """Return the problem if the devices of a claim have different nodes at one path: the runtime
+    would silently give the container one of them."""
+    numbers: dict[str, tuple[int | None, int | None]] = {}
+    for node in (node for each in edits for node in each.device_nodes):
+        number = (node.major, node.minor)
+        if numbers.setdefault(node.path, number) != number:
+            return (
+                f"two devices of the claim have the path {node.path} in the container: request one "
+                "device for each container, or end container.path of the policy in '/'"
+            )
+    return None
 
 
 def _container_path(view: Container, host: HostDevice, index: int) -> str:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from inspect import isawaitable
 from typing import ClassVar
 
 from drakit import (
+    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     Device,
@@ -32,7 +34,7 @@ from drakit import (
 )
 from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.container import container_edits
+from drakit_drivers.hostdev.container import container_edits, shared_path
 from drakit_drivers.hostdev.events import HostEvents
 from drakit_drivers.hostdev.host import Host, Scan
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
@@ -136,6 +138,17 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return container_edits(
             published.spec.container, published.hosts, request=device.request, device=device.name
         )
+
+    async def prepare_claims(
+        self, claims: Sequence[AllocatedClaim[NoParameters]]
+    ) -> Mapping[str, Sequence[Edits] | Exception]:
+        answered = super().prepare_claims(claims)
+        results = dict(await answered if isawaitable(answered) else answered)
+        for uid, edits in results.items():
+            problem = None if isinstance(edits, Exception) else shared_path(edits)
+            if problem:
+                results[uid] = DriverError(problem)
+        return results
 
     def _find(self, name: str) -> Published:
         """Find a device in a new scan of the host."""

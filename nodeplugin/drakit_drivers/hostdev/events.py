@@ -65,13 +65,13 @@ class HostEvents:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
-        """Begin to listen; what cannot be had is logged."""
+        """Begin to listen, and log a source that is not available."""
         self._loop = asyncio.get_running_loop()
         try:
             self._socket = _uevent_socket()
         except OSError as error:
             logger.warning(
-                "uevents of the kernel cannot be received, devices are found by full scans only",
+                "uevents of the kernel cannot be received, only full scans find devices",
                 extra={"error": str(error)},
             )
         else:
@@ -120,8 +120,7 @@ class HostEvents:
                 if error.errno == errno.ENOBUFS:
                     continue
                 logger.warning(
-                    "uevents of the kernel are not received any more, devices are found by full "
-                    "scans only",
+                    "uevents of the kernel are lost from now on, only full scans find devices",
                     extra={"error": str(error)},
                 )
                 self._forget_socket()

@@ -7,18 +7,20 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from drakit import (
+    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     DeviceNode,
     DriverError,
     Inventory,
+    Mount,
     NoParameters,
 )
 from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
@@ -166,6 +168,66 @@ async def test_two_devices_of_one_request_have_a_variable_each(host):
         merged |= (await made.prepare(CLAIM, allocated(f"zram-zram{index}"))).env
     assert merged["HOSTDEV_MAIN__ZRAM_ZRAM0"] == "/dev/zram0"
     assert merged["HOSTDEV_MAIN__ZRAM_ZRAM1"] == "/dev/zram1"
+
+
+async def test_two_devices_of_a_claim_cannot_have_one_path_in_the_container(host):
+    for index in (0, 1):
+        host.block(f"virtual/block/zram{index}", f"253:{index}", node=True)
+    devices = tuple(allocated(f"zram-zram{index}") for index in (0, 1))
+    claims = [
+        AllocatedClaim(claim=CLAIM, devices=devices),
+        AllocatedClaim(claim=replace(CLAIM, uid="one"), devices=devices[:1]),
+    ]
+    at_one = {"zram": policy("block", "/dev/zram*", container={"path": "/dev/scratch"})}
+    results = await driver(host, at_one).prepare_claims(claims)
+    assert "two devices of the claim have the path /dev/scratch" in str(results["u"])
+    (edits,) = results["one"]
+    assert edits.device_nodes[0].path == "/dev/scratch"
+    in_directory = {"zram": policy("block", "/dev/zram*", container={"path": "/dev/scratch/"})}
+    results = await driver(host, in_directory).prepare_claims(claims)
+    assert [node.path for edits in results["u"] for node in edits.device_nodes] == [
+        "/dev/scratch/zram0",
+        "/dev/scratch/zram1",
+    ]
+
+
+async def test_mounts_of_the_policy_are_read_only(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    mounts = [{"hostPath": "/usr/share/a"}, {"hostPath": "/lib/firmware", "containerPath": "/fw"}]
+    made = driver(host, {"kvm": policy("misc", "/dev/kvm", container={"mounts": mounts})})
+    edits = await made.prepare(CLAIM, allocated("kvm-kvm"))
+    assert edits.mounts == (
+        Mount(host_path="/usr/share/a", container_path="/usr/share/a"),
+        Mount(host_path="/lib/firmware", container_path="/fw"),
+    )
+    assert all("ro" in mount.options for mount in edits.mounts)
+
+
+async def test_a_policy_that_wipes_publishes_nothing_without_the_disk_helper(host):
+    host.block("virtual/block/zram0", "253:0", node=True)
+    wiped = {"zram": policy("block", "/dev/zram*", onRelease="Wipe")}
+    async with aclosing(driver(host, wiped).devices()) as stream:
+        inventory = await anext(stream)
+    assert inventory.devices == []
+    (left_out,) = inventory.left_out
+    assert (left_out.device, left_out.reason, left_out.policy) == (
+        "/dev/zram0",
+        "NotSupported",
+        "zram",
+    )
+    assert "needs the disk helper" in left_out.message
+
+
+async def test_the_outcome_of_each_policy_is_reported_with_conflicts(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.device("virtual/misc/fuse", "10:229", node=True)
+    policies = KVM | {"more": policy("misc", "/dev/k*", "/dev/fuse")}
+    async with aclosing(driver(host, policies).devices()) as stream:
+        outcomes = {each.policy: each for each in (await anext(stream)).policies}
+    assert (outcomes["kvm"].matched, outcomes["kvm"].published) == (1, 2)
+    assert (outcomes["more"].matched, outcomes["more"].published) == (2, 1)
+    assert [(c.device, c.policy) for c in outcomes["kvm"].conflicts] == [("/dev/kvm", "more")]
+    assert [(c.device, c.policy) for c in outcomes["more"].conflicts] == [("/dev/kvm", "kvm")]
 
 
 async def test_a_replugged_device_is_prepared_under_its_new_number(host):

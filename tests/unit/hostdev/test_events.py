@@ -123,7 +123,16 @@ async def test_without_the_socket_the_driver_scans_from_time_to_time(host, monke
     monkeypatch.setattr(events, "_uevent_socket", refused)
     with listening(host, "misc") as made:
         assert not await made.wait(0.05)
-    assert "found by full scans only" in caplog.text
+    assert "only full scans find devices" in caplog.text
+
+
+async def test_a_socket_that_breaks_is_closed_and_logged_once(host, uevents, caplog):
+    with listening(host, "misc") as made:
+        uevents.send(OSError(errno.EIO, "broken"))
+        uevents.send()
+        assert await made.wait(0.2)
+        assert uevents.fileno() == -1
+    assert caplog.text.count("uevents of the kernel are lost") == 1
 
 
 async def test_this_machine_has_the_socket(host):
