@@ -67,8 +67,13 @@ proto: venv ## regenerate the stubs of proto/
 .PHONY: check-generated
 check-generated: venv ## generated files equal the committed ones
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.pictures --check
+
+.PHONY: crds
+crds: venv ## write the CustomResourceDefinitions of crds/ from the models that read them
+	$(BIN)/python -m tools.crds
 
 .PHONY: reference
 reference: venv ## write the generated pages of docs/reference

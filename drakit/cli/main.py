@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
     _add_new(commands)
     _add_conformance(commands)
+    _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
     version = commands.add_parser("version", help="print the versions of drakit, Python and SQLite")
     version.set_defaults(command="version.show")
     return parser
@@ -118,6 +119,42 @@ def _add_new(group: _Group) -> None:
         "registry.example.com/NAME)",
     )
     new.set_defaults(command="new.new")
+
+
+def _add_setup(group: _Group) -> None:
+    crds = group.add_parser(
+        "crds",
+        help="install or upgrade the CustomResourceDefinitions",
+        description="Installs or upgrades drakit's CustomResourceDefinitions by server-side apply. "
+        "Does not change definitions that another release owns.",
+    )
+    crds.set_defaults(command="setup.crds")
+    policies = group.add_parser(
+        "policies",
+        help="apply the HostDevicePolicies of a release",
+        description="Applies the HostDevicePolicies of a release of the chart, and deletes its "
+        "other policies. Does not change policies that it does not own.",
+    )
+    policies.add_argument(
+        "--file",
+        type=Path,
+        help="YAML file that maps names of policies to their specs (default: no policies)",
+    )
+    policies.set_defaults(command="setup.policies")
+    for command in (crds, policies):
+        command.add_argument(
+            "--release",
+            required=True,
+            metavar="NAMESPACE/NAME",
+            help="release of the chart that owns the objects",
+        )
+        command.add_argument(
+            "--kubeconfig",
+            type=Path,
+            metavar="FILE",
+            help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
+        )
+        command.add_argument("--context", help="context of the kubeconfig (default: the current)")
 
 
 def _add_conformance(group: _Group) -> None:

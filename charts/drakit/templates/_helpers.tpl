@@ -15,6 +15,7 @@ drakit-operator. 52 characters leave room for the component in a label of 63.
 
 {{- define "drakit.nodeplugin" -}}{{ include "drakit.fullname" . }}-nodeplugin{{- end }}
 {{- define "drakit.operator" -}}{{ include "drakit.fullname" . }}-operator{{- end }}
+{{- define "drakit.setup" -}}{{ include "drakit.fullname" . }}-setup{{- end }}
 
 {{/*
 drakit.selector: what selects the pods of a component of this release, and no other's. It cannot be
@@ -56,6 +57,75 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- else -}}
 {{ printf "%s-%s:%s" $image.repository .component ($image.tag | default .root.Chart.AppVersion) }}
 {{- end }}
+{{- end }}
+
+{{/* drakit.setup.job: a Job that runs `drakit setup`, as a hook. */}}
+{{- define "drakit.setup.job" -}}
+{{- $component := dict "root" .root "component" "operator" -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ include "drakit.setup" .root }}-{{ .suffix }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "drakit.labels" (dict "root" .root "component" "setup") | nindent 4 }}
+  annotations:
+    helm.sh/hook: {{ .events }}
+    helm.sh/hook-weight: "0"
+    # A failed Job stays, with its log.
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+spec:
+  backoffLimit: 2
+  activeDeadlineSeconds: 300
+  template:
+    metadata:
+      labels:
+        {{- include "drakit.labels" (dict "root" .root "component" "setup") | nindent 8 }}
+    spec:
+      serviceAccountName: {{ include "drakit.setup" .root }}
+      restartPolicy: Never
+      {{- with .root.Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}
+      {{- with .root.Values.operator.tolerations }}
+      tolerations: {{ toJson . }}
+      {{- end }}
+      {{- with .root.Values.operator.nodeSelector }}
+      nodeSelector: {{ toJson . }}
+      {{- end }}
+      enableServiceLinks: false
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 65532
+        runAsGroup: 65532
+        seccompProfile: {type: RuntimeDefault}
+      containers:
+        - name: setup
+          image: {{ include "drakit.image" $component }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          command: [/opt/drakit/bin/drakit, setup, {{ .command }}]
+          args:
+            - --release={{ .root.Release.Namespace }}/{{ .root.Release.Name }}
+            {{- with .file }}
+            - --file={{ . }}
+            {{- end }}
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities:
+              drop: [ALL]
+          resources:
+            requests: {cpu: 10m, memory: 64Mi}
+            limits: {memory: 128Mi}
+          {{- if .file }}
+          volumeMounts:
+            - {name: policies, mountPath: /etc/drakit, readOnly: true}
+          {{- end }}
+      {{- if .file }}
+      volumes:
+        - name: policies
+          configMap: {name: {{ include "drakit.setup" .root }}}
+      {{- end }}
 {{- end }}
 
 {{/* drakit.hostdev.policies: the specs of the policies that are enabled, as a JSON object. */}}

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from drakit import DevicePolicy
 from drakit_drivers.hostdev.globs import check_glob
 
-__all__ = ("Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
+__all__ = ("PAST_THE_DISK_RULES", "Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
 
-_PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
+PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
 """Character devices that reach the blocks of a disk, mounted or not."""
 
 
@@ -128,7 +128,7 @@ class Matcher(DevicePolicy):
     @field_validator("subsystem")
     @classmethod
     def _not_past_the_disk_rules(cls, subsystem: str) -> str:
-        if subsystem in _PAST_THE_DISK_RULES:
+        if subsystem in PAST_THE_DISK_RULES:
             raise ValueError(
                 f"devices of {subsystem} can write to mounted disks; publish the block device "
                 "instead"

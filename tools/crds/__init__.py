@@ -1,0 +1,1 @@
+"""CustomResourceDefinitions that are generated from the models that read them."""

@@ -1,0 +1,226 @@
+"""
+The CustomResourceDefinition of HostDevicePolicy: the model's schema, with the rules that it lacks.
+
+The rules repeat checks of :mod:`drakit_drivers.hostdev.policy`, so that the API server rejects a
+mistake at once. Checks that need lists of dangerous paths stay in the model.
+
+It must not know how a schema is made of a model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drakit_drivers.hostdev.matchers import PAST_THE_DISK_RULES
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+from tools.crds.schema import Rules, structural
+
+RULES: Rules = {
+    "": (
+        (
+            "!self.match.exists(m, m.subsystem == 'block') || !has(self.sharing) || "
+            "!has(self.sharing.mode) || self.sharing.mode == 'Exclusive'",
+            "block devices cannot be shared, because two pods could write to one disk; "
+            "use sharing.mode: Exclusive",
+        ),
+        (
+            "!self.match.exists(m, m.subsystem == 'block') || !has(self.group) || "
+            "self.group == 'Node'",
+            "group: Unit is not supported for block devices; use Node",
+        ),
+        (
+            "!has(self.onRelease) || self.onRelease == 'Keep' || "
+            "self.match.all(m, m.subsystem == 'block')",
+            "onRelease: Wipe is for block devices; use Keep",
+        ),
+        (
+            "!has(self.group) || self.group == 'Node' || !has(self.container) || "
+            "!has(self.container.path) || self.container.path.endsWith('/') || "
+            "self.container.path.contains('*')",
+            "with group: Unit, container.path must end in '/', or have '*' in its last part",
+        ),
+    ),
+    "match[].subsystem": (
+        (
+            f"!(self in [{', '.join(repr(each) for each in PAST_THE_DISK_RULES)}])",
+            "devices of this subsystem can write to mounted disks; publish the block device "
+            "instead",
+        ),
+    ),
+    "match[].paths[]": (
+        ("self.startsWith('/dev/')", "a path must be below /dev/"),
+        ("!self.contains('/../') && !self.contains('//')", "a path has '..' or empty parts"),
+    ),
+    "sharing": (
+        (
+            "!has(self.users) || (has(self.mode) && self.mode != 'Exclusive')",
+            "users needs mode: Users or mode: Capacity",
+        ),
+        (
+            "has(self.users) || !has(self.mode) || self.mode == 'Exclusive'",
+            "mode: Users and mode: Capacity need users, the number of users of a device",
+        ),
+    ),
+    "container.path": (
+        ("self.startsWith('/dev/') && self != '/dev/'", "the path must be below /dev/"),
+    ),
+    "container.env": (
+        (
+            "!self.exists(key, key.startsWith('HOSTDEV_'))",
+            "the driver sets the variables HOSTDEV_*",
+        ),
+    ),
+    "deviceClass.extendedResourceName": (
+        (
+            "!self.matches('^([^/]+[.])?kubernetes[.]io/') && !self.startsWith('requests.')",
+            "the domain must be your own, without kubernetes.io and the prefix requests.",
+        ),
+    ),
+}
+
+
+def definition() -> dict[str, Any]:
+    """Return the CustomResourceDefinition."""
+    spec = structural(HostDevicePolicySpec, RULES)
+    matcher = spec["properties"]["match"]["items"]["properties"]
+    for name in ("usb", "pci", "parent"):
+        matcher[name]["minProperties"] = 1
+    attribute = spec["properties"]["attributes"]["additionalProperties"]
+    attribute |= {"minProperties": 1, "maxProperties": 1}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "hostdevicepolicies.drakit.dev"},
+        "spec": {
+            "group": "drakit.dev",
+            "scope": "Cluster",
+            "names": {
+                "kind": "HostDevicePolicy",
+                "listKind": "HostDevicePolicyList",
+                "plural": "hostdevicepolicies",
+                "singular": "hostdevicepolicy",
+                "shortNames": ["hdp"],
+                "categories": ["drakit"],
+            },
+            "versions": [
+                {
+                    "name": "v1alpha1",
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": _COLUMNS,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "description": "HostDevicePolicy declares devices of the nodes that "
+                            "pods can claim, and how containers get them.",
+                            "required": ["spec"],
+                            "properties": {
+                                "apiVersion": {"type": "string"},
+                                "kind": {"type": "string"},
+                                "metadata": {"type": "object", "properties": {"name": _NAME}},
+                                "spec": spec,
+                                "status": _STATUS,
+                            },
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+_NAME = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+
+_COLUMNS = [
+    {
+        "name": "Ready",
+        "type": "string",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
+        "description": "Whether all nodes of the policy apply it.",
+    },
+    {"name": "Nodes", "type": "integer", "jsonPath": ".status.nodes"},
+    {"name": "Devices", "type": "integer", "jsonPath": ".status.devices"},
+    {"name": "Healthy", "type": "integer", "jsonPath": ".status.healthy", "priority": 1},
+    {"name": "Allocated", "type": "integer", "jsonPath": ".status.allocated"},
+    {"name": "Class", "type": "string", "jsonPath": ".status.deviceClass"},
+    {
+        "name": "Reason",
+        "type": "string",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].reason',
+        "priority": 1,
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+
+
+def _count(description: str) -> dict[str, Any]:
+    return {"type": "integer", "format": "int32", "minimum": 0, "description": description}
+
+
+def _string(description: str, limit: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": limit, "description": description}
+
+
+def _items(description: str, limit: int, properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "array",
+        "maxItems": limit,
+        "description": description,
+        "x-kubernetes-list-type": "atomic",
+        "items": {"type": "object", "required": list(properties), "properties": properties},
+    }
+
+
+_NODE = _string("The name of the node.", 253)
+
+_STATUS = {
+    "type": "object",
+    "description": "The outcome of the policy in the cluster. The operator writes it.",
+    "properties": {
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "description": "The generation of the policy that the status describes.",
+        },
+        "conditions": {
+            "type": "array",
+            "maxItems": 8,
+            "description": "`Ready`: every node of the policy applies its current version.",
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "items": {
+                "type": "object",
+                "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+                "properties": {
+                    "type": {"type": "string", "maxLength": 316},
+                    "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                    "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+                    "lastTransitionTime": {"type": "string", "format": "date-time"},
+                    "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
+                    "message": {"type": "string", "maxLength": 32768},
+                },
+            },
+        },
+        "deviceClass": _string("The DeviceClass that the operator maintains for the policy.", 253),
+        "nodes": _count("Nodes that apply the policy."),
+        "matched": _count("Devices of these nodes that the policy matches."),
+        "devices": _count("Published devices."),
+        "healthy": _count("Published devices without a taint."),
+        "allocated": _count("Devices that claims have."),
+        "conflicts": _items(
+            "Devices that another policy matches, too. At most 20.",
+            20,
+            {
+                "node": _NODE,
+                "device": _string("The device, by its path.", 256),
+                "policy": _string("The other policy.", 253),
+            },
+        ),
+        "problems": _items(
+            "Nodes that cannot apply the policy, with the reason. At most 20.",
+            20,
+            {"node": _NODE, "message": _string("The reason and the remedy.", 1024)},
+        ),
+    },
+}

@@ -1,0 +1,140 @@
+"""
+From a pydantic model to the structural schema of a CustomResourceDefinition.
+
+The API server checks types, bounds and patterns with it, and rules in CEL where a schema is not
+enough. What only the model checks is reported in the status of an object instead.
+
+It must not know any model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from tools.reference import docstrings
+
+Schema = dict[str, Any]
+Rules = Mapping[str, Sequence[tuple[str, str]]]
+"""By dotted path below the model (``match[].usb``): rules in CEL, each with its error."""
+
+_KEPT = (
+    "type",
+    "enum",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "required",
+)
+
+
+def structural(model: type[BaseModel], rules: Rules) -> Schema:
+    """Return the schema of a model; raises KeyError for a rule of an unknown path."""
+    body = model.model_json_schema(by_alias=True)
+    left = dict(rules)
+    made = _Maker(body.get("$defs", {}), left).object(body, model, "")
+    if left:
+        raise KeyError(f"there are rules of unknown paths: {sorted(left)}")
+    return made
+
+
+class _Maker:
+    def __init__(self, definitions: Mapping[str, Schema], rules: dict[str, Any]) -> None:
+        self._definitions = definitions
+        self._rules = rules
+
+    def object(self, body: Schema, model: type[BaseModel], path: str) -> Schema:
+        made: Schema = {"type": "object", "description": _text(inspect.getdoc(model))}
+        properties: Schema = {}
+        for name, field in model.model_fields.items():
+            alias = field.alias or name
+            below = f"{path}.{alias}" if path else alias
+            inner = _models(field.annotation)
+            entry = self.value(body["properties"][alias], inner[0] if inner else None, below)
+            if text := docstrings.of_attribute(model, name):
+                entry["description"] = _text(text)
+            properties[alias] = entry
+        made["properties"] = properties
+        if body.get("required"):
+            made["required"] = body["required"]
+        self._add_rules(made, path)
+        return made
+
+    def value(self, body: Schema, model: type[BaseModel] | None, path: str) -> Schema:
+        body = self._resolved(body)
+        if model is not None and "properties" in body:
+            return self.object(body, model, path)
+        made: Schema = {key: body[key] for key in _KEPT if key in body}
+        if "const" in body:
+            made["enum"] = [body["const"]]
+        if "exclusiveMaximum" in body:
+            made["maximum"] = body["exclusiveMaximum"] - 1
+        if made.get("type") == "integer":
+            made["format"] = "int64"
+            for bound in ("minimum", "maximum"):
+                if made.get(bound) in (-(2**63), 2**63 - 1):
+                    del made[bound]  # the API server reads bounds as floating point numbers
+        if made.get("type") == "array":
+            made["items"] = self.value(body["items"], model, f"{path}[]")
+            made["x-kubernetes-list-type"] = "atomic"
+        if made.get("type") == "object":
+            self._add_entries(made, body, model, path)
+        self._add_rules(made, path)
+        return made
+
+    def _add_entries(
+        self, made: Schema, body: Schema, model: type[BaseModel] | None, path: str
+    ) -> None:
+        """Add the schema of a map's values; the patterns of its keys become a rule."""
+        patterns: Schema = body.get("patternProperties", {})
+        value: Schema = body.get("additionalProperties") or next(iter(patterns.values()))
+        made["additionalProperties"] = self.value(value, model, f"{path}{{}}")
+        names = body.get("propertyNames", {})
+        rules: list[Schema] = []
+        for pattern in [*patterns, *([names["pattern"]] if "pattern" in names else [])]:
+            quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
+            rules.append({"rule": f"self.all(key, key.matches('{quoted}'))"})
+        if "maxLength" in names:
+            rules.append({"rule": f"self.all(key, key.size() <= {names['maxLength']})"})
+        for rule in rules:
+            rule["message"] = "a key is malformed or too long"
+        if rules:
+            made["x-kubernetes-validations"] = rules
+
+    def _add_rules(self, made: Schema, path: str) -> None:
+        for rule, message in self._rules.pop(path, ()):
+            made.setdefault("x-kubernetes-validations", []).append(
+                {"rule": rule, "message": message}
+            )
+
+    def _resolved(self, body: Schema) -> Schema:
+        """Follow references; a value that may be null is one that may be missing."""
+        if "anyOf" in body:
+            (body,) = [each for each in body["anyOf"] if each.get("type") != "null"]
+        if "allOf" in body:
+            (body,) = body["allOf"]
+        if "$ref" in body:
+            return self._resolved(self._definitions[body["$ref"].rpartition("/")[2]])
+        return body
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _text(text: str | None) -> str:
+    """Return a docstring as a description: plain text in paragraphs."""
+    paragraphs = (text or "").replace("``", "`").split("\n\n")
+    return "\n".join(" ".join(part.split()) for part in paragraphs)
