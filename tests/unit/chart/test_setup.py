@@ -1,0 +1,91 @@
+"""The hooks that install definitions and policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from drakit.cli.main import _parser
+from drakit.cli.setup import read_definitions
+from tests.unit.chart.reading import the
+
+POLICIES = {"lamp": {"match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]}}
+
+
+def hooks(objects: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """Return the events of all hooks, by kind and name."""
+    return {
+        (body["kind"], body["metadata"]["name"]): events.split(",")
+        for body in objects
+        if (events := body["metadata"].get("annotations", {}).get("helm.sh/hook"))
+    }
+
+
+def command(job: dict[str, Any]) -> list[str]:
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def test_a_plain_install_applies_the_definitions_first_and_no_policies(render):
+    found = hooks(render())
+    assert found["Job", "drakit-setup-crds"] == ["pre-install", "pre-upgrade", "pre-rollback"]
+    assert found["Job", "drakit-setup-remove"] == ["pre-delete"]
+    assert ("Job", "drakit-setup-policies") not in found
+
+
+def test_enabled_policies_are_applied_after_the_install_with_their_specs_alone(render):
+    lamp = {**POLICIES["lamp"], "enabled": True}
+    dark = {**POLICIES["lamp"], "enabled": False}
+    objects = render({"hostdev": {"policies": {"lamp": lamp, "dark": dark}}})
+    assert "post-install" in hooks(objects)["Job", "drakit-setup-policies"]
+    body = the(objects, "ConfigMap", "drakit-setup")["data"]["policies.yaml"]
+    assert yaml.safe_load(body) == POLICIES
+    assert "HostDevicePolicy" not in {body["kind"] for body in objects}
+
+
+def test_a_release_that_does_not_own_the_definitions_has_no_hooks(render):
+    assert hooks(render({"crds": {"enabled": False}, "hostdev": {"policies": POLICIES}})) == {}
+
+
+def test_each_hook_has_its_account_and_rights_before_it_runs(render):
+    objects = render({"hostdev": {"policies": POLICIES}})
+    found = hooks(objects)
+    needed = {event for (kind, _), events in found.items() if kind == "Job" for event in events}
+    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+        assert needed <= set(found[kind, "drakit-setup"])
+        weight = the(objects, kind, "drakit-setup")["metadata"]["annotations"]
+        assert int(weight["helm.sh/hook-weight"]) < 0
+
+
+def test_the_hooks_may_change_only_drakits_definitions_and_policies(render):
+    rules = the(render(), "ClusterRole", "drakit-setup")["rules"]
+    names = {body["metadata"]["name"] for body in read_definitions()}
+    for rule in rules:
+        if set(rule["verbs"]) != {"create"} and "apiextensions.k8s.io" in rule["apiGroups"]:
+            assert set(rule["resourceNames"]) >= names
+    resources = {each for rule in rules for each in rule["resources"]}
+    assert resources == {"customresourcedefinitions", "hostdevicepolicies"}
+
+
+@pytest.mark.parametrize("name", ["crds", "policies", "remove"])
+def test_the_hooks_use_options_that_the_command_has(render, name):
+    job = the(render({"hostdev": {"policies": POLICIES}}), "Job", f"drakit-setup-{name}")
+    program, *arguments = command(job)
+    assert program.endswith("/drakit")
+    options = _parser().parse_args(arguments)
+    assert options.release == "drakit-system/drakit"
+
+
+@pytest.mark.parametrize("name", ["crds", "policies", "remove"])
+def test_the_hooks_run_without_privileges(render, name):
+    job = the(render({"hostdev": {"policies": POLICIES}}), "Job", f"drakit-setup-{name}")
+    spec = job["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
