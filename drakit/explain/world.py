@@ -34,6 +34,7 @@ from drakit.explain.model import (
     TemplateFacts,
 )
 from drakit.explain.pools import NodePool, NodeView, PoolState, pools_of_node
+from drakit.explain.reports import PolicyFacts, ReportFacts
 from drakit.explain.selectors import SelectorIndex, only_driver
 
 __all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
@@ -48,6 +49,8 @@ Fact = (
     | TaintRuleFacts
     | NamespaceFacts
     | QuotaFacts
+    | PolicyFacts
+    | ReportFacts
 )
 AnyFact = TypeVar("AnyFact", bound=Fact)
 
@@ -139,6 +142,8 @@ class World:
                 TaintRuleFacts,
                 NamespaceFacts,
                 QuotaFacts,
+                PolicyFacts,
+                ReportFacts,
             )
         }
         self._pods_of_claim = _Index()
@@ -474,7 +479,7 @@ class World:
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
                 self.rules_revision = self.revision
-            case NamespaceFacts() | QuotaFacts():
+            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
                 pass
 
     def _unlink(self, name: Name, fact: Fact) -> None:
@@ -506,7 +511,7 @@ class World:
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
                 self.rules_revision = self.revision
-            case NamespaceFacts() | QuotaFacts():
+            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
                 pass
 
     def _node_changed(self, fact: NodeFacts) -> None:

@@ -1,0 +1,371 @@
+"""HostDevicePolicies: their DeviceClasses and their status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from drakit.explain.projection import project_claim, project_slice
+from drakit.explain.reports import (
+    DeviceConflict,
+    PolicyFacts,
+    PolicyReport,
+    ReportFacts,
+    project_policy,
+    project_report,
+)
+from drakit.explain.world import Fact, name_of_fact
+from drakit.kube import ConflictError, connect
+from drakit.testing.apiserver import FakeApiServer
+from drakit_operator.kinds import CLASSES
+from drakit_operator.policies.apply import NotLeadingError, PolicyWriter
+from drakit_operator.policies.controller import PolicyController
+from drakit_operator.policies.handlers import policies_touched
+from drakit_operator.policies.reconcile import DRIVER, Status, desired_class, status_of
+from drakit_operator.store import Change, Store
+
+POLICY = PolicyFacts(name="serial", uid="uid-serial", generation=3, class_name="serial.drakit.dev")
+CLASS = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
+PATH = "/apis/drakit.dev/v1alpha1/hostdevicepolicies/serial"
+THEN = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def report(node: str, *policies: PolicyReport, driver: str = DRIVER) -> ReportFacts:
+    return ReportFacts(
+        name=f"{node}.{driver}", uid=f"uid-{node}", node=node, driver=driver, policies=policies
+    )
+
+
+def outcome(**changes: Any) -> PolicyReport:
+    values = {"name": "serial", "observed_generation": 3, "matched": 2, "published": 1}
+    return PolicyReport(**{**values, **changes})
+
+
+def slice_body(node: str, devices: Mapping[str, str], *, tainted: Iterable[str] = ()) -> Fact:
+    """A slice with devices by name, each with the name of its policy."""
+    taint = {"key": "drakit.dev/gone", "effect": "NoSchedule"}
+    return project_slice(
+        {
+            "metadata": {"name": f"{node}-slice", "uid": f"{node}-slice"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": node,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                "devices": [
+                    {
+                        "name": name,
+                        "attributes": {"policy": {"string": policy}},
+                        "taints": [taint] if name in tainted else [],
+                    }
+                    for name, policy in devices.items()
+                ],
+            },
+        }
+    )
+
+
+def claim_of(node: str, device: str) -> Fact:
+    result = {"request": "main", "driver": DRIVER, "pool": node, "device": device}
+    return project_claim(
+        {
+            "metadata": {"name": "claim", "namespace": "lab", "uid": "uid-claim"},
+            "spec": {"devices": {"requests": []}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        }
+    )
+
+
+def store_of(*facts: Fact) -> Store:
+    store = Store()
+    for fact in facts:
+        store.world.apply(fact)
+    return store
+
+
+def status(*facts: Fact, policy: PolicyFacts = POLICY, class_problem: str = "") -> Status:
+    return status_of(policy, store_of(policy, *facts).world, class_problem=class_problem)
+
+
+# ------------------------------------------------------------ the status
+
+
+def test_the_status_sums_up_reports_and_slices():
+    found = status(
+        report("a", outcome(matched=3, published=2)),
+        report("b", outcome(), outcome(name="other", problem="not ours")),
+        report("c", outcome(problem="of another driver"), driver="gpu.example.com"),
+        slice_body("a", {"s0": "serial", "s1": "serial", "k": "kvm"}, tainted=["s1"]),
+        slice_body("b", {"s0": "serial"}),
+        claim_of("b", "s0"),
+    )
+    assert (found.ready, found.reason, found.message) == ("True", "Applied", "2 nodes apply it")
+    assert found.fields == {
+        "observedGeneration": 3,
+        "nodes": 2,
+        "matched": 5,
+        "devices": 3,
+        "healthy": 2,
+        "allocated": 1,
+        "conflicts": [],
+        "problems": [],
+        "deviceClass": "serial.drakit.dev",
+    }
+
+
+@pytest.mark.parametrize(
+    ("reports", "ready", "reason", "message"),
+    [
+        pytest.param([], "Unknown", "NoNodes", "check its nodeSelector", id="no-node"),
+        pytest.param(
+            [report("a", outcome()), report("b", outcome(observed_generation=2))],
+            "Unknown",
+            "Pending",
+            "1 node did not report this version yet: b",
+            id="a-node-is-behind",
+        ),
+        pytest.param(
+            [report("a", outcome(problem="match[0]: too wide", observed_generation=2))],
+            "False",
+            "NodeProblems",
+            "1 node cannot apply it (a): match[0]: too wide",
+            id="a-node-refuses-it",
+        ),
+        pytest.param(
+            [report(f"n{i}", outcome(problem="no helper")) for i in range(5)],
+            "False",
+            "NodeProblems",
+            "5 nodes cannot apply it (n0, n1, n2 and 2 more): no helper",
+            id="many-nodes-refuse-it",
+        ),
+        pytest.param(
+            [report("a", outcome(conflicts=(DeviceConflict(device="/dev/x", policy="old"),)))],
+            "True",
+            "Applied",
+            "1 node applies it; 1 device matched by another policy, too",
+            id="another-policy-matches-a-device-too",
+        ),
+    ],
+)
+def test_ready_names_nodes_and_reason(reports, ready, reason, message):
+    found = status(*reports)
+    assert (found.ready, found.reason) == (ready, reason)
+    assert message in found.message
+
+
+def test_a_class_that_cannot_be_maintained_is_the_first_problem():
+    found = status(report("a", outcome()), class_problem="DeviceClass x exists")
+    assert (found.ready, found.reason) == ("False", "DeviceClassConflict")
+    assert "deviceClass" not in found.fields
+
+
+def test_lists_of_a_thousand_nodes_are_bounded():
+    conflict = DeviceConflict(device="/dev/x", policy="old")
+    found = status(
+        *(report(f"n{i}", outcome(problem="no", conflicts=(conflict,))) for i in range(1000))
+    )
+    assert found.fields["nodes"] == 1000
+    assert (len(found.fields["problems"]), len(found.fields["conflicts"])) == (20, 20)
+
+
+# ------------------------------------------------------------ facts
+
+
+def test_a_policy_without_a_class_name_gets_its_own():
+    body = {"metadata": {"name": "kvm", "uid": "u", "generation": 1}, "spec": {"match": []}}
+    assert project_policy(body).class_name == "kvm.drakit.dev"
+    spec = {"deviceClass": {"name": "vm", "extendedResourceName": "example.com/kvm"}}
+    facts = project_policy({**body, "spec": spec})
+    assert (facts.class_name, facts.extended_resource) == ("vm", "example.com/kvm")
+    off = project_policy({**body, "spec": {"deviceClass": {"create": False}}})
+    assert desired_class(off, api_version="resource.k8s.io/v1") is None
+
+
+@pytest.mark.parametrize("body", [{"metadata": {"name": "a"}}, {"metadata": {}, "status": None}])
+def test_a_half_filled_report_is_readable(body):
+    assert project_report(body).policies == ()
+
+
+# ------------------------------------------------------------ what a change touches
+
+
+def test_a_change_touches_the_policies_that_it_can_affect():
+    other = replace(POLICY, name="kvm", uid="uid-kvm", class_name="kvm.drakit.dev")
+    store = store_of(POLICY, other)
+
+    def touched(old: Fact | None, new: Fact | None) -> set[str]:
+        change = Change(kind=CLASSES, name=name_of_fact(new or old), old=old, new=new)
+        return policies_touched([change], store.world)
+
+    assert touched(None, POLICY) == {"serial"}
+    assert touched(POLICY, None) == {"serial"}
+    assert touched(None, report("a", outcome())) == {"serial"}
+    assert touched(report("a", outcome()), report("a")) == {"serial"}
+    assert touched(None, slice_body("a", {"s0": "serial"})) == {"serial", "kvm"}
+    assert touched(claim_of("a", "s0"), None) == {"serial", "kvm"}
+    foreign = replace(slice_body("a", {}), driver="gpu.example.com")
+    assert touched(foreign, None) == set()
+
+
+# ------------------------------------------------------------ what is written
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer() as server:
+        server.store(PATH, {"metadata": {"uid": POLICY.uid}, "spec": {}})
+        yield server
+
+
+@pytest.fixture
+async def session(server, tmp_path):
+    async with await connect(server.write_kubeconfig(tmp_path), user_agent="test") as session:
+        yield session
+
+
+def writer_of(session, *, leads: bool = True) -> PolicyWriter:
+    return PolicyWriter(
+        session,
+        class_version=lambda: "resource.k8s.io/v1",
+        may_write=lambda: leads,
+        now=lambda: THEN,
+    )
+
+
+def writes(server) -> list[str]:
+    return [f"{method} {path}" for method, path in server.requests if method != "GET"]
+
+
+async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(server, session):
+    policy = replace(POLICY, extended_resource="example.com/serial")
+    assert await writer_of(session).maintain_class(policy) == ""
+    body = await session.get(CLASS)
+    (selector,) = body["spec"]["selectors"]
+    assert '"hostdev.drakit.dev"].policy == "serial"' in selector["cel"]["expression"]
+    assert body["spec"]["extendedResourceName"] == "example.com/serial"
+    (owner,) = body["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", POLICY.uid)
+
+
+async def test_a_class_that_is_in_order_is_not_written(server, session):
+    writer = writer_of(session)
+    await writer.maintain_class(POLICY)
+    before = writes(server)
+    await writer.maintain_class(POLICY)
+    assert writes(server) == before
+
+
+async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_config(
+    server, session
+):
+    writer = writer_of(session)
+    await writer.maintain_class(POLICY)
+    await session.patch(CLASS, {"spec": {"selectors": [], "config": [{"opaque": {}}]}})
+    await writer.maintain_class(POLICY)
+    spec = (await session.get(CLASS))["spec"]
+    assert len(spec["selectors"]) == 1
+    assert spec["config"] == [{"opaque": {}}]
+
+
+async def test_a_class_of_somebody_else_is_never_touched(server, session):
+    server.store(CLASS, {"spec": {"selectors": []}})
+    problem = await writer_of(session).maintain_class(POLICY)
+    assert "set spec.deviceClass.name to another name" in problem
+    assert writes(server) == []
+
+
+async def test_a_policy_that_renames_its_class_loses_the_old_one_only(server, session):
+    writer = writer_of(session)
+    await writer.maintain_class(POLICY)
+    foreign = "/apis/resource.k8s.io/v1/deviceclasses/foreign"
+    server.store(foreign, {"metadata": {"labels": {"drakit.dev/policy": "serial"}}, "spec": {}})
+    await writer.maintain_class(replace(POLICY, class_name="tty"))
+    classes = (await session.list("/apis/resource.k8s.io/v1/deviceclasses")).items
+    assert {body["metadata"]["name"] for body in classes} == {"tty", "foreign"}
+
+
+async def test_a_policy_without_a_class_deletes_the_one_that_it_had(server, session):
+    writer = writer_of(session)
+    await writer.maintain_class(POLICY)
+    await writer.maintain_class(replace(POLICY, create_class=False))
+    assert (await session.list("/apis/resource.k8s.io/v1/deviceclasses")).items == []
+
+
+async def test_a_class_that_appears_meanwhile_is_left_to_the_next_change(server, session):
+    server.fail("POST", "/apis/resource.k8s.io", status=409, reason="AlreadyExists")
+    assert await writer_of(session).maintain_class(POLICY) == ""
+
+
+async def test_a_class_that_changes_meanwhile_is_a_conflict_and_tried_again(server, session):
+    writer = writer_of(session)
+    await writer.maintain_class(POLICY)
+    await session.patch(CLASS, {"spec": {"selectors": []}})
+    server.fail("PATCH", CLASS, status=409, reason="Conflict")
+    with pytest.raises(ConflictError):
+        await writer.maintain_class(POLICY)
+
+
+async def test_the_status_is_written_once_and_its_time_is_that_of_the_change(server, session):
+    writer = writer_of(session)
+    found = status(report("a", outcome()))
+    await writer.write_status(POLICY, found)
+    body = await session.get(PATH)
+    (ready,) = body["status"]["conditions"]
+    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z"
+    assert (ready["status"], ready["observedGeneration"]) == ("True", 3)
+    before = writes(server)
+    await writer.write_status(POLICY, found)
+    assert writes(server) == before
+
+
+async def test_the_time_of_a_transition_stays_while_ready_stays(server, session):
+    writer = writer_of(session)
+    await writer.write_status(POLICY, status(report("a", outcome())))
+    later = PolicyWriter(
+        session, class_version=lambda: "", may_write=lambda: True, now=lambda: datetime.now(UTC)
+    )
+    await later.write_status(POLICY, status(report("a", outcome(matched=7))))
+    (ready,) = (await session.get(PATH))["status"]["conditions"]
+    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z"
+
+
+async def test_a_replica_that_does_not_lead_writes_nothing(server, session):
+    writer = writer_of(session, leads=False)
+    with pytest.raises(NotLeadingError):
+        await writer.maintain_class(POLICY)
+    with pytest.raises(NotLeadingError):
+        await writer.write_status(POLICY, status())
+    assert writes(server) == []
+
+
+@pytest.mark.parametrize("uid", ["uid-of-another", None])
+async def test_a_policy_that_was_replaced_or_deleted_gets_no_status(server, session, uid):
+    policy = replace(POLICY, uid=uid) if uid else replace(POLICY, name="gone")
+    await writer_of(session).write_status(policy, status())
+    assert writes(server) == []
+
+
+# ------------------------------------------------------------ the controller
+
+
+async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeated(server, session):
+    store = store_of(POLICY, report("a", outcome()))
+    controller = PolicyController(store, writer_of(session), debounce_seconds=0.01)
+    server.fail("GET", CLASS, status=500)
+    change = Change(kind=CLASSES, name=name_of_fact(POLICY), old=None, new=POLICY)
+    for _ in range(100):
+        controller.changed([change])
+    task = asyncio.create_task(controller.run())
+    try:
+        async with asyncio.timeout(10):
+            while not (await session.get(PATH)).get("status"):
+                await asyncio.sleep(0.02)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        controller.close()
+    assert len(writes(server)) == 2
