@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from drakit.driver import NoParameters as NoParameters
     from drakit.driver import Policy as Policy
     from drakit.driver import PolicyResource as PolicyResource
+    from drakit.driver import ReleasePendingError as ReleasePendingError
     from drakit.resource.quantity import parse_quantity as parse_quantity
     from drakit.settings import Duration as Duration
 
@@ -80,6 +81,7 @@ _HOMES = {
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
     "PolicyResource": "drakit.driver",
+    "ReleasePendingError": "drakit.driver",
     "Taint": "drakit.device",
     "TaintEffect": "drakit.device",
     "Topology": "drakit.device",
@@ -118,6 +120,7 @@ __all__ = (
     "PolicyConflict",
     "PolicyOutcome",
     "PolicyResource",
+    "ReleasePendingError",
     "Taint",
     "TaintEffect",
     "Topology",

@@ -45,6 +45,7 @@ __all__ = (
     "Node",
     "Policy",
     "PolicyResource",
+    "ReleasePendingError",
     "overrides",
 )
 
@@ -131,6 +132,16 @@ class DriverError(Exception):
 
     Write a sentence that names the problem and the remedy. Omit times and counters, so that
     Kubernetes can deduplicate the Events.
+    """
+
+
+class ReleasePendingError(DriverError):
+    """
+    `unprepare` or `reset` has begun work that takes longer than the kubelet waits, such as wiping a
+    disk.
+
+    The pod can end: the kubelet gets success, and no container gets the device. The device stays
+    reserved, and the node plugin repeats the call every few seconds until it succeeds.
     """
 
 
@@ -321,7 +332,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
         The node plugin calls it when all containers have ended, also for a device whose `prepare`
         failed or never ran. It can repeat the call: nothing to undo counts as success. If it
-        raises, the device stays reserved, and the node plugin retries. The default does nothing.
+        raises, the device stays reserved, and the node plugin retries; the pod waits, except after
+        a :class:`ReleasePendingError`. The default does nothing.
         """
         return _nothing()
 

@@ -139,12 +139,24 @@ spec:
 
 {{/* drakit.hostdev: hostdev's configuration; where the host is seen is the chart's business. */}}
 {{- define "drakit.hostdev" -}}
+{{- if include "drakit.disk-helper" . }}
+diskHelper: {{ include "drakit.disk-helper.directory" . }}/helper.sock
+{{- end }}
 policies: {{ include "drakit.hostdev.policies" . }}
 allowDisks: {{ .Values.hostdev.allowDisks }}
 rescanInterval: {{ .Values.hostdev.rescanInterval }}
 devRoot: /host/dev
 udevRoot: /host/run/udev
 mountinfo: /host/mountinfo
+{{- end }}
+
+{{/* drakit.disk-helper: whether the disk helper runs. */}}
+{{- define "drakit.disk-helper" -}}
+{{- if and .Values.hostdev.enabled (dig "diskHelper" "enabled" false .Values.hostdev) }}yes{{ end }}
+{{- end }}
+
+{{- define "drakit.disk-helper.directory" -}}
+/run/drakit-disk-helper
 {{- end }}
 
 {{/* drakit.home: the directory of the node that contains drakit's data and sockets (drakit/layout.py). */}}
@@ -262,7 +274,7 @@ drivers: []
 {{- else }}
 drivers:
 {{- if .Values.hostdev.enabled }}
-  - driver: hostdev
+  - driver: {{ ternary "hostdev-disks" "hostdev" (eq (include "drakit.disk-helper" .) "yes") }}
     config:
       {{- include "drakit.hostdev" . | nindent 6 }}
 {{- end }}

@@ -37,7 +37,7 @@ from drakit_nodeplugin.claims.work import (
     raised_by,
     waves,
 )
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 
 __all__ = ("Undone", "Unpreparing")
 
@@ -55,8 +55,8 @@ class Undone:
     """Why its entry is still there; None if it is gone."""
 
     waiting: bool = False
-    """The driver is unavailable: containers get nothing of the claim any more, but its devices stay
-    held until the driver has confirmed."""
+    """The driver is unavailable, or still releases a device: containers get nothing of the claim
+    any more, but its devices stay held until the driver has confirmed."""
 
     fenced: bool = False
     """The entry is not the one that was to be undone: another process changed or removed it."""
@@ -142,8 +142,8 @@ class Unpreparing:
         }
         if undone.waiting:
             # The containers are gone, so the pod may go. The devices are kept from others until the
-            # driver is available again and has confirmed.
-            logger.warning("claim stays unpreparing until its driver is available", extra=facts)
+            # driver has confirmed.
+            logger.warning("claim stays unpreparing until its driver confirms", extra=facts)
             work.finish(ClaimAnswer())
         else:
             facts["reason"] = undone.error.reason
@@ -260,7 +260,7 @@ class Unpreparing:
         """Remove files and entries of the claims whose driver has confirmed, in one step."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            if isinstance(error.__cause__, EndpointStoppedError):
+            if _waits(error.__cause__):
                 undone[uid] = Undone(error=error, waiting=True)
         gone = [claim for claim in claims if claim.uid not in errors]
         waiting = [uid for uid, state in undone.items() if state.waiting]
@@ -276,6 +276,13 @@ class Unpreparing:
         if free := [claim for claim in gone if undone[claim.uid].error is None]:
             logger.info("claims unprepared", extra=facts_of(self._parts.driver, free))
         return undone
+
+
+def _waits(cause: BaseException | None) -> bool:
+    """Return whether the pod can end although the driver has not confirmed."""
+    if isinstance(cause, DeviceFailedError):
+        return cause.pending
+    return isinstance(cause, EndpointStoppedError)
 
 
 def _file_stays(claim: object, error: OSError | None) -> Undone:

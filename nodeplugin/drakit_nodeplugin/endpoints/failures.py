@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from drakit.driver import DriverError
+from drakit.driver import DriverError, ReleasePendingError
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.reasons import NodeReason
 
@@ -69,10 +69,12 @@ class EndpointStoppedError(Exception):
 class DeviceFailedError(Exception):
     """A device of a claim could not be prepared or unprepared; the text is the driver's."""
 
-    def __init__(self, text: str, *, index: int | None = None) -> None:
+    def __init__(self, text: str, *, index: int | None = None, pending: bool = False) -> None:
         super().__init__(text)
         self.index = index
         """Which of the claim's devices; None if it is not about one of them."""
+        self.pending = pending
+        """Whether the driver is still releasing the device, so that the pod need not wait."""
 
     def alone(self) -> Self:
         """Forget the cause: it refers to objects of the driver, whose code a log would run."""
@@ -117,7 +119,7 @@ def failure_of(
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
         logger.error("driver failed", extra=facts)
         text = f"{name} failed in {what}: {kind_of(error)}: {text_of(error)}"
-    return DeviceFailedError(text, index=index)
+    return DeviceFailedError(text, index=index, pending=isinstance(error, ReleasePendingError))
 
 
 def unusable_answer(

@@ -160,3 +160,46 @@ def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
     assert scc["seccompProfiles"] == ["runtime/default"]
     for power in ("IPC", "Network", "PID", "Ports"):
         assert scc[f"allowHost{power}"] is False
+
+
+# ------------------------------------------------------------ the disk helper
+
+
+def test_a_plain_install_has_no_disk_helper(render):
+    objects = render({"hostdev": {"allowDisks": True}})
+    assert "disk-helper" not in str(objects)
+
+
+def test_only_the_disk_helper_is_privileged_and_it_has_no_token(render):
+    objects = render({"hostdev": {"diskHelper": {"enabled": True}}})
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    plugin, helper = spec["containers"]
+    assert not plugin["securityContext"]["privileged"]
+    assert helper["securityContext"] == {
+        "runAsUser": 0,
+        "privileged": True,
+        "readOnlyRootFilesystem": True,
+    }
+    mounts = {mount["mountPath"]: mount["name"] for mount in helper["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    token = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert "emptyDir" in volumes[mounts[token]]
+    assert {path for path, name in mounts.items() if "hostPath" in volumes[name]} == {"/host/dev"}
+    assert mounts.keys() == {"/run/drakit-disk-helper", "/host/dev", token}
+
+
+def test_the_driver_finds_the_disk_helper_where_it_listens(render):
+    objects = render({"hostdev": {"diskHelper": {"enabled": True}}})
+    plugin, helper = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"]
+    config = yaml.safe_load(
+        the(objects, "ConfigMap", "drakit-nodeplugin")["data"]["nodeplugin.yaml"]
+    )
+    (driver,) = config["drivers"]
+    assert driver["driver"] == "hostdev-disks"
+    socket = driver["config"]["diskHelper"]
+    assert helper["args"][0] == socket
+    directory = socket.rpartition("/")[0]
+    assert all(
+        directory in {mount["mountPath"] for mount in container["volumeMounts"]}
+        for container in (plugin, helper)
+    )

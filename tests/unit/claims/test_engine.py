@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit import DeviceNode, Driver, DriverError, Edits
+from drakit import DeviceNode, Driver, DriverError, Edits, ReleasePendingError
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -383,6 +383,47 @@ async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start
     driver.asked.clear()
     assert await plugin.unprepare(reference(A), reference(C)) == {A: None, C: None}
     assert driver.asked == [["cam-0", "cam-1", "cam-3"]]
+
+
+class Slow(Driver[DriverConfig]):
+    """A driver whose reset goes on after its call."""
+
+    name = DRIVER
+
+    def __init__(self) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self.wiping = True
+
+    async def devices(self):
+        yield []
+
+    def prepare(self, claim, device):
+        return Edits()
+
+    def reset(self, device):
+        if self.wiping:
+            raise ReleasePendingError(f"{device.name} is being wiped")
+
+
+async def test_the_pod_terminates_while_the_driver_goes_on_and_its_device_is_held_until_then(
+    start, claims, devices
+):
+    driver = Slow()
+    calls = DirectEndpoint(driver, node=NODE)
+    devices.traits = traits_of(Slow)
+    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    assert (await plugin.prepare(reference(A)))[A].error is None
+
+    assert await plugin.unprepare(reference(A)) == {A: None}
+    assert (plugin.files(), await plugin.states()) == (set(), {A: "unpreparing"})
+    assert await plugin.recovery.recover() == 1
+    assert "still prepared for claim" in (await plugin.prepare(reference(B)))[B].error
+
+    driver.wiping = False
+    assert await plugin.recovery.recover() == 0
+    assert (await plugin.prepare(reference(B)))[B].error is None
 
 
 async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request_and_device(

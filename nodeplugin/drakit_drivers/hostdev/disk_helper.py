@@ -1,0 +1,69 @@
+"""
+The client of the disk helper: asks whether a disk is open elsewhere, and has disks wiped.
+
+:mod:`drakit_drivers.diskhelper` is the other side. Calls block; each opens a connection of its own,
+so a helper that restarts is found again.
+
+It must not know policies or claims.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from drakit import DriverError
+from drakit_drivers.diskhelper.protocol import MAX_LINE, Answer, MalformedError, Operation, Request
+from drakit_drivers.hostdev.sysfs import HostDevice, read_attribute
+
+__all__ = ("DiskHelper",)
+
+CALL_SECONDS = 15.0
+"""Longest wait for an answer: opening a disk that has to spin up takes seconds."""
+
+
+class DiskHelper:
+    """The helper behind a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ask(self, operation: Operation, host: HostDevice) -> Answer:
+        """
+        Send a request for a block device.
+
+        :raises DriverError: the helper does not answer, or the disk has no sequence number.
+        """
+        sequence = _sequence(host)
+        request = Request(operation=operation, number=host.number, sequence=sequence)
+        try:
+            return Answer.parse(self._exchange(request.line()))
+        except (OSError, MalformedError) as error:
+            raise DriverError(
+                f"the disk helper does not answer on {self._path}: {error}; check the container "
+                "disk-helper of the node plugin's pod"
+            ) from error
+
+    def _exchange(self, line: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(CALL_SECONDS)
+            connection.connect(str(self._path))
+            connection.sendall(line)
+            received = b""
+            while not received.endswith(b"\n") and len(received) <= MAX_LINE:
+                part = connection.recv(MAX_LINE)
+                if not part:
+                    break
+                received += part
+            return received
+
+
+def _sequence(host: HostDevice) -> int:
+    disk = host.directory.parent if host.block and host.block.partition else host.directory
+    text = read_attribute(disk, "diskseq")
+    if text is None or not text.isdecimal():
+        raise DriverError(
+            f"{host.path} has no disk sequence number, which the disk helper needs: the kernel "
+            "must be Linux 5.15 or later"
+        )
+    return int(text)
