@@ -141,6 +141,7 @@ spec:
 {{- define "drakit.hostdev" -}}
 {{- if include "drakit.disk-helper" . }}
 diskHelper: {{ include "drakit.disk-helper.directory" . }}/helper.sock
+diskRecords: {{ include "drakit.home" . }}/drivers/hostdev.drakit.dev/disks.json
 {{- end }}
 policies: {{ include "drakit.hostdev.policies" . }}
 allowDisks: {{ .Values.hostdev.allowDisks }}

@@ -26,7 +26,7 @@ def main() -> None:
     disks = Disks(dev_root=arguments.dev_root, sys_root=arguments.sys_root)
     server = Server(arguments.socket, Wipes(disks), allowed_uid=os.geteuid())
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.close())
+        signal.signal(number, lambda _number, _frame: server.close())
     logging.info("serving %s", arguments.socket)
     server.run()
 

@@ -48,6 +48,13 @@ class HostDevicesConfig(DriverConfig):
     """The interval of full scans. The kernel reports at once that a device was plugged in or out.
     The scan detects other changes, such as a mounted disk."""
 
+    disk_helper: AbsolutePath | None = None
+    """The socket of the disk helper. The driver ``hostdev-disks`` requires it; ``hostdev`` ignores
+    it, and refuses policies with ``onRelease: Wipe``."""
+
+    disk_records: AbsolutePath | None = None
+    """The file in which ``hostdev-disks`` records the disks to wipe. It must survive restarts."""
+
     sys_root: AbsolutePath = Path("/sys")
     """The mount point of sysfs."""
 

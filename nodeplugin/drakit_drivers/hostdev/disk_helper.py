@@ -13,8 +13,7 @@ import socket
 from pathlib import Path
 
 from drakit import DriverError
-from drakit_drivers.diskhelper.protocol import MAX_LINE, Answer, MalformedError, Operation, Request
-from drakit_drivers.hostdev.sysfs import HostDevice, read_attribute
+from drakit_drivers.diskhelper.protocol import MAX_LINE, Answer, MalformedError, Request
 
 __all__ = ("DiskHelper",)
 
@@ -28,14 +27,8 @@ class DiskHelper:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def ask(self, operation: Operation, host: HostDevice) -> Answer:
-        """
-        Send a request for a block device.
-
-        :raises DriverError: the helper does not answer, or the disk has no sequence number.
-        """
-        sequence = _sequence(host)
-        request = Request(operation=operation, number=host.number, sequence=sequence)
+    def ask(self, request: Request) -> Answer:
+        """Send a request. Raises DriverError if the helper does not answer."""
         try:
             return Answer.parse(self._exchange(request.line()))
         except (OSError, MalformedError) as error:
@@ -56,14 +49,3 @@ class DiskHelper:
                     break
                 received += part
             return received
-
-
-def _sequence(host: HostDevice) -> int:
-    disk = host.directory.parent if host.block and host.block.partition else host.directory
-    text = read_attribute(disk, "diskseq")
-    if text is None or not text.isdecimal():
-        raise DriverError(
-            f"{host.path} has no disk sequence number, which the disk helper needs: the kernel "
-            "must be Linux 5.15 or later"
-        )
-    return int(text)

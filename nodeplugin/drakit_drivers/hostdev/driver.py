@@ -72,13 +72,16 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
 
     name: ClassVar[str] = "hostdev.drakit.dev"
     side_effects: ClassVar[bool] = False
+    can_wipe: ClassVar[bool] = False
+    """Whether it can wipe disks."""
+
     policy_resource: ClassVar[PolicyResource | None] = PolicyResource(
         group="drakit.dev", version="v1alpha1", plural="hostdevicepolicies"
     )
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
-        self._host = Host(config)
+        self._host = Host(config, can_wipe=self.can_wipe)
         self._host.check()
         self._own = {
             name: Policy(name=name, created=_OLDEST, generation=0, spec=spec)
@@ -134,7 +137,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         )
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
-        published = await asyncio.to_thread(self._find, device.name)
+        published = await asyncio.to_thread(self.find, device.name)
         return container_edits(
             published.spec.container, published.hosts, request=device.request, device=device.name
         )
@@ -150,8 +153,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
                 results[uid] = DriverError(problem)
         return results
 
-    def _find(self, name: str) -> Published:
-        """Find a device in a new scan of the host."""
+    def find(self, name: str) -> Published:
+        """Find a device in a new scan of the host. Blocks. Raises DriverError."""
         policies = policies_of_node(self._policies.values(), self.node.labels)
         selection = self._host.scan(
             policies, before=self._names, held=self.held_devices()

@@ -57,8 +57,10 @@ class Scan:
 class Host:
     """The host, at the paths of a config. Calls read files, and block for a moment."""
 
-    def __init__(self, config: HostDevicesConfig) -> None:
+    def __init__(self, config: HostDevicesConfig, *, can_wipe: bool = False) -> None:
+        """`can_wipe`: the driver can wipe disks."""
         self._config = config
+        self._can_wipe = can_wipe
         self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
 
     def check(self) -> None:
@@ -98,9 +100,11 @@ class Host:
                     "Dangerous",
                     "it gives a container control of the node, and allow.dangerous is not set",
                 )
-            if policy.spec.on_release == "Wipe":
+            if policy.spec.on_release == "Wipe" and not self._can_wipe:
                 return Refusal(
-                    "NotSupported", "its policy sets onRelease: Wipe, which needs the disk helper"
+                    "NotSupported",
+                    "its policy sets onRelease: Wipe, which needs the disk helper "
+                    "(hostdev.diskHelper.enabled)",
                 )
             reason = self._reason_against_node(host)
             if reason:

@@ -28,6 +28,8 @@ def loop(tmp_path) -> Iterator[Path]:
         pytest.skip(f"this machine has no loop devices for this user: {done.stderr.strip()}")
     device = Path(done.stdout.strip())
     yield device
+    # The flag would outlive the backing file.
+    subprocess.run(["blockdev", "--setrw", str(device)], check=True)
     subprocess.run(["losetup", "--detach", str(device)], check=True)
 
 

@@ -24,6 +24,8 @@ def test_defaults():
         "policies": {},
         "allow_disks": False,
         "rescan_interval": "10s",
+        "disk_helper": None,
+        "disk_records": None,
         "sys_root": "/sys",
         "udev_root": "/run/udev",
         "dev_root": "/dev",
