@@ -118,15 +118,17 @@ class App:
             parts.result()
 
     async def _lead(self, session: Session, election: LeaseElection) -> None:
+        def may_write() -> bool:
+            return election.is_leader
+
         self._term = Term(
             config=self._config,
             session=session,
             connect=self._connect,
-            recorder=EventWriter(
-                session, instance=self._identity.name, may_write=lambda: election.is_leader
-            ),
+            recorder=EventWriter(session, instance=self._identity.name, may_write=may_write),
             metrics=self._metrics,
             selectors=self._selectors,
+            may_write=may_write,
         )
         try:
             await self._term.run()

@@ -30,6 +30,7 @@ from drakit.explain.projection import (
     project_taint_rule,
     project_template,
 )
+from drakit.explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
 from drakit.explain.world import Fact, Name
 from drakit.kube.paths import resource_path
 from drakit.resource.raw import Object, child
@@ -41,6 +42,8 @@ __all__ = (
     "KINDS",
     "NODES",
     "PODS",
+    "POLICIES",
+    "REPORTS",
     "RULES",
     "SLICES",
     "TEMPLATES",
@@ -227,9 +230,35 @@ RULES = Kind(
     unused=(_LABELS, ("status",)),
 )
 
+POLICIES = Kind(
+    group="drakit.dev",
+    plural="hostdevicepolicies",
+    type=PolicyFacts,
+    project=lambda body, _: project_policy(body),
+    versions=("v1alpha1",),
+    required=False,
+    unused=(_LABELS, ("spec", "match"), ("spec", "container"), ("status",)),
+)
+REPORTS = Kind(
+    group="drakit.dev",
+    plural="nodedevicereports",
+    type=ReportFacts,
+    project=lambda body, _: project_report(body),
+    versions=("v1alpha1",),
+    required=False,
+    unused=(
+        _LABELS,
+        ("status", "claims"),
+        ("status", "devices"),
+        ("status", "endpoints"),
+        ("status", "leftOut"),
+        ("status", "stuckClaims"),
+    ),
+)
+
 # Referrers first: a list of the kinds in this order never has a pod without the claim that was
 # created with it, so the claim does not count as missing.
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES)
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, POLICIES, REPORTS)
 
 
 def name_of(body: Object) -> Name:

@@ -22,8 +22,10 @@ from drakit.logs import ProblemLog
 from drakit_operator.announcing import Announcer, Recorder, Timing
 from drakit_operator.config import Config
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import KINDS, Served
+from drakit_operator.kinds import CLASSES, KINDS, Served
 from drakit_operator.metrics import Metrics
+from drakit_operator.policies.apply import PolicyWriter
+from drakit_operator.policies.controller import PolicyController
 from drakit_operator.store import Store
 from drakit_operator.watching.census import Census, Swept
 from drakit_operator.watching.loads import LoadWatch
@@ -61,6 +63,7 @@ class Term:
         recorder: Recorder,
         metrics: Metrics,
         selectors: Selectors,
+        may_write: Callable[[], bool],
     ) -> None:
         self._config = config
         self._session = session
@@ -76,6 +79,10 @@ class Term:
             capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
             is_urgent=lambda key: key.concern in URGENT,
+        )
+        self._policies = PolicyController(
+            self._store,
+            PolicyWriter(session, class_version=self._class_version, may_write=may_write),
         )
         timing = Timing(
             debounce_seconds=config.events.debounce,
@@ -95,6 +102,7 @@ class Term:
             debounce_seconds=config.events.debounce,
             selectors=selectors,
             name_all_holders=config.events.name_holders == "all",
+            on_changes=self._policies.changed,
         )
         self._watcher = Watcher(
             prepare=self._relist,
@@ -111,12 +119,14 @@ class Term:
             "loads": self._loads.run,
             "sweeper": self._sweep_for_ever,
             "feature gates": self._follow_gates,
+            "policies": self._policies.run,
         }
         workers = {f"worker {number}": self._work.work for number in range(self._config.workers)}
         try:
             await tasks.run(parts | workers)
         finally:
             self._queue.close()
+            self._policies.close()
             self._metrics.leader.set(0)
             self._metrics.pools.clear()
 
@@ -144,9 +154,15 @@ class Term:
             on_skipped=self._observer.skipped,
         )
 
+    def _class_version(self) -> str:
+        """Return the ``apiVersion`` of DeviceClasses that the API server serves."""
+        served = (each.version for each in self._versions if each.kind is CLASSES)
+        version = next(served, CLASSES.versions[0])
+        return f"{CLASSES.group}/{version}"
+
     async def _relist(self) -> None:
         relisted = await self._census.relist()
-        self._versions = relisted.versions
+        self._versions = relisted.versions  # before changes: what follows from them needs it
         self._work.changed(relisted.changes)
 
     async def _follow_gates(self) -> None:

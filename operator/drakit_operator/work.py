@@ -136,7 +136,10 @@ class Work:
         debounce_seconds: float,
         selectors: Selectors,
         name_all_holders: bool = False,
+        on_changes: Callable[[Sequence[Change]], None] = lambda _: None,
     ) -> None:
+        """`on_changes` gets all changes, for concerns with queues of their own."""
+        self._on_changes = on_changes
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
         self._evaluation = SelectorEvaluation(store.world, selectors)
         self._turn = asyncio.Lock()
@@ -161,6 +164,7 @@ class Work:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
+        self._on_changes(changes)
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():

@@ -25,6 +25,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "DeviceParameters",
         "NoParameters",
         "DriverError",
+        "ReleasePendingError",
         "Node",
     ),
     "Policies": (

@@ -132,7 +132,13 @@ spec:
 {{- define "drakit.hostdev.policies" -}}
 {{- $enabled := dict }}
 {{- range $name, $policy := .Values.hostdev.policies }}
-{{- if dig "enabled" true $policy }}{{ $_ := set $enabled $name (omit $policy "enabled") }}{{ end }}
+{{- if dig "enabled" true $policy }}
+{{- $spec := omit $policy "enabled" }}
+{{- if not $.Values.hostdev.deviceClasses }}
+{{- $_ := set $spec "deviceClass" (merge (dict "create" false) (dig "deviceClass" dict $policy)) }}
+{{- end }}
+{{- $_ := set $enabled $name $spec }}
+{{- end }}
 {{- end }}
 {{- toJson $enabled }}
 {{- end }}
@@ -143,7 +149,6 @@ spec:
 diskHelper: {{ include "drakit.disk-helper.directory" . }}/helper.sock
 diskRecords: {{ include "drakit.home" . }}/drivers/hostdev.drakit.dev/disks.json
 {{- end }}
-policies: {{ include "drakit.hostdev.policies" . }}
 allowDisks: {{ .Values.hostdev.allowDisks }}
 rescanInterval: {{ .Values.hostdev.rescanInterval }}
 devRoot: /host/dev

@@ -218,6 +218,7 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
         attributes=attributes(published),
         capacity=capacity(published, is_copy=is_copy),
         allow_multiple_allocations=_is_shared(published) and not is_copy,
+        evict_if_gone=published.spec.on_vanish == "Evict",
     )
 
 

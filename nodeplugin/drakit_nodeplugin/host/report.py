@@ -139,6 +139,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
             "published": facts.devices.published,
             "healthy": facts.devices.healthy,
             "unhealthy": facts.devices.unhealthy,
+            "gone": facts.devices.gone,
             "allocated": facts.devices.allocated,
             "leftOut": facts.left_out_count,
         },

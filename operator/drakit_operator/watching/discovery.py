@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from drakit.kube import ForbiddenError
 from drakit.kube.discovery import served_versions, version_of
 from drakit.resource.raw import child
-from drakit.resource.versions import GROUP, VERSIONS
 from drakit_operator.kinds import Kind, Served
 
 __all__ = ("Absence", "Client", "Coverage", "KindsMissingError", "discover")
@@ -73,8 +72,11 @@ class KindsMissingError(Exception):
 
 async def discover(client: Client, kinds: Sequence[Kind]) -> Coverage:
     """Find the version of each kind, and whether it may be listed and watched. Raises ApiError."""
-    versions = await _group_versions(client)
-    found = await asyncio.gather(*(_find(client, kind, versions) for kind in kinds))
+    groups = {kind.group for kind in kinds if kind.group}
+    versions = {group: await _group_versions(client, group) for group in groups}
+    found = await asyncio.gather(
+        *(_find(client, kind, versions.get(kind.group, ())) for kind in kinds)
+    )
     return Coverage(
         served=tuple(each for each in found if isinstance(each, Served)),
         left_out={
@@ -83,16 +85,17 @@ async def discover(client: Client, kinds: Sequence[Kind]) -> Coverage:
     )
 
 
-async def _group_versions(client: Client) -> tuple[str, ...]:
+async def _group_versions(client: Client, group: str) -> tuple[str, ...] | None:
+    """Return the served versions; None if they may not be read."""
     try:
-        return await served_versions(client, GROUP)
+        return await served_versions(client, group)
     except ForbiddenError:  # the role system:discovery has been restricted
-        return VERSIONS[:1]
+        return None
 
 
-async def _find(client: Client, kind: Kind, served: Sequence[str]) -> Served | Absence:
+async def _find(client: Client, kind: Kind, served: Sequence[str] | None) -> Served | Absence:
     version: str | None = kind.versions[0]
-    if kind.group:
+    if kind.group and served is not None:
         known = [each for each in kind.versions if each in served]
         version = await _version_of(client, kind, known)
     if version is None:

@@ -120,7 +120,7 @@ def test_the_table_of_tokens_names_all_rights(render, component, first):
     shown, token = set(), ""
     for cells in (line.split("|")[1:4] for line in table.splitlines()[1:]):
         token = cells[0].strip() or token
-        resources = re.findall(r"`(/?\w+)`", cells[1])
+        resources = re.findall(r"`(/?[\w/]+)`", cells[1])
         if token == first and resources != ["leases"]:
             shown |= {(one, cells[2].strip()) for one in resources}
     assert shown == {

@@ -24,6 +24,15 @@ def files(folder: Path) -> list[Any]:
     return [pytest.param(file, id=file.stem) for file in sorted(folder.glob("*.yaml"))]
 
 
+EMPTY = {
+    "driver": SIMULATED,
+    "allowMultipleAllocations": False,
+    "attributes": {},
+    "capacity": {},
+}
+"""Fields that the API leaves out of a device."""
+
+
 def objects_of(file: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(file.read_text()))
 
@@ -44,7 +53,7 @@ def devices_for(request: dict[str, Any]) -> list[Device]:
         if device.attributes["type"] == kind
     ]
     for selector in request.get("selectors", []):
-        bodies = [{"driver": SIMULATED, **device_body(device)} for device in devices]
+        bodies = [{**EMPTY, **device_body(device)} for device in devices]
         outcomes = Library().select(selector["cel"]["expression"], bodies)
         assert not any(outcome.error for outcome in outcomes)
         devices = [

@@ -64,11 +64,12 @@ def test_a_second_release_has_nothing_that_the_first_has(render):
     assert {body["kind"] for body in second} >= CLUSTER_WIDE - {"DeviceClass"}
 
 
-def test_the_classes_of_hostdev_come_from_the_release_that_has_it(render):
+def test_the_policies_of_hostdev_come_from_the_release_that_has_it(render):
     policies = {"policies": {"kvm": {"enabled": True}}}
-    for hostdev, classes in ((policies, 1), (policies | {"enabled": False}, 0)):
+    for hostdev, applied in ((policies, 1), (policies | {"enabled": False}, 0)):
         objects = render(VENDOR | {"hostdev": hostdev}, release="cameras")
-        assert len([body for body in objects if body["kind"] == "DeviceClass"]) == classes
+        jobs = [body["metadata"]["name"] for body in objects if body["kind"] == "Job"]
+        assert len([name for name in jobs if name.endswith("-policies")]) == applied
 
 
 def test_each_release_has_a_policy_for_its_own_plugin(render):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from drakit.layout import home_directory
-from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevicesConfig
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.config import load_config
@@ -33,8 +33,10 @@ def test_the_node_plugin_reads_its_configuration(render, tmp_path):
     assert str(config.boot_id_file) == "/host/boot_id"
     (entry,) = config.drivers
     hostdev = HostDevicesConfig.model_validate(entry.config)
-    assert set(hostdev.policies) == {"kvm", "serial"}
-    assert hostdev.policies["kvm"].sharing.users == 32
+    assert not hostdev.policies
+    specs = policies_of(objects)
+    assert set(specs) == {"kvm", "serial"}
+    assert HostDevicePolicySpec.model_validate(specs["kvm"]).sharing.users == 32
     mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     seen = {mount["mountPath"] for mount in mounts}
     used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}
@@ -245,10 +247,21 @@ def test_the_operator_is_not_root(render):
     assert context["runAsNonRoot"] is True
 
 
-def test_the_operator_changes_nothing_but_events_and_its_lease(render):
+def test_the_operator_changes_nothing_but_a_closed_list(render):
     rules = the(render(), "ClusterRole", "drakit-operator")["rules"]
     writes = [rule["resources"] for rule in rules if set(rule["verbs"]) - READING]
-    assert writes == [["events"]]
+    assert writes == [["hostdevicepolicies/status"], ["deviceclasses"], ["events"]]
+
+
+def test_the_operator_may_change_only_classes_that_a_policy_owns(render):
+    policy = the(render(), "ValidatingAdmissionPolicy", "drakit-operator")["spec"]
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (
+        ["deviceclasses"],
+        ["CREATE", "UPDATE", "DELETE"],
+    )
+    binding = the(render(), "ValidatingAdmissionPolicyBinding", "drakit-operator")["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == ("drakit-operator", ["Deny"])
 
 
 @pytest.mark.parametrize(
@@ -274,12 +287,25 @@ def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_p
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
 
 
-def test_each_enabled_policy_has_its_class(render):
+def test_the_operator_makes_the_classes_of_policies_and_the_chart_none(render):
     overrides = {"policies": {"serial": SERIAL, "tun": {"enabled": True}}}
-    serial, tun = [body for body in render({"hostdev": overrides}) if body["kind"] == "DeviceClass"]
-    assert serial["metadata"]["name"] == "serial.drakit.dev"
-    assert 'policy == "serial"' in serial["spec"]["selectors"][0]["cel"]["expression"]
-    assert tun["metadata"]["name"] == "tun.drakit.dev"
+    objects = render({"hostdev": overrides})
+    assert not [body for body in objects if body["kind"] == "DeviceClass"]
+    assert set(policies_of(objects)) == {"serial", "tun"}
+    assert not any("deviceClass" in spec for spec in policies_of(objects).values())
+
+
+def test_the_policies_of_the_values_can_have_no_classes(render):
+    named = SERIAL | {"deviceClass": {"extendedResourceName": "example.com/serial"}}
+    objects = render({"hostdev": {"deviceClasses": False, "policies": {"serial": named}}})
+    assert policies_of(objects)["serial"]["deviceClass"] == {
+        "create": False,
+        "extendedResourceName": "example.com/serial",
+    }
+
+
+def policies_of(objects):
+    return yaml.safe_load(the(objects, "ConfigMap", "drakit-setup")["data"]["policies.yaml"])
 
 
 def test_each_kind_of_simulated_device_has_its_class(render):

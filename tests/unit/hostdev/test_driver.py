@@ -218,6 +218,18 @@ async def test_a_policy_that_wipes_publishes_nothing_without_the_disk_helper(hos
     assert "needs the disk helper" in left_out.message
 
 
+async def test_a_policy_decides_whether_the_pods_of_a_vanished_device_are_evicted(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.device("virtual/misc/fuse", "10:229", node=True)
+    policies = {
+        "evicts": policy("misc", "/dev/kvm", onVanish="Evict"),
+        "taints": policy("misc", "/dev/fuse"),
+    }
+    async with aclosing(driver(host, policies).devices()) as stream:
+        devices = {each.name: each.evict_if_gone for each in (await anext(stream)).devices}
+    assert devices == {"evicts-kvm": True, "taints-fuse": False}
+
+
 async def test_the_outcome_of_each_policy_is_reported_with_conflicts(host):
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.device("virtual/misc/fuse", "10:229", node=True)

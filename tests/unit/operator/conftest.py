@@ -35,6 +35,14 @@ OF_DRA = [
     *(_resource(plural, kind, namespaced=True) for plural, kind in NAMESPACED.items()),
     *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
 ]
+OURS = {
+    "hostdevicepolicies": "HostDevicePolicy",
+    "nodedevicereports": "NodeDeviceReport",
+}
+OF_DRAKIT = [
+    *(_resource(plural, kind, namespaced=False) for plural, kind in OURS.items()),
+    _resource("hostdevicepolicies/status", "HostDevicePolicy", namespaced=False),
+]
 RULES = _resource("devicetaintrules", "DeviceTaintRule", namespaced=False)
 
 
@@ -48,7 +56,12 @@ def _discovered(path: str, versions: list[str]) -> dict | None:
             return {"kind": "APIResourceList", "groupVersion": "v1", "resources": CORE}
         case ["apis"]:
             group = {"name": GROUP, "versions": named, "preferredVersion": named[0]}
-            return {"kind": "APIGroupList", "groups": [group]}
+            ours = {"groupVersion": "drakit.dev/v1alpha1", "version": "v1alpha1"}
+            drakit = {"name": "drakit.dev", "versions": [ours], "preferredVersion": ours}
+            return {"kind": "APIGroupList", "groups": [group, drakit]}
+        case ["apis", "drakit.dev", "v1alpha1"]:
+            of = "drakit.dev/v1alpha1"
+            return {"kind": "APIResourceList", "groupVersion": of, "resources": OF_DRAKIT}
         case ["apis", group, version] if group == GROUP and version in versions:
             resources = [RULES] if version in ("v1beta2", "v1alpha3") else []
             if version != "v1alpha3":
@@ -64,6 +77,7 @@ class Cluster(FakeApiServer):
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
+        self.served.setdefault("drakit.dev", ["v1alpha1"])
         if (answer := _discovered(request.path, versions)) is not None:
             return web.json_response(answer)
         return await super()._handle(request)
@@ -131,6 +145,28 @@ class Cluster(FakeApiServer):
 
     def add_node(self, name: str, **spec: object) -> None:
         self.store(f"/api/v1/nodes/{name}", {"apiVersion": "v1", "kind": "Node", "spec": spec})
+
+    def add_policy(self, name: str) -> None:
+        self.store(
+            f"/apis/drakit.dev/v1alpha1/hostdevicepolicies/{name}",
+            {"apiVersion": "drakit.dev/v1alpha1", "kind": "HostDevicePolicy", "spec": {}},
+        )
+
+    def add_report(self, node: str, *policies: str, generation: int = 1) -> None:
+        outcomes = [
+            {"name": each, "observedGeneration": generation, "matched": 1, "published": 1}
+            for each in policies
+        ]
+        driver = "hostdev.drakit.dev"
+        self.store(
+            f"/apis/drakit.dev/v1alpha1/nodedevicereports/{node}.{driver}",
+            {
+                "apiVersion": "drakit.dev/v1alpha1",
+                "kind": "NodeDeviceReport",
+                "spec": {"nodeName": node, "driver": driver},
+                "status": {"policies": outcomes},
+            },
+        )
 
     def add_rule(self, name: str, **selector: str) -> None:
         taint = {"key": "example.com/broken", "effect": "NoSchedule"}

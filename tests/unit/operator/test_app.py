@@ -18,6 +18,10 @@ WRITTEN = {
     ("PATCH", "events.k8s.io", "events"),
     ("POST", "coordination.k8s.io", "leases"),
     ("PUT", "coordination.k8s.io", "leases"),
+    ("PATCH", "drakit.dev", "hostdevicepolicies/status"),
+    ("POST", "resource.k8s.io", "deviceclasses"),
+    ("PATCH", "resource.k8s.io", "deviceclasses"),
+    ("DELETE", "resource.k8s.io", "deviceclasses"),
 }
 """All that the operator may write: method, group and resource."""
 
@@ -46,13 +50,17 @@ async def process(cluster, folder, name) -> AsyncIterator[asyncio.subprocess.Pro
 
 
 def writes_elsewhere(cluster) -> list:
-    """Return the writes to anything but Events and the Lease."""
-    found = []
-    for method, path in cluster.writes():
-        _, _, group, _, *rest = path.split("/")  # /apis/GROUP/VERSION/namespaces/NAMESPACE/...
-        if (method, group, rest[2]) not in WRITTEN or len(rest) > 4:
-            found.append((method, path))
-    return found
+    """Return the writes to anything that is not in the closed list."""
+    return [
+        (method, path) for method, path in cluster.writes() if target(method, path) not in WRITTEN
+    ]
+
+
+def target(method: str, path: str) -> tuple[str, str, str]:
+    """Return method, group and resource, with the subresource if there is one."""
+    _, _, group, _, *rest = path.split("/")  # /apis/GROUP/VERSION/namespaces/NAMESPACE/...
+    resource, *names = rest[2:] if rest[0] == "namespaces" else rest
+    return method, group, "/".join((resource, *names[1:]))
 
 
 async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path):
@@ -288,3 +296,19 @@ async def test_a_leader_that_cannot_renew_stops_writing(cluster, tmp_path):
         assert (await probe(app, "/healthz"))[0] == 200
         cluster.heal()
         await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
+
+
+async def test_a_policy_gets_its_class_and_its_status(cluster, tmp_path):
+    async with replica(cluster, tmp_path, "one"):
+        await until(cluster.is_watched)
+        cluster.add_policy("serial")
+        cluster.add_report("n1", "serial")
+        path = "/apis/drakit.dev/v1alpha1/hostdevicepolicies/serial"
+        await until(lambda: (cluster.object(path) or {}).get("status", {}).get("nodes") == 1)
+        status = cluster.object(path)["status"]
+        assert [(each["type"], each["status"]) for each in status["conditions"]] == [
+            ("Ready", "True")
+        ]
+        assert status["deviceClass"] == "serial.drakit.dev"
+        assert cluster.object("/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev")
+    assert writes_elsewhere(cluster) == []

@@ -6,7 +6,18 @@ from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit.explain.pending import Verdict
 from drakit.kube import Listing, UnavailableError, connect
 from drakit.metrics import text_of
-from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, RULES, SLICES, Name
+from drakit_operator.kinds import (
+    CLAIMS,
+    CLASSES,
+    KINDS,
+    NODES,
+    PODS,
+    POLICIES,
+    REPORTS,
+    RULES,
+    SLICES,
+    Name,
+)
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
 from drakit_operator.watching.census import Census
@@ -49,7 +60,8 @@ async def test_everything_is_listed(cluster, reader):
     relisted = await census(reader, store).relist()
     assert store.size(CLAIMS) == len(relisted.changes) == 5
     assert {served.kind: served.version for served in relisted.versions} == {
-        kind: "v1beta2" if kind is RULES else "v1" for kind in KINDS
+        kind: {RULES: "v1beta2", POLICIES: "v1alpha1", REPORTS: "v1alpha1"}.get(kind, "v1")
+        for kind in KINDS
     }
     assert set(relisted.versions.values()) == {str(cluster.cluster.version)}
 
@@ -126,6 +138,8 @@ async def test_other_kinds_are_left_out_and_named_until_they_are_allowed(
     cluster.add_template("tpl", "gpu.example")
     cluster.add_node("n1")
     cluster.add_rule("rule", driver="d")
+    cluster.add_policy("serial")
+    cluster.add_report("n1", "serial")
     metrics = Metrics()
     observer, store = Observer(metrics), Store()
     listing = census(reader, store, observer=observer)
@@ -246,7 +260,7 @@ async def test_a_sweep_reads_no_more_than_metadata(cluster, reader):
 async def test_a_sweep_lists_no_kind_of_which_nothing_is_known(cluster, reader):
     assert await sweep(reader, Store(), KINDS) == []
     asked = {path for method, path in cluster.requests if method == "GET"}
-    assert asked == {"/apis/resource.k8s.io"}
+    assert asked == {"/apis/resource.k8s.io", "/apis/drakit.dev"}
 
 
 async def test_what_comes_in_during_a_sweep_is_not_judged_by_its_list(cluster, reader):
