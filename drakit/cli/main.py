@@ -61,10 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or settings.",
     )
     commands = _group(parser)
-    _add_checkpoint(
-        _group(commands.add_parser("node", help="inspect the node plugin's data on this node"))
-    )
+    node = _group(commands.add_parser("node", help="inspect the node plugin's data on this node"))
+    _add_checkpoint(node)
+    _add_host_devices(node)
+    _add_report(node)
     _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
+    _add_convert(
+        _group(commands.add_parser("convert", help="convert configurations of other tools"))
+    )
     _add_new(commands)
     _add_conformance(commands)
     _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
@@ -236,6 +240,83 @@ def _add_checkpoint(group: _Group) -> None:
     for command in (show, verify, forget):
         command.add_argument("--driver", metavar="NAME", help="only this driver")
         _add_place(command)
+
+
+def _add_host_devices(group: _Group) -> None:
+    devices = group.add_parser(
+        "devices",
+        help="list the device nodes that policies can publish",
+        description="Lists the device nodes of this node, and why hostdev publishes them or not. "
+        "Uses the policies of the configuration file, and the copy of the cluster's policies on "
+        "this node. Writes nothing.",
+    )
+    devices.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="only these device nodes: paths below /dev, or links to them (default: all)",
+    )
+    devices.add_argument("--subsystem", metavar="NAME", help="only devices of this subsystem")
+    devices.add_argument(
+        "--policy",
+        action="store_true",
+        help="print for each device a policy that publishes only this device",
+    )
+    devices.add_argument(
+        "--labels",
+        metavar="KEY=VALUE,...",
+        help="labels of this node, for policies with a node selector (default: unknown)",
+    )
+    devices.set_defaults(command="host_devices.devices")
+    _add_json(devices)
+    _add_place(devices)
+
+
+def _add_report(group: _Group) -> None:
+    report = group.add_parser(
+        "report",
+        help="collect the data for a bug report",
+        description="Collects the data of this node for a bug report: versions, configuration, "
+        "policies, devices, claims, sockets, CDI files, and mounts. Leaves out opaque parameters, "
+        "environment variables, and the configuration of vendors' drivers. Writes only the file.",
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to a file; with the suffix .tar.gz, an archive (default: print the text)",
+    )
+    report.set_defaults(command="report.report")
+    _add_place(report)
+
+
+def _add_convert(group: _Group) -> None:
+    for tool, text in (
+        ("akri", "Configurations with the discovery handler udev"),
+        (
+            "generic-device-plugin",
+            "its DaemonSet with --device arguments, its ConfigMap, or its configuration file",
+        ),
+        ("smarter-device-manager", "its ConfigMap, or its file conf.yaml"),
+    ):
+        command = group.add_parser(
+            tool,
+            help=f"convert the configuration of {tool}",
+            description=f"Prints HostDevicePolicies for the configuration of {tool}. Prints to "
+            "standard error what you must check, and what has no counterpart. Exits with 1 if a "
+            "part has no counterpart. Reads no host and no cluster.",
+        )
+        command.add_argument("file", type=Path, metavar="FILE", help=f"YAML file: {text}")
+        command.add_argument(
+            "-o",
+            "--output",
+            choices=("manifests", "values"),
+            default="manifests",
+            help="manifests: objects for kubectl apply; values: hostdev.policies of the chart "
+            "(default: manifests)",
+        )
+        command.set_defaults(command="convert.command.convert", tool=tool)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

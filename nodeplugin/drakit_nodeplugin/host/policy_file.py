@@ -42,8 +42,12 @@ class StoredPolicy:
     """None if it is missing, or cannot be read."""
 
 
-def read_policies(path: Path) -> list[StoredPolicy] | None:
-    """Return the stored policies; None if there are none that can be used."""
+def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] | None:
+    """
+    Return the stored policies; None if there are none that can be used.
+
+    :param quarantine: move a damaged file aside; otherwise, only log it.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -61,6 +65,10 @@ def read_policies(path: Path) -> list[StoredPolicy] | None:
             raise ValueError("its checksum is wrong")
         return [StoredPolicy(**each) for each in body["policies"]]
     except (ValueError, TypeError, KeyError) as error:
+        if not quarantine:
+            facts = {"file": str(path), "error": str(error)}
+            logger.error("policies are damaged", extra=facts)
+            return None
         aside = path.with_name(f"{path.name}.damaged")
         facts = {"file": str(path), "moved_to": str(aside), "error": str(error)}
         logger.error("policies are damaged and quarantined", extra=facts)

@@ -1,0 +1,43 @@
+"""
+HostDevicePolicies as YAML: manifests, or the policies of the chart's values.
+
+It must not know where policies come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+__all__ = ("policies_text",)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all texts that begin with a digit: parsers disagree on which of them are numbers."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if text[:1].isdigit() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def policies_text(policies: Mapping[str, Mapping[str, Any]], *, values: bool = False) -> str:
+    """Write specs of policies, by their names."""
+    if values:
+        body = {"hostdev": {"policies": {name: dict(spec) for name, spec in policies.items()}}}
+        return yaml.dump(body, Dumper=_Dumper, sort_keys=False)
+    manifests = [
+        {
+            "apiVersion": "drakit.dev/v1alpha1",
+            "kind": "HostDevicePolicy",
+            "metadata": {"name": name},
+            "spec": dict(spec),
+        }
+        for name, spec in policies.items()
+    ]
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False)
