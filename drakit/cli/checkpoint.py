@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
-__all__ = ("show", "verify")
+__all__ = ("as_text", "show", "verify")
 
 SETTLE_SECONDS = 2.5
 """Until CDI files are checked again: a running node plugin restores them within 2 s, and writes the
@@ -40,7 +40,7 @@ def show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"checkpoints": [_as_json(item) for item in found]}, indent=2))
     else:
-        print("\n\n".join(_as_text(item) for item in found) or _nothing(place))
+        print("\n\n".join(as_text(item) for item in found) or _nothing(place))
     problems = [f"{c.driver}: {text}" for c in found for text in _database_problems(c)]
     for problem in problems:
         print(visible(problem), file=sys.stderr)
@@ -108,7 +108,8 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _as_text(checkpoint: Checkpoint) -> str:
+def as_text(checkpoint: Checkpoint) -> str:
+    """Return the claims and endpoints of a checkpoint, without opaque parameters."""
     number = _count(len(checkpoint.entries), "claim")
     lines = [f"{checkpoint.driver}: {number} ({checkpoint.path})"]
     if checkpoint.entries:

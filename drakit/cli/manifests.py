@@ -19,8 +19,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if text[:1].isdigit() else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    node = dumper.represent_str(text)
+    if text[:1].isdigit():
+        node.style = '"'
+    return node
 
 
 _Dumper.add_representer(str, _text)

@@ -104,9 +104,11 @@ def _configuration(name: str, spec: Value, details: Value) -> Iterator[Converted
     for key, text in _WITHOUT_COUNTERPART.items():
         if spec.get(key):
             yield Remark(place=spec.get(key).place, text=text, is_missing=True)
-    for other in (*spec.unknown(*_KNOWN), *spec.get("discoveryHandler").unknown(
-        "name", "discoveryDetails"
-    ), *details.unknown("udevRules", "groupRecursive", "permissions")):
+    for other in (
+        *spec.unknown(*_KNOWN),
+        *spec.get("discoveryHandler").unknown("name", "discoveryDetails"),
+        *details.unknown("udevRules", "groupRecursive", "permissions"),
+    ):
         yield Remark(place=other.place, text="it has no field in a policy", is_missing=True)
     matchers: list[dict[str, Any]] = []
     for rule in details.get("udevRules").items():
@@ -136,9 +138,7 @@ def _configuration(name: str, spec: Value, details: Value) -> Iterator[Converted
     )
 
 
-def _container(
-    properties: Value, permissions: Value, remarks: list[Remark]
-) -> dict[str, Any]:
+def _container(properties: Value, permissions: Value, remarks: list[Remark]) -> dict[str, Any]:
     container: dict[str, Any] = {}
     if permissions.text() not in ("", "rwm"):
         container["permissions"] = permissions.text()
@@ -214,6 +214,7 @@ def _one_glob(label: str, value: str) -> str:
         globs = globs_of(value, anchored=True).texts
     except UnsupportedRegexError as error:
         raise _UnsupportedError(f"no glob can express {label}: {error}") from error
-    if len(globs) > 1:
+    if len(globs) != 1:
         raise _UnsupportedError(f"{label} has several values; write one rule for each")
-    return globs[0]
+    (only,) = globs
+    return only

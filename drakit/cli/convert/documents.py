@@ -51,9 +51,10 @@ class Value:
         """Return the content as a mapping; empty if it is missing."""
         if not self:
             return {}
-        if not isinstance(self.content, dict):
+        content: object = self.content
+        if not isinstance(content, dict):
             raise self.error("must be a mapping")
-        mapping = cast("dict[Any, Any]", self.content)
+        mapping = cast("dict[Any, Any]", content)
         for key in mapping:
             if not isinstance(key, str):
                 raise self.error("must have texts as its keys")
@@ -63,9 +64,10 @@ class Value:
         """Return the items of a list; none if it is missing."""
         if not self:
             return []
-        if not isinstance(self.content, list):
+        content: object = self.content
+        if not isinstance(content, list):
             raise self.error("must be a list")
-        items = cast("list[Any]", self.content)
+        items = cast("list[Any]", content)
         if len(items) > _MAX_ITEMS:
             raise self.error(f"has {len(items)} items, and at most {_MAX_ITEMS} are read; split it")
         return [Value(item, f"{self.place}[{index}]") for index, item in enumerate(items)]

@@ -41,7 +41,9 @@ def _devices(document: Value) -> tuple[str, list[Value]]:
         return _of_pod(document.get("spec"))
     if kind == "ConfigMap":
         data = document.get("data")
-        texts = [read_text(data.get(key)) for key in data.mapping() if key.endswith(("yaml", "yml"))]
+        texts = [
+            read_text(data.get(key)) for key in data.mapping() if key.endswith(("yaml", "yml"))
+        ]
         found = [_of_file(text) for text in texts]
         domain = next((each for each, _ in found if each), _DEFAULT_DOMAIN)
         return domain, [device for _, devices in found for device in devices]
@@ -229,7 +231,9 @@ def _merged(matchers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join matchers that differ only in their paths."""
     found: list[dict[str, Any]] = []
     for each in matchers:
-        same = next((m for m in found if m["subsystem"] == each["subsystem"] and "paths" in m), None)
+        same = next(
+            (m for m in found if m["subsystem"] == each["subsystem"] and "paths" in m), None
+        )
         if same and "paths" in each:
             same["paths"] = list(dict.fromkeys([*same["paths"], *each["paths"]]))
         else:

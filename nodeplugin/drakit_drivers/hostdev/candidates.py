@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from drakit import AttributeValue, Policy
 from drakit_drivers.hostdev.attributes import attributes
 from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.dangerous import is_dangerous
 from drakit_drivers.hostdev.host import Host
 from drakit_drivers.hostdev.matchers import PAST_THE_DISK_RULES
 from drakit_drivers.hostdev.matching import is_matched
@@ -127,7 +128,9 @@ def _candidate(
 ) -> Candidate:
     refusal = tried.reason
     if suggestion is None:
-        refusal = "no safe matcher describes only this device"
+        refusal = "no matcher describes only this device"
+        if is_dangerous(host.path):
+            refusal = "it gives a container control of the node"
     used = outcome or tried
     return Candidate(
         host=host,
