@@ -187,9 +187,7 @@ def test_subsystems_of_paths(path, subsystem):
         pytest.param("akri", "kind: Pod\n", "has no configuration of akri", id="another-object"),
         pytest.param("akri", "- 1", "must be a Kubernetes object", id="a-list"),
         pytest.param("smarter-device-manager", "just text", "the document: must be a", id="text"),
-        pytest.param(
-            "smarter-device-manager", "- [x]", "[0]: must be a mapping", id="no-mapping"
-        ),
+        pytest.param("smarter-device-manager", "- [x]", "[0]: must be a mapping", id="no-mapping"),
         pytest.param(
             "smarter-device-manager", "- nummaxdevices: 1", "[0]: has no devicematch", id="no-match"
         ),
