@@ -30,6 +30,9 @@ _USB = {"idVendor": "vendorID", "idProduct": "productID", "serial": "serial"}
 _PCI = {"vendor": "vendorID", "device": "deviceID", "class": "classID"}
 _PARENT = {"SUBSYSTEMS": "subsystem", "DRIVERS": "driver"}
 
+_NAMED_BY_PORT = ("hid", "pci", "usb", "usb-serial")
+"""Subsystems whose kernel names, such as ``1-2.3``, are not those of device nodes."""
+
 _WITHOUT_COUNTERPART = {
     "brokerSpec": "drakit starts no pods; write a workload that claims the device",
     "instanceServiceSpec": "drakit creates no Services; write one for your workload",
@@ -57,6 +60,11 @@ class _Matcher:
 
     def as_spec(self) -> dict[str, Any]:
         subsystem, paths = self.subsystem, self.paths
+        if self.kernel and subsystem in _NAMED_BY_PORT:
+            raise _UnsupportedError(
+                f"KERNEL is not the name of a device node in the subsystem {subsystem}; describe "
+                "the device by its attributes"
+            )
         if self.kernel:
             path, subsystem = directory_of(self.kernel, subsystem)
             paths = [*paths, path]

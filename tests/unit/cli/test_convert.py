@@ -101,6 +101,30 @@ def test_akri(capsys):
     assert any("'onvif'" in line and "not converted" in line for line in remarks)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param('KERNEL=="video0", TAG=="x"', id="a-key-without-a-field"),
+        pytest.param('KERNEL!="video0"', id="an-exclusion"),
+        pytest.param('KERNEL=="1-2", SUBSYSTEM=="usb"', id="a-port-as-a-name"),
+        pytest.param('ENV{ID_VENDOR}=="Acme"', id="no-subsystem"),
+        pytest.param('KERNEL=="ttyUSB0", DRIVERS=="a|b"', id="a-pattern-as-a-driver"),
+    ],
+)
+def test_a_rule_that_no_matcher_expresses_publishes_nothing(capsys, tmp_path, rule):
+    details = yaml.safe_dump({"udevRules": [rule]})
+    handler = {"name": "udev", "discoveryDetails": details}
+    body = {
+        "apiVersion": "akri.sh/v0",
+        "kind": "Configuration",
+        "metadata": {"name": "a"},
+        "spec": {"discoveryHandler": handler},
+    }
+    code, policies, remarks = convert(capsys, "akri", given(tmp_path, yaml.safe_dump(body)))
+    assert (code, policies, len(remarks)) == (1, {}, 1)
+    assert "udevRules[0]: not converted: " in remarks[0]
+
+
 def test_ids_are_quoted_as_parsers_disagree_on_numbers(capsys):
     main(["convert", "akri", str(DATA / "akri.yaml")])
     assert 'productID: "0825"' in capsys.readouterr().out
