@@ -32,7 +32,7 @@ from e2e.kit import (
 )
 from e2e.scripted.stage import opaque
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices", "hostdev")]
 
 
 def test_a_pod_with_a_template_claim_writes_and_reads_a_block_device(space, release):
