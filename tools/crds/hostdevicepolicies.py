@@ -137,7 +137,8 @@ _COLUMNS = [
         "name": "Ready",
         "type": "string",
         "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
-        "description": "Whether all nodes of the policy apply it.",
+        "description": "Whether a node has devices of the policy, and all nodes apply its current "
+        "version.",
     },
     {"name": "Nodes", "type": "integer", "jsonPath": ".status.nodes"},
     {"name": "Devices", "type": "integer", "jsonPath": ".status.devices"},
@@ -186,7 +187,8 @@ _STATUS = {
         "conditions": {
             "type": "array",
             "maxItems": 8,
-            "description": "`Ready`: every node of the policy applies its current version.",
+            "description": "`Ready`: a node has devices of the policy, and all nodes apply its "
+            "current version.",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": {
@@ -203,8 +205,8 @@ _STATUS = {
             },
         },
         "deviceClass": _string("The DeviceClass that the operator maintains for the policy.", 253),
-        "nodes": _count("Nodes that apply the policy."),
-        "matched": _count("Devices of these nodes that the policy matches."),
+        "nodes": _count("Nodes with devices that the policy matches."),
+        "matched": _count("Devices of the nodes that the policy matches."),
         "devices": _count("Published devices."),
         "healthy": _count("Published devices without a taint."),
         "allocated": _count("Devices that claims have."),

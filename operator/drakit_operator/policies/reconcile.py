@@ -109,6 +109,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
     problems = [
         {"node": node, "message": report.problem} for node, report in reports if report.problem
     ]
+    matching = [node for node, report in reports if report.matched]
     behind = [node for node, each in reports if each.observed_generation < policy.generation]
     conflicts = [
         {"node": node, "device": each.device, "policy": each.policy}
@@ -117,7 +118,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
     ]
     fields: Object = {
         "observedGeneration": policy.generation,
-        "nodes": len(reports),
+        "nodes": len(matching),
         "matched": sum(report.matched for _, report in reports),
         **_devices(policy, world),
         "conflicts": conflicts[:LISTED],
@@ -147,7 +148,15 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
             "hostdev.enabled runs on the nodes"
         )
         return Status(ready="Unknown", reason="NoNodes", message=message, fields=fields)
-    message = f"{_count(len(reports), 'node')} {_verb(len(reports), 'apply')} it"
+    if not matching:
+        message = (
+            "no node has a device that the policy matches: plug one in, or check spec.match and "
+            "spec.nodeSelector ('drakit node devices' in a pod of the node plugin lists devices)"
+        )
+        return Status(ready="False", reason="NoDeviceMatched", message=message, fields=fields)
+    message = (
+        f"{_count(len(matching), 'node')} {'has' if len(matching) == 1 else 'have'} devices of it"
+    )
     if conflicts:
         message += f"; {_count(len(conflicts), 'device')} matched by another policy, too"
     return Status(ready="True", reason="Applied", message=message, fields=fields)
@@ -179,10 +188,6 @@ def _devices(policy: PolicyFacts, world: World) -> Object:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _verb(number: int, verb: str) -> str:
-    return verb.removesuffix("y") + "ies" if number == 1 else verb
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -103,7 +103,11 @@ def test_the_status_sums_up_reports_and_slices():
         slice_body("b", {"s0": "serial"}),
         claim_of("b", "s0"),
     )
-    assert (found.ready, found.reason, found.message) == ("True", "Applied", "2 nodes apply it")
+    assert (found.ready, found.reason, found.message) == (
+        "True",
+        "Applied",
+        "2 nodes have devices of it",
+    )
     assert found.fields == {
         "observedGeneration": 3,
         "nodes": 2,
@@ -129,6 +133,13 @@ def test_the_status_sums_up_reports_and_slices():
             id="a-node-is-behind",
         ),
         pytest.param(
+            [report("a", outcome(matched=0, published=0))],
+            "False",
+            "NoDeviceMatched",
+            "check spec.match and spec.nodeSelector",
+            id="no-device",
+        ),
+        pytest.param(
             [report("a", outcome(problem="match[0]: too wide", observed_generation=2))],
             "False",
             "NodeProblems",
@@ -146,7 +157,7 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome(conflicts=(DeviceConflict(device="/dev/x", policy="old"),)))],
             "True",
             "Applied",
-            "1 node applies it; 1 device matched by another policy, too",
+            "1 node has devices of it; 1 device matched by another policy, too",
             id="another-policy-matches-a-device-too",
         ),
     ],
