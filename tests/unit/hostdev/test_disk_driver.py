@@ -64,7 +64,7 @@ def helper(drives, tmp_path) -> Iterator[Path]:
 @pytest.fixture
 def start(host, helper, tmp_path, monkeypatch):
     """Start the driver, as after a restart of the plugin, or of the node."""
-    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 0.1)
+    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 30)
     monkeypatch.setattr(disk_driver, "POLL_SECONDS", 0.01)
 
     def start(policies: dict, *, boot: str = "first") -> HostDisks:
@@ -132,13 +132,17 @@ async def test_a_disk_of_a_policy_that_keeps_content_is_not_wiped(host, start, d
     assert drives.wiped == []
 
 
-async def test_the_pod_does_not_wait_for_a_long_wipe_and_the_device_does(host, start, drives):
+async def test_the_pod_does_not_wait_for_a_long_wipe_and_the_device_does(
+    host, start, drives, monkeypatch
+):
     plug_in(host)
     driver = start(WIPE)
     await driver.prepare(CLAIM, allocated())
     drives.done = False
+    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 0.1)
     with pytest.raises(ReleasePendingError, match="is being wiped"):
         await driver.reset(allocated())
+    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 30)
     drives.done = True
     await driver.reset(allocated())
     assert len(drives.wiped) == 1
@@ -162,13 +166,17 @@ async def test_after_a_reboot_the_disk_is_wiped_under_its_new_number(host, start
     assert drives.wiped == [("8:16", 3)]
 
 
-async def test_after_a_reboot_a_disk_that_is_unplugged_waits_for_its_return(host, start, drives):
+async def test_after_a_reboot_a_disk_that_is_unplugged_waits_for_its_return(
+    host, start, drives, monkeypatch
+):
     plug_in(host)
     await start(WIPE).prepare(CLAIM, allocated())
     host.udev_entry("b8:0", "E:ID_SERIAL_SHORT=another")
     driver = start(WIPE, boot="second")
+    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 0.1)
     with pytest.raises(ReleasePendingError, match="plug it in again on node node-1"):
         await driver.reset(allocated())
+    monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 30)
     host.udev_entry("b8:0", "E:ID_SERIAL_SHORT=one")
     await driver.reset(allocated())
     assert drives.wiped == [("8:0", 7)]
