@@ -76,7 +76,7 @@ class NoParameters(DeviceParameters):
     """
 
 
-class DevicePolicy(Settings):
+class DevicePolicy(Settings, defer_build=True):
     """
     Base of the typed ``spec`` of the policies that configure a driver while it runs.
 

@@ -17,8 +17,7 @@ plugin, Kubernetes clients or gRPC.
 from __future__ import annotations
 
 from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.disk_driver import HostDisks
 from drakit_drivers.hostdev.driver import HostDevices
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 
-__all__ = ("HostDevicePolicySpec", "HostDevices", "HostDevicesConfig", "HostDisks")
+__all__ = ("HostDevicePolicySpec", "HostDevices", "HostDevicesConfig")

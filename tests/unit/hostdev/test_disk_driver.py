@@ -14,7 +14,8 @@ import pytest
 from drakit import AllocatedDevice, ClaimReference, DriverError, ReleasePendingError
 from drakit_drivers.diskhelper.disk import DiskBusyError
 from drakit_drivers.diskhelper.server import Server, Wipes
-from drakit_drivers.hostdev import HostDevicesConfig, HostDisks, disk_driver
+from drakit_drivers.hostdev import HostDevicesConfig, disk_driver
+from drakit_drivers.hostdev.disk_driver import HostDisks
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost, policy
 
