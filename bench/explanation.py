@@ -88,6 +88,7 @@ def _explain(pod: PodFacts, explainer: Explainer, world: World, selectors: Selec
     slices = [each.slice for each in world.reachable()]
     bring_up_to_date(world.selectors, selectors, explainer.expressions(pod), slices)
     explanation = explainer.explain(pod)
+    explanation.find_remedy()
     seconds = time.perf_counter() - began
     if explanation.verdict is not Verdict.BLOCKED:
         raise SystemExit(f"{pod.name} is {explanation.verdict}: {explanation.unknown}")

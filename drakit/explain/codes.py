@@ -6,12 +6,13 @@ It must not know how a reason is found or reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drakit.explain.model import ObjectReference
 
-__all__ = ("Code", "Finding", "Reason")
+__all__ = ("Code", "Finding", "Reason", "no_remedy")
 
 
 class Code(StrEnum):
@@ -96,6 +97,11 @@ class Finding:
     """Of a pod: the ResourceClaim that the problem is about, if it is about one alone."""
 
 
+def no_remedy() -> str:
+    """Return that no remedy is known."""
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
     """One reason, in a sentence for the Event of an object."""
@@ -108,4 +114,12 @@ class Reason:
     The state that it describes, by a constant key, if this state is normal for a while.
 
     An Event reports such a state only if it lasts.
+    """
+
+    find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
+    """
+    Search what would be enough to end it, as a clause; empty if nothing is known.
+
+    The search takes long, so only a caller that reports the reason asks for it, before the facts
+    change.
     """

@@ -4,7 +4,8 @@ Why a pod is pending: what the scheduler would find, and a sentence with the pro
 Nodes that the pod cannot use are excluded first (:mod:`.nodes`). On each other node with enough
 devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
 on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
-the cause, and :mod:`.remedies` proves which change would be enough.
+the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
+search takes longer than the rest.
 
 The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
 deduplicated. What cannot be evaluated is reported as unknown; nothing is guessed.
@@ -14,14 +15,14 @@ It must not know Kubernetes clients, clocks, or earlier reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drakit.explain.allocation import Answer, NotEvaluatedError, Outcome
 from drakit.explain.availability import Analysis, analyze
 from drakit.explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
-from drakit.explain.codes import Code, Finding, Reason
+from drakit.explain.codes import Code, Finding, Reason, no_remedy
 from drakit.explain.deletion import pod_stays
 from drakit.explain.loads import Loads
 from drakit.explain.model import (
@@ -41,7 +42,7 @@ from drakit.explain.pending_claims import (
     resolve,
 )
 from drakit.explain.pools import NodeView, PoolState
-from drakit.explain.remedies import proven_remedies
+from drakit.explain.remedies import names_of_claims, proven_remedies
 from drakit.explain.shortage import RequestReport, findings_of_shortage
 from drakit.explain.trial import Trial
 from drakit.explain.world import World
@@ -112,11 +113,16 @@ class Explanation:
     nodes: Mapping[str, Unusable | None] = field(default_factory=dict[str, "Unusable | None"])
     """All nodes, and why the pod cannot use each, apart from devices."""
 
-    remedy: str = ""
-    """Single changes of which each is proven to be enough, as a clause; empty if none is known."""
+    find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
+    """Search `remedy`, until the next change of the world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str:
+        """Single changes of which each is proven to be enough, as a clause; empty if none is."""
+        return self.find_remedy()
 
 
 def waits(pod: PodFacts) -> bool:
@@ -139,7 +145,7 @@ class Explainer:
         self._revision = -1
         self._nodes_of: Mapping[str, NodeView] = {}
         self._analyses: dict[Request, Analysis] = {}
-        self._remedies: dict[str, tuple[Mapping[str, Unusable | None], str]] = {}
+        self._remedies: dict[object, str] = {}
         self._nodes: dict[object, dict[str, Unusable | None]] = {}
         self._with_room: dict[object, dict[str, Unusable | None]] = {}
         self._loads: int | None = None
@@ -265,6 +271,7 @@ class Explainer:
         if self._loads != loads:  # far more often than anything else
             self._loads = loads
             self._with_room.clear()
+            self._remedies.clear()
 
     def _analysis(self, request: Request) -> Analysis:
         found = self._analyses.pop(request, None)
@@ -352,23 +359,29 @@ class Explainer:
         reader = None if self._name_all else pod.namespace
         found = {each.origin: each.requests for each in reports}
         findings = findings_of_shortage(trial, found, answers, reader=reader)
-        remedy = self._remedy(pod, allocated, trial, reader)
-        return self._blocked(pod, findings, reports, nodes, remedy=remedy)
+        return self._blocked(
+            pod,
+            findings,
+            reports,
+            nodes,
+            find_remedy=lambda: self._remedy(pod, allocated, trial, reader),
+        )
 
     def _remedy(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, reader: str | None
     ) -> str:
-        """Return the proven remedies; pods of one template on equal nodes share them."""
-        claims = tuple((each.origin, each.requests, each.constraints) for each in trial.wanted)
-        names = tuple(claim.name for claim in allocated)
-        key = repr((pod.namespace, pod.placement.key, claims, names))
-        nodes, found = self._remedies.get(key, (None, ""))
-        if nodes != trial.nodes:
-            found = proven_remedies(
+        """Return the proven remedies; pods with equal rules and equal requests share them."""
+        key = (
+            (pod.namespace, pod.placement.key, pod.requests, pod.priority),
+            tuple(claim.name for claim in allocated),
+            tuple((each.requests, each.constraints) for each in trial.wanted),
+            names_of_claims(trial),
+        )
+        if key not in self._remedies:
+            self._remedies[key] = proven_remedies(
                 trial, reader=reader, usable_after=lambda name: self._after(pod, allocated, name)
             )
-            self._remedies[key] = (trial.nodes, found)
-        return found
+        return self._remedies[key]
 
     def _after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
         """Return whether the pod could use a node if the reason against it were resolved."""
@@ -410,11 +423,11 @@ class Explainer:
         reports: Sequence[ClaimReport],
         nodes: Mapping[str, Unusable | None] | None = None,
         *,
-        remedy: str = "",
+        find_remedy: Callable[[], str] = no_remedy,
     ) -> Explanation:
         return Explanation(
             verdict=Verdict.BLOCKED,
-            remedy=remedy,
+            find_remedy=find_remedy,
             reasons=tuple(
                 Reason(
                     code=each.code,

@@ -43,7 +43,7 @@ from drakit.explain.trial import Nothing, Position, Trial
 from drakit.explain.wording import named_holder, shown
 from drakit.explain.world import World
 
-__all__ = ("proven_remedies",)
+__all__ = ("names_of_claims", "proven_remedies")
 
 MAX_DEVICES = 20_000
 """Devices that all searches for the remedies of one pod look at: about 50 ms."""
@@ -104,6 +104,13 @@ def proven_remedies(
         return ""
     parts = [f"on node {node} {', or '.join(clauses)}" for node, clauses in found.items()]
     return f"it would fit {'; or '.join(parts)}"
+
+
+def names_of_claims(trial: Trial) -> tuple[str, ...]:
+    """Return the claims that a remedy may name: none, if the pod has only one to speak of."""
+    wanted = trial.wanted
+    alone = len(wanted) == 1 and not wanted[0].constraints
+    return () if alone else tuple(each.origin for each in wanted)
 
 
 class _Remedies:

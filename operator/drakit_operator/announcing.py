@@ -4,6 +4,7 @@ Announcements: when an object gets an Event, with which note, and how often.
 A sentence is announced once, and again only after half an hour (the API server deletes Events after
 an hour). If only the sentence changes and not its reason, because holders of devices come and go,
 the next follows after a pause. A state that is normal for a while is announced only if it lasts.
+A remedy is searched only for an announcement that is due: another remedy alone is no news.
 The rate of all announcements is limited; an object that is due gets its turn, and waits for it.
 
 :func:`decide` is pure; :class:`Announcer` remembers and writes.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drakit.explain.codes import Code, Reason
@@ -83,6 +84,8 @@ class Announced:
 
     code: Code
     note: str
+    """Without a remedy."""
+
     at: float
 
 
@@ -95,9 +98,15 @@ class Decision:
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Join an object's reasons under the first one's code, as far as a note has room."""
+    """Join an object's reasons under the first one's code; None without a reason."""
     if not reasons:
         return None
+    first = reasons[0]
+    return Announcement(code=first.code, note=_note(reasons), regarding=first.regarding)
+
+
+def _note(reasons: Sequence[Reason]) -> str:
+    """Join the sentences of reasons, as far as a note has room."""
     note = reasons[0].sentence
     for index, reason in enumerate(reasons[1:], start=1):
         longer = f"{note}; also: {reason.sentence}"
@@ -105,8 +114,7 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
             note = f"{note}; and {len(reasons) - index} more"
             break
         note = longer
-    note = note.encode()[:NOTE_BYTES].decode(errors="ignore")
-    return Announcement(code=reasons[0].code, note=note, regarding=reasons[0].regarding)
+    return note.encode()[:NOTE_BYTES].decode(errors="ignore")
 
 
 def decide(
@@ -181,7 +189,12 @@ class Announcer:
     async def announce(
         self, uid: str, reasons: Sequence[Reason], *, once: bool = False
     ) -> float | None:
-        """Announce the reasons if they are due; return in how many seconds to check again."""
+        """
+        Announce the reasons if they are due; return in how many seconds to check again.
+
+        It does not suspend before the write, so that a remedy is searched in the facts that gave
+        the reasons.
+        """
         now = asyncio.get_running_loop().time()
         lasting, wait_seconds = self._lasting(uid, reasons, now)
         wanted = summarize(lasting)
@@ -200,7 +213,8 @@ class Announcer:
             turn_seconds = self._turn_seconds(uid, now)
             if turn_seconds > 0:
                 return turn_seconds
-            await self._write(uid, wanted, now)
+            note = _note([_with_remedy(each) for each in lasting])
+            await self._write(uid, wanted, note, now)
         return _sooner(decision.again_seconds, wait_seconds)
 
     def _lasting(
@@ -229,8 +243,8 @@ class Announcer:
             del self._turns[uid]
         return rest
 
-    async def _write(self, uid: str, wanted: Announcement, now: float) -> None:
-        await self._recorder(wanted)
+    async def _write(self, uid: str, wanted: Announcement, note: str, now: float) -> None:
+        await self._recorder(replace(wanted, note=note))
         if uid in self._since:  # otherwise it was deleted meanwhile, and this entry would stay
             self._announced[uid] = Announced(code=wanted.code, note=wanted.note, at=now)
         self._on_announced(wanted.code)
@@ -240,9 +254,14 @@ class Announcer:
                 "object": f"{wanted.regarding.kind} "
                 f"{wanted.regarding.namespace}/{wanted.regarding.name}",
                 "reason": str(wanted.code),
-                "note": wanted.note,
+                "note": note,
             },
         )
+
+
+def _with_remedy(reason: Reason) -> Reason:
+    remedy = reason.find_remedy()
+    return replace(reason, sentence=f"{reason.sentence}; {remedy}") if remedy else reason
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:

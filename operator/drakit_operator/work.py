@@ -233,11 +233,12 @@ class Work:
             concern = self._concerns[key.concern]
             retry = await self._evaluation.prepare(concern.expressions(key.name))
             async with self._turn:
-                unsettled = self._unsettled_seconds(concern, key.name)
-                judged = concern.judge(key.name, unsettled <= 0)
                 # One at a time: checking all devices of a large cluster takes a tenth of a
                 # second, and the renewal of the Lease needs several turns of the loop.
                 await asyncio.sleep(0)
+                unsettled = self._unsettled_seconds(concern, key.name)
+                judged = concern.judge(key.name, unsettled <= 0)
+            # At once: the announcer may ask for a remedy in the world that was judged.
             pauses = [
                 await self._announcer.announce(uid, reasons, once=concern.once)
                 for uid, reasons in judged.items()

@@ -19,7 +19,7 @@ from drakit.cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
 from drakit.explain.availability import Availability
 from drakit.explain.broken import broken_claim
 from drakit.explain.certainty import certain
-from drakit.explain.codes import Reason
+from drakit.explain.codes import Reason, no_remedy
 from drakit.explain.deletion import claim_stays
 from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit.explain.nodes import NodeProblem, Unusable
@@ -177,7 +177,9 @@ def _report(
     reasons = certain(explanation.reasons, found.world)
     verdict = _narrowed(explanation, reasons, found, pod)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
-        explanation = replace(explanation, remedy="")  # a fact that is not seen may prevent it
+        explanation = replace(
+            explanation, find_remedy=no_remedy
+        )  # a fact that is not seen may prevent it
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append("further reasons need what may not be listed")

@@ -56,8 +56,8 @@ def judge_pod(
         for each in certain(found.reasons, world)
         if each.code not in _REPORTED_BY_KUBELET
     ]
-    if reasons and found.remedy and not world.hidden:  # a fact that is not seen may prevent it
-        reasons[0] = replace(reasons[0], sentence=f"{reasons[0].sentence}; {found.remedy}")
+    if reasons and not world.hidden:  # a fact that is not seen may prevent it
+        reasons[0] = replace(reasons[0], find_remedy=found.find_remedy)
     judged = {pod.uid: reasons}
     for each in certain(found.claim_reasons, world):
         if _represents(pod, each.regarding.name, world):

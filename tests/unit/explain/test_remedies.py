@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from drakit.cel.library import Library
+from drakit.explain import trial
 from drakit.explain.allocation import Outcome
 from drakit.explain.model import (
     Amount,
@@ -24,8 +26,8 @@ from drakit.explain.model import (
     TemplateFacts,
     Toleration,
 )
-from drakit.explain.pending import Verdict
-from tests.fakes.world import device, explain, node, on, world_of
+from drakit.explain.pending import Explainer, Verdict
+from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")
 POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),))
@@ -372,23 +374,30 @@ def test_the_search_for_remedies_ends_at_its_bound(monkeypatch):
     assert remedy(*facts, claim(request())) == ""
 
 
-def test_pods_of_one_template_share_the_search(monkeypatch):
-    from drakit.cel.library import Library
-    from drakit.explain import trial
-    from drakit.explain.pending import Explainer
-    from tests.fakes.world import evaluate_for
+def of_template(n):
+    return PodClaim(name="c", template="t", generated=None)
 
-    pods = [
-        replace(
-            POD,
-            name=f"train-{n}",
-            uid=str(n),
-            claims=(PodClaim(name="c", template="t", generated=None),),
-        )
-        for n in range(3)
-    ]
+
+def of_its_own(n):
+    return PodClaim(name="c", claim=f"mine-{n}")
+
+
+@pytest.mark.parametrize(
+    ("each_claim", "constraints", "searches"),
+    [
+        pytest.param(of_template, (), 1, id="pods-of-one-template-share-a-search"),
+        pytest.param(of_its_own, (), 1, id="pods-with-equal-claims-share-a-search"),
+        pytest.param(of_its_own, (SAME,), 3, id="a-remedy-that-names-the-claim-is-not-shared"),
+    ],
+)
+def test_equal_searches(monkeypatch, each_claim, constraints, searches):
+    pods = [replace(POD, name=f"train-{n}", uid=str(n), claims=(each_claim(n),)) for n in range(3)]
     template = TemplateFacts(namespace="lab", name="t", uid="t", requests=(request(),))
-    world = world_of(ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), template, *pods)
+    claims = [claim(request(), name=f"mine-{n}", constraints=constraints) for n in range(3)]
+    device_of_node = device("g0", attributes={"numa": 0})
+    world = world_of(
+        ANY, N1, slice_on("n1", device_of_node), holding("a", "g0"), template, *claims, *pods
+    )
     explainer = Explainer(world)
     calls: list[Outcome] = []
     allocate = trial.allocate
@@ -402,7 +411,14 @@ def test_pods_of_one_template_share_the_search(monkeypatch):
     for pod in pods:
         evaluate_for(explainer, world, pod, Library())
         assert "claim lab/a" in explainer.explain(pod).remedy
-    assert calls.count(Outcome.FITS) == 1
+    assert calls.count(Outcome.FITS) == searches
+
+
+def test_no_remedy_is_searched_unless_asked_for(monkeypatch):
+    facts = [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())]
+    found = explain(POD, world_of(ANY, *facts))
+    monkeypatch.setattr("drakit.explain.pending.proven_remedies", lambda *_, **__: "it would fit")
+    assert found.remedy == "it would fit"
 
 
 def test_the_rule_that_adds_a_taint_is_named():

@@ -1,6 +1,7 @@
 """When an object gets an Event: debounce, deduplication, pauses."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,30 @@ async def test_another_object_of_the_same_name_gets_its_own_event():
         await announcer.announce(uid, [reason()])
         announcer.forget(uid)
     assert written == ["it waits", "it waits"]
+
+
+@pytest.mark.looptime
+async def test_a_remedy_is_searched_only_for_an_event_that_is_due():
+    written, searched = [], []
+
+    async def record(announcement):
+        written.append((asyncio.get_running_loop().time(), announcement.note))
+
+    def find_remedy():
+        searched.append(asyncio.get_running_loop().time())
+        return f"it would fit {len(searched)}"
+
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
+    announcer.known("u")
+    found = replace(reason(), find_remedy=find_remedy)
+    while asyncio.get_running_loop().time() < 1900:
+        await announcer.announce("u", [found, reason("too")])
+        await asyncio.sleep(1)
+    assert written == [
+        (1, "it waits; it would fit 1; also: too"),
+        (1801, "it waits; it would fit 2; also: too"),
+    ]
+    assert searched == [1, 1801]
 
 
 @pytest.mark.looptime
