@@ -177,9 +177,8 @@ def _report(
     reasons = certain(explanation.reasons, found.world)
     verdict = _narrowed(explanation, reasons, found, pod)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
-        explanation = replace(
-            explanation, find_remedy=no_remedy
-        )  # a fact that is not seen may prevent it
+        # A fact that is not seen may prevent each remedy.
+        explanation = replace(explanation, find_remedy=no_remedy)
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append("further reasons need what may not be listed")

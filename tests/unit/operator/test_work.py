@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 
+from drakit.explain.codes import Code, Reason
 from drakit.explain.world import World
 from drakit_operator.kinds import CLASSES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
@@ -125,3 +126,42 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
         task.cancel()
     bench.queue.close()
     assert len({judged for _, judged in looks.values()}) == 8, "the Lease is renewed in between"
+
+
+async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(monkeypatch):
+    turns, judged, searched = [0], [], []
+
+    def find_remedy():
+        searched.append(turns[0])
+        return ""
+
+    def judge(name, world, explainer, *, settled):
+        judged.append(turns[0])
+        found = world.pod(*name)
+        return {
+            found.uid: [
+                Reason(
+                    code=Code.DEVICES_ALLOCATED,
+                    sentence="it waits",
+                    regarding=found.reference,
+                    find_remedy=find_remedy,
+                )
+            ]
+        }
+
+    async def count():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("drakit_operator.work.judge_pod", judge)
+    bench = Bench()
+    bench.see(PODS, pod())
+    await asyncio.sleep(1.5)
+    tasks = [asyncio.create_task(each) for each in (count(), bench.work.work())]
+    while not bench.told:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    bench.queue.close()
+    assert searched == judged != []
