@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from e2e.scripted.stage import PROCESS, SCRIPTED, SIGNS, Stage, device_class
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("vendors")]
 
-CRDS = Path(__file__).parents[1] / "crds"
 GROUP = SIGNS
 KIND = "SignPolicy"
 PLURAL = "signpolicies"
@@ -127,13 +125,11 @@ class Signs:
 
 @pytest.fixture
 def signs(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Signs]:
-    report_crd = (CRDS / "nodedevicereports.yaml").read_text()
     cluster = stage.cluster
-    cluster.apply(report_crd)
     bodies = [SIGN_POLICIES, *permissions(), device_class("sign.test", SIGNS)]
     apply(cluster, *bodies)
-    for name in (f"{PLURAL}.{GROUP}", "nodedevicereports.drakit.dev"):
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+    name = f"crd/{PLURAL}.{GROUP}"
+    cluster.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")
     # It would find them within minutes.
     stage.kill_plugin()
     yield Signs(stage)
@@ -141,7 +137,6 @@ def signs(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Signs]:
         print(cluster.kubectl("get", "nodedevicereports", "-o", "yaml", check=False).stdout)
     listing = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
     cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=listing)
-    cluster.kubectl("delete", "crd", "nodedevicereports.drakit.dev", "--ignore-not-found")
 
 
 def policies_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
