@@ -59,9 +59,12 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- end }}
 {{- end }}
 
-{{/* drakit.setup.job: a Job that runs `drakit setup`, as a hook. */}}
+{{/*
+drakit.setup.job: a Job that runs `drakit setup`, as a hook. It uses the image of the node plugin, because
+a vendor's release has no image of the operator.
+*/}}
 {{- define "drakit.setup.job" -}}
-{{- $component := dict "root" .root "component" "operator" -}}
+{{- $component := dict "root" .root "component" "nodeplugin" -}}
 apiVersion: batch/v1
 kind: Job
 metadata:

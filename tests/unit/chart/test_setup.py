@@ -92,3 +92,9 @@ def test_the_hooks_run_without_privileges(render, name):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_a_vendors_release_needs_no_image_of_the_operator(render):
+    vendor = {"operator": {"enabled": False}, "image": {"repository": "example.com/lamps"}}
+    objects = render({**vendor, "hostdev": {"policies": POLICIES}})
+    assert "lamps-operator" not in str(objects)
