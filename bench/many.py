@@ -55,8 +55,8 @@ def levels(devices: int, *, changes: int) -> list[int]:
 
 
 def _step(devices: int) -> int:
-    """Return how far it is from one device that changes to the next: farther than a slice reaches,
-    and such that all have had a turn before the first has another."""
+    """Return the distance between two devices that change one after the other: longer than a slice,
+    and coprime to the number of devices, so that each device changes before any changes again."""
     return next(step for step in count(67) if gcd(step, devices) == 1)
 
 

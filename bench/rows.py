@@ -104,8 +104,7 @@ class Times:
     p99_ms: float
     floor_ms: float | None
     above_floor_ms: float
-    """p50 of what each call took longer than the floor just before it: what the floor itself does
-    is not in it."""
+    """The p50 of the time of each call minus the floor that was measured just before it."""
 
     rss_mib: float
     none_resident: Times | None = None

@@ -80,8 +80,8 @@ class DevicePolicy(Settings, defer_build=True):
     """
     Base of the typed ``spec`` of the policies that configure a driver while it runs.
 
-    Field names are snake_case in Python and camelCase in manifests. An invalid policy costs itself
-    only: its last valid version stays in force, and the error names the field.
+    Field names are snake_case in Python and camelCase in manifests. An invalid policy does not
+    affect the others: its last valid version stays in effect, and the error names the field.
     """
 
 

@@ -197,7 +197,7 @@ def _each(
 
 
 def _list(values: Iterable[PartT], path: str) -> list[PartT]:
-    # A text can be walked too, but its letters are not what was meant.
+    # A string is iterable too, but a list of its characters is never intended.
     if not isinstance(values, (tuple, list)):
         raise _WrongPartError(f"{path} must be a tuple, not {kind_of(values)}")
     return list(cast("Iterable[PartT]", values))

@@ -38,10 +38,10 @@ class Library:
         self._compile = lru_cache(maxsize=512)(self._compiled)
 
     def use(self, gates: FeatureGates) -> None:
-        """Do nothing: the library knows neither of them."""
+        """Do nothing: the library has no feature gates."""
 
     def reads(self, expressions: Sequence[str]) -> list[Reads]:
-        """Return that an expression can read all of a device: the library does not tell."""
+        """Return that each expression may read all of a device: the library does not report it."""
         return [Reads(everything=True) for _ in expressions]
 
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
@@ -113,5 +113,5 @@ def _value(typed: Mapping[str, Any]) -> Any:
 
 
 def _opaque(value: str) -> bytes:
-    """Return what, like a quantity or a version, is equal to no string and has no functions."""
+    """Return a value that, like a quantity or version, equals no string and has no functions."""
     return value.encode()

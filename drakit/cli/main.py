@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     except BrokenPipeError:
-        # Whoever reads has enough (``| head``); the interpreter must not complain at its end.
+        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

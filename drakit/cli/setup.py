@@ -160,7 +160,7 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
     """
     Apply the policies of a release, and delete its others; return 1 if one is refused.
 
-    A refused policy costs itself only.
+    A refused policy does not affect the others.
     """
     try:
         listed = await _list(session, wait=bool(wanted))
@@ -200,7 +200,7 @@ async def _apply(
 ) -> bool:
     if old is not None and Owner.of(old) != owner:
         holder = Owner.of(old)
-        whose = f"release {holder}" if holder else "somebody else"
+        whose = f"release {holder}" if holder else "another owner"
         _complain(name, f"it exists, and {whose} owns it; rename this one, or delete the other")
         return False
     body = {

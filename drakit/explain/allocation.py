@@ -94,7 +94,7 @@ class Selected:
 
 
 class NotEvaluatedError(Exception):
-    """A selector has no result; the text is a clause that says which one and why."""
+    """A selector has no result; the text is a clause that names the selector and the cause."""
 
 
 class Selections(Protocol):

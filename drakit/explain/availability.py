@@ -350,7 +350,7 @@ class _Counting:
         try:
             evaluated = [index.evaluated(each, of) for _, each in self._selectors]
         except KeyError:
-            return self._world.selected(self._request, of)  # it says what is missing
+            return self._world.selected(self._request, of)  # its error names what is missing
         key = (len(of.devices), *map(id, evaluated))
         if key not in self._passed:
             self._passed[key] = self._world.selected(self._request, of)

@@ -84,7 +84,7 @@ def _is_certain(reason: Reason, world: World) -> bool:
         return True
     if SliceFacts in world.hidden:
         return False
-    # Without nodes, only devices of a node by its name are found.
+    # Without nodes, only the devices of slices that set nodeName are found.
     return NodeFacts not in world.hidden or all(_names_node(each) for each in world.slices())
 
 

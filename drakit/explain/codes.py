@@ -32,7 +32,7 @@ class Code(StrEnum):
     """Devices exist, but only on nodes that the pod cannot use."""
 
     SELECTOR_FAILED = "SelectorFailed"
-    """A selector fails on a device, and so the scheduler ends the search on its node."""
+    """A selector fails on a device, and so the scheduler aborts the search on its node."""
 
     CONSTRAINT_NOT_MET = "ConstraintNotMet"
     """Enough devices are free on a node, but none that satisfy the claim's constraints."""

@@ -139,7 +139,7 @@ class DeviceFacts:
     name: str
     kind: DeviceKind = DeviceKind()
     values: tuple[AttributeFact | None, ...] = ()
-    """Of the kind's attributes; None for a type that this version does not know."""
+    """The values of the kind's attributes; None for a type that this version does not know."""
 
     taints: tuple[TaintFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
@@ -203,7 +203,7 @@ class Devices(Sequence[DeviceFacts]):
         self.names: tuple[str, ...] = names
         self.groups: tuple[Group, ...] = groups
         self.taints: tuple[tuple[TaintFacts, ...], ...] = taints
-        """For each device; empty if none has any, as the two that follow."""
+        """The taints of each device; empty if no device has any. So are `consumes` and `places`."""
 
         self.consumes: tuple[tuple[CounterSetFacts, ...], ...] = consumes
         self.places: tuple[Place | None, ...] = places

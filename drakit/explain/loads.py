@@ -64,8 +64,8 @@ def requests_of_pod(spec: Object) -> Requests:
     """
     Return what a pod requests of a node.
 
-    A pod that is being resized may have more for a while: then the node has less left than this
-    says, which gives no wrong reason.
+    While a pod is resized, it may hold more than it requests. The node then has less left than
+    computed here, so a reported shortage is still correct.
     """
     sidecars: dict[str, int] = {}
     peak: dict[str, int] = {}
@@ -122,7 +122,7 @@ class Loads:
         self._count(load, 1)
 
     def remove(self, uid: str) -> None:
-        """Take the end of a pod."""
+        """Remove a pod that has ended."""
         old = self._pods.pop(uid, None)
         if old is not None:
             self._count(old, -1)

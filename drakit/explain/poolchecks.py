@@ -36,7 +36,7 @@ class PoolCondition(StrEnum):
     """It contradicts itself."""
 
     INCOMPLETE = "incomplete"
-    """It has not as many slices as it states."""
+    """Fewer or more slices exist than resourceSliceCount states."""
 
     OUTDATED = "outdated"
     """It is complete, but slices of an older generation remain."""
@@ -79,7 +79,7 @@ def slice_problems(of: SliceFacts, world: World) -> list[Reason]:
         Reason(
             code=Code.NODE_GONE,
             sentence=f"pool {of.pool} of driver {of.driver} is for node {node}, which does not "
-            f"exist; delete its ResourceSlices if the node does not come back (Kubernetes does so "
+            f"exist; delete its ResourceSlices if the node does not return (Kubernetes does so "
             f"if the Node is their owner)",
             regarding=of.reference,
             transient=Code.NODE_GONE,
@@ -144,8 +144,9 @@ def _finding(
             others = f"node {first} and others" if more else f"node {first}"
             return Finding(
                 code=Code.POOL_NAME_CONFLICT,
-                what=f"is also published by {others}, and the scheduler takes devices of one name "
-                f"for one device; let the driver name its pools after their nodes",
+                what=f"is also published by {others}, and the scheduler treats devices with the "
+                f"same name as one device; configure the driver to name its pools after their "
+                f"nodes",
             )
         case PoolCondition.INVALID:
             pool = _pool_of_node(identity, view, world)
@@ -173,8 +174,8 @@ def _missing(identity: PoolID, view: NodeView, world: World) -> str:
     slices = [each for each in world.slices_of_pool(identity) if each.generation == newest]
     stated = sorted({each.pool_slices for each in slices})
     if len(stated) > 1:
-        numbers = " and ".join(map(str, stated))
-        what = f"states {numbers} slices (resourceSliceCount) in one generation, {newest}"
+        counts = ", ".join(map(str, stated))
+        what = f"has slices of generation {newest} with different resourceSliceCount ({counts})"
     else:
         what = f"has {len(slices)} of {stated[0]} slices of generation {newest}"
     return f"{what}, so nothing is allocated from it; check the log of the driver on this node"

@@ -407,8 +407,7 @@ def _tolerated(request: str, taints: Sequence[TaintFacts]) -> str:
     names = ", ".join(f"{each.key}:{each.effect}" for each in taints)
     plural = "s" if len(taints) > 1 else ""
     if all(each.key.startswith(_OWN_TAINTS) for each in taints):
-        verb = "were" if len(taints) > 1 else "was"
-        return f"the taint{plural} {names} of the devices {verb} removed"
+        return f"the taint{plural} {names} of the devices were removed"
     return f"{request} tolerated the taint{plural} {names}"
 
 
@@ -419,8 +418,8 @@ def _usable_if(problem: Unusable) -> str:
         case NodeProblem.TAINT:
             return f"the pod tolerated the node's taint {problem.detail}"
         case NodeProblem.CORDONED:
-            return "that node was not cordoned"
+            return "that node were not cordoned"
         case NodeProblem.RESOURCES:
             return f"that node had enough resources left ({problem.detail})"
         case NodeProblem.CLAIM:
-            return f"the allocated claim {problem.detail} was available there"
+            return f"the allocated claim {problem.detail} were available there"

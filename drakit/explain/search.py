@@ -357,14 +357,14 @@ class _Search:
         return False
 
     def _occupied(self, at: _At, plan: _Plan, device: DeviceID) -> bool:
-        """Return whether this search has already given the device away."""
+        """Return whether this search has already assigned the device."""
         users = self._in_use.get(device)
         return bool(users) and (not plan.request.admin_access or at.claim in users)
 
     def _take(
         self, at: _At, plan: _Plan, candidate: _Candidate, *, must: bool
     ) -> Callable[[], None] | None:
-        """Take a device for now; return what gives it back, or None if it cannot be had."""
+        """Reserve a device in this search. Return the undo function; None if it is unavailable."""
         self.steps += 1
         if self.steps > self._max_steps:
             raise _BoundError

@@ -112,7 +112,7 @@ def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,
-        what=f"the scheduler ends its search on node {node}{more} at device {device.device} of "
+        what=f"the scheduler aborts its search on node {node}{more} at device {device.device} of "
         f"pool {device.pool}, driver {device.driver}: {answer.failure}; "
         f"{_advice(answer.failure, device.device, device.driver, facts)}",
     )

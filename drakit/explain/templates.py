@@ -65,7 +65,7 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
         ]
     try:
         found = list(_of_requests(template.requests, template.constraints, world))
-    except (NotEvaluatedError, ValueError):  # the second: what is no quantity
+    except (NotEvaluatedError, ValueError):  # ValueError: an amount is not a quantity
         return []
     return [
         Reason(
@@ -123,7 +123,7 @@ def _match(request: Request, world: World) -> _Matching:
         for index, text in selected.errors.items():
             device = f"device {of.devices[index].name} of pool {of.pool}, driver {of.driver}"
             found.error = found.error or (
-                f"{text}, on {device}; the scheduler ends its search on a node at such a device, "
+                f"{text}, on {device}; the scheduler aborts its search on a node at such a device, "
                 f"so test that a key exists before you read it, or compare device.driver first"
             )
             break
@@ -262,8 +262,9 @@ def _together(
         return
     yield Finding(
         code=Code.REQUESTS_COMPETE,
-        what="no node publishes devices for all of its requests together, though for each of them "
-        "alone, even if all devices are free; reduce the requests or add devices to one node",
+        what="even if all devices are free, no node has enough for all of its requests together, "
+        "although each request alone could be allocated; reduce the requests or add devices to "
+        "one node",
     )
 
 

@@ -26,14 +26,16 @@ _ADVICE = {
         "its claim is unprepared"
     ),
     "drakit.dev/stopped": (
-        "the taint drakit.dev/stopped ends when the driver is available again on that node: check "
-        "its log"
+        "the taint drakit.dev/stopped is removed when the driver is available again on that node: "
+        "check its log"
     ),
     "drakit.dev/unhealthy": (
-        "the taint drakit.dev/unhealthy ends when the device is healthy again: check the device"
+        "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the "
+        "device"
     ),
     "drakit.dev/unpreparing": (
-        "the taint drakit.dev/unpreparing ends when an earlier claim is unprepared on that node"
+        "the taint drakit.dev/unpreparing is removed when an earlier claim is unprepared on that "
+        "node"
     ),
 }
 """Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
@@ -89,7 +91,7 @@ def remedy(found: Availability, *, released: bool) -> str:
         plural = "s" if len(found.rules) > 1 else ""
         remedies.append(
             f"DeviceTaintRule{plural} {_words(found.rules)} set{'' if plural else 's'} a taint, "
-            f"which ends when the rule is deleted"
+            f"which is removed when the rule is deleted"
         )
     if keys - _ADVICE.keys():
         effects = sorted({effect for key, effect in found.effects if key not in _ADVICE})

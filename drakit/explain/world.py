@@ -57,7 +57,7 @@ AnyFact = TypeVar("AnyFact", bound=Fact)
 _UNREADABLE = PoolID("", "")
 
 EVERYWHERE = ""
-"""The key of slices that are not for one node by its name."""
+"""The key of slices that do not set ``nodeName``."""
 
 
 class Name(NamedTuple):
@@ -181,7 +181,7 @@ class World:
     # ---- what goes in
 
     def apply(self, fact: Fact) -> Change | None:
-        """Take an object as it is now; None if that is no news."""
+        """Store an object as it is now. Return the change, or None if nothing has changed."""
         name = name_of_fact(fact)
         old = self._facts[type(fact)].get(name)
         if old == fact:
@@ -190,7 +190,7 @@ class World:
         return Change(name=name, old=old, new=fact)
 
     def remove(self, kind: type[Fact], name: Name, *, uid: str | None = None) -> Change | None:
-        """Take a deletion; of a UID that another object has replaced it means nothing."""
+        """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         old = self._facts[kind].get(name)
         if old is None or (uid is not None and old.uid != uid):
             return None

@@ -66,7 +66,7 @@ def node_tainted(s: Scene) -> Iterator[None]:
     s.change_node(taints=None)
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("if that node was not cordoned",), alone=True)
+@situation(Code.DEVICES_ON_OTHER_NODES, words=("if that node were not cordoned",), alone=True)
 def node_cordoned(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))

@@ -41,10 +41,10 @@ NOTE_BYTES = 1024
 """The API server's limit for the note of an Event."""
 
 BURST = 1_000
-"""Announcements before their rate is limited: the pods that a missing driver keeps waiting."""
+"""Events before their rate is limited: enough for the pods that wait for a missing driver."""
 
 PER_SECOND = 50.0
-"""The rate of announcements after that: 10,000 pods that wait are 3 minutes of 50 small writes."""
+"""Events per second after that. For 10,000 waiting pods, the operator needs 3 minutes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,9 +36,9 @@ class Store:
         self.world = World()
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
-        """Take an object as it is now; None if that is no news to us."""
+        """Store an object as it is now. Return the change, or None if nothing has changed."""
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
-            # Most pods: not worth their memory.
+            # Most pods do not use devices; the store does not keep them.
             return self.remove(kind, Name(fact.namespace, fact.name), uid=None)
         change = self.world.apply(fact)
         if change is None:
@@ -46,7 +46,7 @@ class Store:
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
-        """Take a deletion; of a UID that has been replaced by another it means nothing."""
+        """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         change = self.world.remove(kind.type, name, uid=uid)
         if change is None:
             return None

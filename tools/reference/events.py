@@ -19,7 +19,7 @@ from tools.reference import markdown
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What the page says about a reason."""
+    """The text of the page about a reason."""
 
     when: str
     action: str
@@ -62,7 +62,7 @@ PENDING: Mapping[str, Text] = {
     ),
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="A selector fails on a device, and so the scheduler ends the search on the node of that device.",
+        when="A selector fails on a device, and so the scheduler aborts the search on the node of that device.",
         action="Check the spelling of the key. If only some devices have it, test that it exists before the expression reads it.",
     ),
     "ConstraintNotMet": Text(
@@ -119,7 +119,7 @@ PENDING: Mapping[str, Text] = {
     "ClaimNotReserved": Text(
         regarding=POD,
         when="The claim is allocated, but not reserved for the pod. A claim can be reserved for 256 pods.",
-        action="Delete a pod that uses the claim, or create the pod again, as the Event says.",
+        action="Delete a pod that uses the claim, or create the pod again; the Event names the remedy.",
     ),
     "BindingConditionsOutstanding": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -135,7 +135,7 @@ PENDING: Mapping[str, Text] = {
         regarding=f"{POD}, {CLAIM}, {SLICE}",
         when="The node of the pod, of the allocated devices or of the ResourceSlice does not exist.",
         action="Wait until Kubernetes deletes the pod, or delete it with `--force`. "
-        "Delete a ResourceSlice whose node does not come back.",
+        "Delete a ResourceSlice whose node does not return.",
     ),
     "NodeNotReady": Text(
         regarding=POD,
@@ -184,7 +184,7 @@ POOLS: Mapping[str, Text] = {
     ),
     "PoolNameConflict": Text(
         regarding=NODE_KIND,
-        when="Several nodes publish pools of one driver with the same name. The scheduler takes devices of the same name for one device.",
+        when="Several nodes publish pools of one driver with the same name. The scheduler treats devices with the same name as one device.",
         action="Configure or correct the driver, so that it names its pools after their nodes.",
     ),
     "ResourceSlicesOutdated": Text(
@@ -301,7 +301,7 @@ def page() -> str:
         source="the closed sets of reasons in the code",
         body=[
             "This page lists every Event that drakit writes, by the object that it is about. All Events are of type Warning\n"
-            "unless the table says otherwise. The message names the objects, the cause and the remedy, and the same cause\n"
+            "unless the table states otherwise. The message names the objects, the cause and the remedy, and the same cause\n"
             "always has the same message: Kubernetes counts repetitions.",
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"

@@ -75,7 +75,7 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
             yield Finding(
                 object=subject,
                 what=f"{where} is for node {row.node}, which does not exist",
-                fix=f"if the node does not come back, and Kubernetes does not delete the slices "
+                fix=f"if the node does not return, and Kubernetes does not delete the slices "
                 f"within minutes: {delete}",
             )
         elif row.problem:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kubectl drakit needs the extra drakit[kubectl]: {error}", file=sys.stderr)
         return UsageError.exit_code
     except BrokenPipeError:
-        # Whoever reads has enough (``| head``); the interpreter must not complain at its end.
+        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

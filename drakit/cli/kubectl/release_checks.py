@@ -132,7 +132,7 @@ def _pods(release: Release) -> Iterator[Finding]:
             if each.component == NODEPLUGIN:
                 where = f"; not ready on {shortened(unready)}" if unready else ""
                 hint = (
-                    '. If it says "the kubelet has not registered the driver", set '
+                    '. If it reports "the kubelet has not registered the driver", set '
                     "nodeplugin.kubeletRoot to the --root-dir of the kubelet"
                 )
             yield Finding(

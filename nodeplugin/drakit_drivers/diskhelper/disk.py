@@ -34,7 +34,7 @@ _IN_BYTES = 512
 
 _DISCARD_BYTES = 4 << 30
 _ZERO_BYTES = 64 << 20
-"""Work in one call: progress is reported, and a stop is noticed, between two calls."""
+"""Bytes per call. Between two calls, the helper reports progress and can be stopped."""
 
 _EDGE_BYTES = 4 << 20
 """Zeroed at both ends: partition tables, LVM, md, ZFS, and most file systems have theirs there."""
@@ -146,7 +146,7 @@ def _discard(disk: int, size: int, progress: Callable[[str], None]) -> bool:
 
 
 def _signatures(size: int) -> Iterator[tuple[int, int]]:
-    """List the ranges where content announces itself."""
+    """List the ranges in which file systems and volume managers store their signatures."""
     yield 0, min(size, _EDGE_BYTES)
     for start in _BTRFS_COPIES:
         if start + _COPY_BYTES <= size:

@@ -112,7 +112,7 @@ def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]
         yield "pciDeviceID", device.pci.device_id
         yield "pciClass", device.pci.class_id
     if device.usb:
-        # Behind it, the PCI function is the controller, whose details matter to nobody.
+        # The PCI function of a USB device is the host controller; users do not select by it.
         yield "usbVersion", device.usb.version
         yield "usbClass", device.usb.device_class
         yield "usbSpeed", device.usb.speed

@@ -71,7 +71,7 @@ class HostEvents:
             self._socket = _uevent_socket()
         except OSError as error:
             logger.warning(
-                "uevents of the kernel cannot be received, only full scans find devices",
+                "uevents of the kernel cannot be received; only full scans find devices",
                 extra={"error": str(error)},
             )
         else:
@@ -120,7 +120,7 @@ class HostEvents:
                 if error.errno == errno.ENOBUFS:
                     continue
                 logger.warning(
-                    "uevents of the kernel are lost from now on, only full scans find devices",
+                    "uevents of the kernel are no longer received; only full scans find devices",
                     extra={"error": str(error)},
                 )
                 self._forget_socket()

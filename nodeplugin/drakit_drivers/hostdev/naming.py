@@ -57,10 +57,10 @@ class Identity:
     """What distinguishes two devices of the same identity: a port, for example."""
 
     is_stable: bool = True
-    """Whether another device cannot have it after a reboot."""
+    """Whether the identity belongs to the same device after a reboot."""
 
     is_exact: bool = False
-    """Whether no other identity may get its name: a disk's name is all that a lookup has."""
+    """Whether the name must be unique to this identity: disks are looked up by name alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

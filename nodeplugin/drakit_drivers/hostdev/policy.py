@@ -117,7 +117,7 @@ class Sharing(DevicePolicy):
     mode: Literal["Exclusive", "Users", "Capacity"] = "Exclusive"
     """``Exclusive``: one claim. ``Users``: the driver publishes the device ``users`` times, and a
     claim gets one of the copies. ``Capacity``: the driver publishes the device once, with the
-    capacity ``users``, of which a claim gets one unless it requests more. A cluster without
+    capacity ``users``; a claim consumes one unit unless it requests more. A cluster without
     DRAConsumableCapacity gets the copies instead."""
 
     users: int | None = Field(default=None, ge=1, le=1024)

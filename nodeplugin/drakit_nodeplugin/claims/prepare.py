@@ -370,8 +370,8 @@ class ClaimEngine:
         """
         Return whether no other process can undo a claim while we prepare it.
 
-        Only then an entry may be stored without an intent: otherwise it might be the late end of
-        what was unprepared there meanwhile, and nothing would show it.
+        Only then an entry may be stored without an intent. Otherwise the other process may have
+        unprepared the claim in the meantime, and the entry would wrongly show it as prepared.
         """
         return self._parts.instances.alone() and self._parts.checkpoint.alone
 

@@ -120,7 +120,7 @@ class DeviceManager:
         self._health_states: tuple[DeviceHealth, ...] | None = None
         self._awake = asyncio.Event()
         self._passed = -math.inf
-        """The latest time for which something was due, and done."""
+        """The latest deadline that has been processed, in seconds of the loop's clock."""
 
         self._graces = Graces(stop_seconds=settings.endpoint_stop_grace_period)
         self._start_seconds = settings.start_grace_period
@@ -444,7 +444,7 @@ class DeviceManager:
         return waiting or not complete or not self._writer.current
 
     def _now(self) -> float:
-        # A loop's timer may fire a hair before its time; for us the time has come.
+        # A loop's timer may fire slightly early; the deadline counts as reached.
         return max(asyncio.get_running_loop().time(), self._passed)
 
     # ------------------------------------------------------------ the store, and notifications

@@ -137,11 +137,11 @@ class Batches:
                 together[future] = item
                 together_keys |= keys
             else:
-                # Of a batch it must wait for a device: the others must not wait with it.
+                # This claim must wait for a device, and the other claims of the batch must not.
                 apart.append(_Work(operation, {future: item}, keys))
         works = apart
         if together:
-            # These first: a call that waits may need a device of theirs, too, and would hold it.
+            # First, because a call that waits may also need a device of these and would block it.
             works = [_Work(operation, together, frozenset(together_keys)), *apart]
         for work in works:
             for future in work.claims:

@@ -55,8 +55,8 @@ __all__ = (
 )
 
 MAX_DEVICES = 16_384
-"""Of an endpoint, or of all device plugins of a node: more than have been seen to be published with
-ease, and few enough to be gone through at each change."""
+"""Devices of an endpoint, or of all device plugins of a node. The limit is above the numbers for
+which publishing was measured, and low enough to iterate over all devices at each change."""
 
 
 class ConnectionEndedError(Exception):

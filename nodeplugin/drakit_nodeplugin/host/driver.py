@@ -1,5 +1,5 @@
 """
-One hosted driver: its checkpoint, endpoint, devices, slices, engine and front door, put together.
+One hosted driver: its checkpoint, endpoint, devices, slices, engine and kubelet-facing servers.
 
 Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
 the reverse, and the sockets drain first. The endpoint reports to the device manager, which never

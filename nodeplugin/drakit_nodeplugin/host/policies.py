@@ -1,7 +1,7 @@
 """
 The policies that configure a running driver: watched, checked one by one, and kept on the node.
 
-An invalid policy keeps its last valid version in force, unless it is another object of the same
+The last valid version of an invalid policy stays in effect, unless it is another object of the same
 name. A copy of the policies that the driver applied last is on the node (:mod:`.policy_file`); it
 counts until the API server has listed the policies, so that nothing changes at a restart. Without
 the resource (404), or the permission to read it (403), there are no policies unless the node knows
@@ -352,7 +352,7 @@ class PolicyWatch:
 
 
 class _Policies:
-    """A :class:`~drakit.kube.reflector.Collection` of policies, without what nobody needs."""
+    """A :class:`~drakit.kube.reflector.Collection` of policies, reduced to the fields in use."""
 
     def __init__(self, session: Session, *, on_error: Callable[[ApiError], None]) -> None:
         self._session = session

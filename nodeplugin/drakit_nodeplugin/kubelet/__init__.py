@@ -1,1 +1,1 @@
-"""The front door of a driver: it translates the kubelet's calls, and decides nothing."""
+"""The kubelet-facing servers of a driver: they translate its calls, and decide nothing."""

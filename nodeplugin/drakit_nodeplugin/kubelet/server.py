@@ -1,5 +1,5 @@
 """
-The front door of one driver: its registration and gRPC servers, their start and stop order, and
+The kubelet-facing servers of one driver: registration and gRPC, their start and stop order, and
 their probe.
 
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
@@ -329,7 +329,7 @@ class DriverServer:
         """
         Call our own sockets as the kubelet does; return what fails, or None.
 
-        A prepare of no claims must return no claims: it tests the whole front door and no part of
+        A prepare of no claims must return no claims: it tests all of these servers and no part of
         the engine.
         """
         registration, dra = self.paths.sockets

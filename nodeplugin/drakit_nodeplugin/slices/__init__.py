@@ -1,1 +1,1 @@
-"""From devices to ResourceSlices: packing and publishing."""
+"""Packs devices into ResourceSlices, and publishes them."""

@@ -1,8 +1,8 @@
 """
 The problems of one pod or one claim, from the facts of the store.
 
-Why a claim is not allocated depends on the pod that waits for it, so a pod's judgement includes
-its claims. What is wrong with a claim whoever uses it is the claim's own judgement.
+Why a claim is not allocated depends on the pod that waits for it, so `judge_pod` also reports the
+claims of the pod. `judge_claim` reports problems that do not depend on a pod.
 
 Pure: :mod:`drakit.explain` makes the sentences, :mod:`drakit_operator.announcing` reports them.
 
@@ -48,7 +48,7 @@ def judge_pod(
     pod = world.pod(name.namespace, name.name)
     if pod is None:
         return {}
-    if pod.deleting:  # an end takes its time, and nobody is known to wait for it
+    if pod.deleting:  # a deletion can take long, and no problem of it is known
         return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
     reasons = [

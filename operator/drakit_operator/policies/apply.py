@@ -1,6 +1,6 @@
 """
-Writes the DeviceClass and the status of a HostDevicePolicy: only what differs, and never a
-DeviceClass of somebody else.
+Writes the DeviceClass and the status of a HostDevicePolicy: only differences, and never a
+DeviceClass that another owner created.
 
 It must not know the store, queues, or how the desired state is found.
 """
@@ -54,7 +54,7 @@ class PolicyWriter:
         """
         Create, update or delete the DeviceClass of a policy.
 
-        Return the problem if a class of that name belongs to somebody else, otherwise nothing.
+        Return the problem if a class of that name does not belong to the policy, otherwise nothing.
 
         :raises ApiError: the API server rejects a request or does not answer.
         """
@@ -67,7 +67,7 @@ class PolicyWriter:
             found = await self._session.get(self._class_path(version, policy.class_name))
         except NotFoundError:
             self._check()
-            with suppress(AlreadyExistsError):  # somebody was faster: the watch reports the class
+            with suppress(AlreadyExistsError):  # another client was faster: the watch reports it
                 await self._session.create(self._class_path(version), wanted)
             return ""
         if not owns(policy, found):

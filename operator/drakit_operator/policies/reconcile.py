@@ -158,7 +158,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         f"{_count(len(matching), 'node')} {'has' if len(matching) == 1 else 'have'} devices of it"
     )
     if conflicts:
-        message += f"; {_count(len(conflicts), 'device')} matched by another policy, too"
+        message += f"; another policy also matches {_count(len(conflicts), 'device')}"
     return Status(ready="True", reason="Applied", message=message, fields=fields)
 
 

@@ -28,7 +28,7 @@ PODS = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 
 OUTDATED_SECONDS = 180.0
-"""Without a word from the watch for this long, loads are unknown: bookmarks come every minute."""
+"""If the watch sends nothing for this long, loads are unknown: bookmarks arrive every minute."""
 
 TURN = 500
 """Pods that are projected in one turn of the loop."""

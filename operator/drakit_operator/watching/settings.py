@@ -68,13 +68,13 @@ def operator_settings(kinds: Iterable[Served]) -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.scanning.disabled = True
 
-    # It gives up early, because its supervisor restarts it at once, and stops early: retries also
-    # delay the end, and the next leader does not wait.
+    # Few retries, because the supervisor restarts Kopf at once. Retries also delay its stop, and
+    # the next leader does not wait for it.
     settings.networking.error_backoffs = (0.5, 1, 2, 4)
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.queueing.exit_timeout = 0.5
-    # Else, embedded, it kills this process ten minutes after it was cancelled.
+    # Otherwise, embedded Kopf kills this process ten minutes after it was cancelled.
     settings.process.ultimate_exiting_timeout = None
 
     # Each object has a task until it has been idle for this long.

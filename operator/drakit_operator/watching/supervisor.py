@@ -58,7 +58,7 @@ class Watcher:
         self._renewal = asyncio.Event()
 
     def renew(self) -> None:
-        """End this run, so that the next one begins with a look at the served kinds."""
+        """End this run, so that the next one discovers the served kinds again."""
         self._renewal.set()
 
     @property

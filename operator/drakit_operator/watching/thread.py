@@ -40,7 +40,7 @@ FLAG_SECONDS = 0.7
 
 
 class KopfThread:
-    """Start it once; ``ended`` is done when Kopf is no more, with its error if there was one."""
+    """Runs Kopf once, in a thread; ``ended`` is done when Kopf has ended, with its error if any."""
 
     def __init__(
         self,

@@ -198,7 +198,7 @@ def taken(amount, verb, holders):
         pytest.param(
             cluster(gpu(selectors=('device.attributes["d"].size == 8',)), slices=[published("g0")]),
             "SelectorFailed",
-            "pod lab/train waits: the scheduler ends its search on node n1 at device g0 of pool "
+            "pod lab/train waits: the scheduler aborts its search on node n1 at device g0 of pool "
             "n1, driver d: claim gpu, request gpu: selector of the request: no such key: size; "
             "check the spelling of size; if only some devices have it, test for it first "
             '("size" in device.attributes["d"]), or exclude the others by their driver',

@@ -38,7 +38,7 @@ HALF = of("s1", "g0", pool_slices=2)
         pytest.param(
             [of("s1", "g0", pool_slices=3), of("s2", "g1", pool_slices=4)],
             Code.POOL_INCOMPLETE,
-            "states 3 and 4 slices",
+            "with different resourceSliceCount (3, 4)",
             id="slices-disagree",
         ),
         pytest.param([of("s1", "g0", "g0")], Code.POOL_INVALID, "the name g0", id="a-device-twice"),

@@ -229,7 +229,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0")),
                 claim(request()),
             ],
-            "it would fit on node n1 if that node was not cordoned",
+            "it would fit on node n1 if that node were not cordoned",
             id="a-cordoned-node",
         ),
         pytest.param(
@@ -426,5 +426,5 @@ def test_the_rule_that_adds_a_taint_is_named():
     facts = [N1, slice_on("n1", device("g0")), claim(request()), rule]
     (reason,) = explain(POD, world_of(ANY, *facts)).reasons
     assert (
-        "DeviceTaintRule repair sets a taint, which ends when the rule is deleted"
+        "DeviceTaintRule repair sets a taint, which is removed when the rule is deleted"
     ) in reason.sentence

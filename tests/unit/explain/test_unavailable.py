@@ -94,12 +94,16 @@ def asking(quantity, name="bandwidth", **changes):
 UNHEALTHY, STOPPED = taint("drakit.dev/unhealthy"), taint("drakit.dev/stopped")
 UNPREPARING, LENS = taint("drakit.dev/unpreparing"), taint("cam.example.com/lens")
 WHAT = 'of DeviceClass "gpu" that request "gpu" of claim "mine" could use'
-LOOK = "the taint drakit.dev/unhealthy ends when the device is healthy again: check the device"
-BACK = (
-    "the taint drakit.dev/stopped ends when the driver is available again on that node: check its "
-    "log"
+LOOK = (
+    "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the device"
 )
-UNDONE = "the taint drakit.dev/unpreparing ends when an earlier claim is unprepared on that node"
+BACK = (
+    "the taint drakit.dev/stopped is removed when the driver is available again on that node: "
+    "check its log"
+)
+UNDONE = (
+    "the taint drakit.dev/unpreparing is removed when an earlier claim is unprepared on that node"
+)
 ASK = "ask the owner of the taint, or tolerate its key and effect NoSchedule in the request"
 NOT = "which the request does not tolerate"
 ON = "the claim can be allocated when enough hardware or capacity is released"

@@ -1,4 +1,4 @@
-"""The front door on real sockets, with a kubelet of our own in front and a held engine behind."""
+"""The kubelet-facing servers on real sockets, with a test kubelet and a held engine."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome(conflicts=(DeviceConflict(device="/dev/x", policy="old"),)))],
             "True",
             "Applied",
-            "1 node has devices of it; 1 device matched by another policy, too",
+            "1 node has devices of it; another policy also matches 1 device",
             id="another-policy-matches-a-device-too",
         ),
     ],

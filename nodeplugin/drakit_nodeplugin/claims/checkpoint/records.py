@@ -111,7 +111,7 @@ class StoredClaim:
 
     generation: int = 0
     """Set by the checkpoint at each write, and never used twice. A writer must know the stored one,
-    so that the late end of old work changes nothing. 0: there is no entry."""
+    so that work that ends late cannot overwrite newer work. 0: there is no entry."""
 
     owner: str = ""
     """The process that wrote the entry last; while it lives, others leave its work alone."""

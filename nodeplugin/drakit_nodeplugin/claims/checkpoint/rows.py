@@ -184,8 +184,8 @@ def write(
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
 
-    Not `alone`: another process works on the database too; what is written without an intent of
-    ours may then be the late end of something that it has undone. Without `hardware`, claims are
+    If `alone` is false, another process also uses the database: a write without an intent may then
+    complete work that the other process has already undone. Without `hardware`, claims are
     compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
     whose generation is still that of its row is not read again. Raises ValueError for a claim that
     appears twice, or that is not JSON.
@@ -297,7 +297,7 @@ def _put(
         and _names(row.claim) != _names(claim)
     }
     judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
-    # A row whose devices change gives up some: in its turn, and not before.
+    # A row whose devices change releases some of them, but only when the loop below reaches it.
     doubtful = moved | contested(connection, judged)
     _store(connection, [entry for uid, entry in entries.items() if uid not in doubtful])
     refused: dict[str, Held] = {}
@@ -307,13 +307,14 @@ def _put(
             return found.claim
         raise DamagedRowError("there are devices without a claim")
 
-    # One after the other: devices of one claim are taken for the rest of the batch.
+    # One after the other: a stored claim holds its devices against the rest of the batch.
     for uid, (claim, row) in entries.items():
         if uid not in doubtful:
             continue
         rest = Rest(connection=connection, row=row.id if row else 0, claim=holder)
         why = refusal(claim, rest, hardware=hardware)
-        # What is to be undone may be more than is listed now: only a holder is in its way.
+        # A claim that is being unprepared may have devices that are no longer listed: only a
+        # claim that holds one of its devices prevents the write.
         if why is not None and (why.holder is not None or claim.state != "unpreparing"):
             refused[uid] = why
         else:

@@ -201,7 +201,7 @@ class DriverCalls:
             return answer
         raise self._unusable(f"{kind_of(answer)}, which is not a bool", what="check")
 
-    # ------------------------------------------------------------ what a driver gets
+    # ------------------------------------------------------------ the arguments of a driver
 
     def _checked(
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
@@ -228,7 +228,7 @@ class DriverCalls:
     ) -> tuple[AllocatedDevice, ...]:
         return tuple([self._checked(each, i, lenient=lenient) for i, each in enumerate(devices)])
 
-    # ------------------------------------------------------------ what a driver answers
+    # ------------------------------------------------------------ the results of a driver
 
     async def _answer(
         self, call: Callable[[], object], *, what: str, index: int | None = None

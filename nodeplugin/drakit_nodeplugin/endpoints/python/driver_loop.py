@@ -109,13 +109,13 @@ class Bridge:
         self._there = there
         self._calls = _Mailbox(sender=home, receiver=there)
         self._answers = _Mailbox(sender=there, receiver=home)
-        # Written at home.
+        # Written in the daemon's loop.
         self._open: set[_Call] = set()
         self._closed: str | None = None
-        # Written there.
+        # Written in the driver's loop.
         self._ending = False
 
-    # ------------------------------------------------------------ at home
+    # ------------------------------------------------------------ in the daemon's loop
 
     @property
     def stop_reason(self) -> str | None:
@@ -171,7 +171,7 @@ class Bridge:
         if not call.answered.done():  # cancelled, but its caller has not resumed yet
             call.answered.set_result(None)
 
-    # ------------------------------------------------------------ there
+    # ------------------------------------------------------------ in the driver's loop
 
     def end(self) -> None:
         """The loop is about to end and will cancel its tasks: begin nothing any more."""

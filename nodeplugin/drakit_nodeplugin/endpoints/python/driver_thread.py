@@ -132,7 +132,7 @@ class PythonConnection:
         self._policies = policies
         self._home = asyncio.get_running_loop()
         self._latest = LatestValue[Inventory](pace_of)
-        # Written at home, by what the thread reports.
+        # Written in the daemon's loop, from reports of the thread.
         self._started: asyncio.Future[tuple[DriverCalls, Bridge]] = self._home.create_future()
         self._over: ConnectionEndedError | None = None
         self._gone: asyncio.Future[None] = self._home.create_future()
@@ -148,7 +148,7 @@ class PythonConnection:
         # A daemon thread: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
 
-    # ------------------------------------------------------------ at home: its life
+    # ------------------------------------------------------------ in the daemon's loop: life cycle
 
     async def start(self, *, timeout_seconds: float) -> None:
         """
@@ -222,7 +222,7 @@ class PythonConnection:
             with suppress(RuntimeError):  # closed already: it is ending
                 self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
-    # ------------------------------------------------------------ at home: calls
+    # ------------------------------------------------------------ in the daemon's loop: calls
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
@@ -243,7 +243,7 @@ class PythonConnection:
         calls, bridge = self._started.result()
         return await bridge.call(lambda: calls.check(batch))
 
-    # ------------------------------------------------------------ at home, called by the thread
+    # ------------------------------------------------------------ in the daemon's loop: reports
 
     def _has_started(self, calls: DriverCalls, bridge: Bridge, watchdog: Watchdog) -> None:
         self._started.set_result((calls, bridge))
