@@ -237,7 +237,7 @@ def test_selectors_are_evaluated_with_the_feature_gates_of_the_cluster(release):
 
 
 @pytest.mark.needs(Capability.AUDIT)
-def test_the_operator_writes_to_nothing_but_events_and_its_lease(space, release):
+def test_the_operator_writes_only_what_its_closed_list_names(space, release):
     space.apply(
         template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
     )
@@ -256,5 +256,7 @@ def test_the_operator_writes_to_nothing_but_events_and_its_lease(space, release)
     assert written
     allowed = {(verb, "events", None) for verb in ("create", "patch")}
     allowed |= {(verb, "leases", None) for verb in ("create", "update")}
+    allowed |= {(verb, "deviceclasses", None) for verb in ("create", "patch", "delete")}
+    allowed.add(("patch", "hostdevicepolicies", "status"))
     allowed.add(("create", "selfsubjectaccessreviews", None))  # a question: nothing is stored
     assert written <= allowed

@@ -57,7 +57,7 @@ async def test_the_policies_of_a_release_become_those_of_its_values(server, sess
     ("holder", "whose"),
     [
         pytest.param(OTHER, "release lab/second owns it", id="another-release"),
-        pytest.param(None, "somebody else owns it", id="a-person"),
+        pytest.param(None, "another owner owns it", id="a-person"),
     ],
 )
 async def test_a_policy_of_somebody_else_is_refused_and_costs_itself_only(

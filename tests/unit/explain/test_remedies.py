@@ -163,7 +163,7 @@ def remedy(*facts, pod=POD, **options):
         pytest.param(
             [N1, slice_on("n1", device("g0", taints=(UNHEALTHY,))), claim(request())],
             "it would fit on node n1 if the taint drakit.dev/unhealthy:NoSchedule of the devices "
-            "was removed",
+            "were removed",
             id="a-taint-of-ours-is-not-to-be-tolerated",
         ),
         pytest.param(
