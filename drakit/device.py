@@ -410,7 +410,7 @@ LeftOutReason = Literal[
 """
 Why a device of the node is not published.
 
-* ``Dangerous``: a pod with the device could take over the node, so no policy can publish it.
+* ``Dangerous``: a pod with the device could take over the node, and no policy allows that.
 * ``InUse``: the node itself uses the device.
 * ``Invalid``: the device breaks a rule of the API.
 * ``MayHoldData``: the device may hold data of others.

@@ -340,8 +340,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     def unprepare_claims(
         self, claims: Sequence[AllocatedClaim[ParametersT | None]]
     ) -> Awaitable[Mapping[str, Exception | None]] | Mapping[str, Exception | None]:
-        """Unprepare a batch of claims. Return by claim UID None, or an exception if the claim
-        failed. The default calls `unprepare` for each device."""
+        """Unprepare a batch of claims. Return a mapping from claim UID to None, or to an exception
+        if the claim failed. The default calls `unprepare` for each device."""
         return _by_claim(claims, self._unprepare_all)
 
     def reset(self, device: AllocatedDevice[ParametersT | None]) -> Awaitable[None] | None:

@@ -51,7 +51,7 @@ _WITHOUT_SLICES = frozenset(
 """Reasons that follow from pods, claims and nodes alone."""
 
 _LIMITS: tuple[tuple[type[Fact], str], ...] = (
-    (NodeFacts, "rules of nodes"),
+    (NodeFacts, "nodes"),
     (TaintRuleFacts, "DeviceTaintRules"),
 )
 """What a reason about devices does not consider while a kind is hidden."""
@@ -72,7 +72,8 @@ def with_limits(reason: Reason, world: World) -> Reason:
     named = " and ".join(words)
     return Reason(
         code=reason.code,
-        sentence=f"{reason.sentence} (not considered, for lack of permission: {named})",
+        sentence=f"{reason.sentence} "
+        f"(not considered, because the operator lacks permission: {named})",
         regarding=reason.regarding,
     )
 

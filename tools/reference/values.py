@@ -24,7 +24,7 @@ from tools.reference import markdown
 CHART = Path(__file__).resolve().parents[2] / "charts" / "drakit"
 
 STRUCTURES = {
-    "hostdev.policies": "configuration.md#policies",
+    "hostdev.policies": "configuration.md#hostdevicepolicyspec",
     "backends.allowed": "configuration.md#allowedendpoint",
     "devicePlugins.allowed": "configuration.md#allowedendpoint",
     "nodeplugin.drivers": "configuration.md#driverentry",

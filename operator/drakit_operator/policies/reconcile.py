@@ -140,7 +140,9 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
             fields=fields,
         )
     if behind:
-        message = f"{_count(len(behind), 'node')} did not report this version yet: {_names(behind)}"
+        message = (
+            f"this version is not reported yet by {_count(len(behind), 'node')}: {_names(behind)}"
+        )
         return Status(ready="Unknown", reason="Pending", message=message, fields=fields)
     if not reports:
         message = (
@@ -154,9 +156,8 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
             "spec.nodeSelector ('drakit node devices' in a pod of the node plugin lists devices)"
         )
         return Status(ready="False", reason="NoDeviceMatched", message=message, fields=fields)
-    message = (
-        f"{_count(len(matching), 'node')} {'has' if len(matching) == 1 else 'have'} devices of it"
-    )
+    verb = "has" if len(matching) == 1 else "have"
+    message = f"{_count(len(matching), 'node')} {verb} matching devices"
     if conflicts:
         message += f"; another policy also matches {_count(len(conflicts), 'device')}"
     return Status(ready="True", reason="Applied", message=message, fields=fields)

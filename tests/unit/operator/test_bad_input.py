@@ -132,7 +132,9 @@ async def test_without_permission_for_nodes_the_rest_works_until_it_is_allowed(
     cluster.add_node("n1", unschedulable=True)
     async with replica(cluster, tmp_path, "one", sweepPeriod=0.5) as app:
         await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
-        limits = "(not considered, for lack of permission: rules of nodes and DeviceTaintRules)"
+        limits = (
+            "(not considered, because the operator lacks permission: nodes and DeviceTaintRules)"
+        )
         assert note_of(cluster, "second").endswith(limits)
         assert (await probe(app, "/readyz"))[0] == 200
         _, numbers = await probe(app, "/metrics")

@@ -106,7 +106,7 @@ def test_the_status_sums_up_reports_and_slices():
     assert (found.ready, found.reason, found.message) == (
         "True",
         "Applied",
-        "2 nodes have devices of it",
+        "2 nodes have matching devices",
     )
     assert found.fields == {
         "observedGeneration": 3,
@@ -129,7 +129,7 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome()), report("b", outcome(observed_generation=2))],
             "Unknown",
             "Pending",
-            "1 node did not report this version yet: b",
+            "this version is not reported yet by 1 node: b",
             id="a-node-is-behind",
         ),
         pytest.param(
@@ -157,7 +157,7 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome(conflicts=(DeviceConflict(device="/dev/x", policy="old"),)))],
             "True",
             "Applied",
-            "1 node has devices of it; another policy also matches 1 device",
+            "1 node has matching devices; another policy also matches 1 device",
             id="another-policy-matches-a-device-too",
         ),
     ],
