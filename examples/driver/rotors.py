@@ -2,7 +2,7 @@
 Rotors: each folder below a configured directory is a rotor, and claims share its revolutions.
 
 A rotor turns at the speed in its file ``speed``. It is the highest speed of all shares, each of
-which has a file of its own (``speed.<share ID>``), so that a share can be given back alone.
+which has a file of its own (``speed.<share ID>``), so that each share can be released separately.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[RotorParameters]) -> Edits:
         rotor = self.config.directory / device.name
         if not rotor.is_dir():
-            raise DriverError(f"rotor {device.name} was taken away; put it back")
+            raise DriverError(f"rotor {device.name} no longer exists; create its folder again")
         speed = device.parameters.speed
         claimed = device.consumed_capacity.get("rpm", RPM.value)  # all of it, if it is not shared
         if speed > parse_quantity(claimed):

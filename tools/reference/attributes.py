@@ -254,8 +254,8 @@ def page() -> str:
             "it. If a device can lack an attribute, test for it first, because a selector that reads a missing attribute\n"
             'fails: write `"serial" in device.attributes["hostdev.drakit.dev"]`.',
             "## hostdev.drakit.dev",
-            "The driver `hostdev` publishes these attributes. It does not publish a string of more than 64 bytes, which is\n"
-            "the limit of the API, and at most 32 attributes and capacities of a device. A policy can add attributes of its own.",
+            "The driver `hostdev` publishes these attributes. It omits strings longer than 64 bytes,\n"
+            "the limit of the API. A device has at most 32 attributes and capacities. A policy can add attributes of its own.",
             *_tables(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",

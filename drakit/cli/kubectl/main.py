@@ -76,8 +76,8 @@ def _add_explain(commands: _Group) -> None:
         help="explain why a pod or a claim waits, does not start, or is not deleted",
         description="Explains why a pod waits for its devices: what each request finds, what is in "
         "the way, and the remedy. Also explains why a pod does not start on its node, and what "
-        "holds a pod or claim that is being deleted. A claim that is not allocated is explained as "
-        "if a pod without other rules used it.",
+        "holds a pod or claim that is being deleted. For an unallocated claim, "
+        "the command assumes a pod without node selector, affinity and resource requests.",
     )
     explain.add_argument("target", metavar="KIND/NAME", help="the object: pod/NAME or claim/NAME")
     explain.set_defaults(command="explain")

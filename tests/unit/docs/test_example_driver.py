@@ -138,7 +138,7 @@ def test_a_claim_with_admin_access_turns_nothing(driver, share, folder):
 def test_a_removed_rotor_is_named_and_can_be_unprepared(driver, share, folder):
     (folder / "west").rmdir()
     device = share(1, speed=0, rpm="100")
-    with pytest.raises(DriverError, match="rotor west was taken away"):
+    with pytest.raises(DriverError, match="rotor west no longer exists"):
         driver.prepare(CLAIM, device)
     driver.unprepare(CLAIM, device)
 
