@@ -15,17 +15,18 @@ import (
 )
 
 var (
-	// A device's name must be a DNS label; files that are called otherwise are no blinkers.
+	// A device's name must be a DNS label. Other files are skipped.
 	validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 	colours = []string{"white", "red", "green"}
 )
 
-// blinkers are the files of a directory. A file that begins with "broken" is a broken blinker.
+// blinkers are the files of a directory. If the content of a file begins with "broken", its blinker is
+// unhealthy.
 //
-// Which claim holds a blinker, and in which colour it blinks, is in a file of the same name in the state
-// directory: it stands for what a real driver sets in hardware. Nothing of it is kept in memory, so
-// nothing is lost in a crash, and two of us can work side by side during a rolling update.
+// A file of the same name in the state directory contains the claim that holds a blinker, and its colour.
+// It represents the state that a real driver sets in hardware. No state is in memory, so a crash loses
+// nothing, and two instances can run during a rolling update.
 type blinkers struct {
 	directory string
 	state     string
@@ -67,7 +68,7 @@ func (b *blinkers) path(name string) string {
 }
 
 func (b *blinkers) exists(name string) bool {
-	// The name comes in a request: "../.." is no blinker.
+	// The name comes from a request: reject "../..".
 	if !validName.MatchString(name) {
 		return false
 	}
@@ -75,19 +76,19 @@ func (b *blinkers) exists(name string) bool {
 	return err == nil && found.Mode().IsRegular()
 }
 
-// broken tells whether a blinker is; an error if nobody can tell at the moment.
+// broken reports whether a blinker is broken. It returns an error if the file cannot be read.
 func (b *blinkers) broken(name string) (bool, error) {
 	file, err := os.Open(b.path(name))
 	if err != nil {
 		return false, err
 	}
 	defer file.Close()
-	// No more is read than is needed: what the file holds is not ours.
+	// Read only the beginning: the file is not trusted.
 	start, err := io.ReadAll(io.LimitReader(file, int64(len("broken"))))
 	return string(start) == "broken", err
 }
 
-// take makes a blinker blink for a claim. To do it again changes nothing.
+// take makes a blinker blink for a claim. It is idempotent.
 func (b *blinkers) take(name string, wanted holding) error {
 	content, err := json.Marshal(wanted)
 	if err != nil {
@@ -104,8 +105,8 @@ func (b *blinkers) take(name string, wanted holding) error {
 	if errors.Is(err, fs.ErrExist) {
 		return errors.New("it was taken by another claim at this moment")
 	}
-	// The innermost error alone: the others name a file that has another name each time, and what is equal
-	// is one Event.
+	// Only the innermost error: the others name a temporary file, and Kubernetes deduplicates Events only
+	// if their text is the same.
 	for errors.Unwrap(err) != nil {
 		err = errors.Unwrap(err)
 	}
@@ -115,7 +116,7 @@ func (b *blinkers) take(name string, wanted holding) error {
 	return nil
 }
 
-// write makes a file of the state directory whole or not at all: no crash leaves half of one.
+// write creates a file of the state directory atomically.
 func (b *blinkers) write(name string, content []byte, replace bool) error {
 	file, err := os.CreateTemp(b.state, ".new-")
 	if err != nil {
@@ -126,7 +127,7 @@ func (b *blinkers) write(name string, content []byte, replace bool) error {
 	if _, err := file.Write(content); err != nil {
 		return err
 	}
-	// A link fails where another of us was faster; a rename would take the blinker away from its claim.
+	// A link fails if another instance was faster. A rename would replace its claim.
 	publish := os.Link
 	if replace {
 		publish = os.Rename
@@ -134,7 +135,7 @@ func (b *blinkers) write(name string, content []byte, replace bool) error {
 	return publish(file.Name(), filepath.Join(b.state, name))
 }
 
-// holder returns who holds a blinker; nil if nobody does.
+// holder returns the claim that holds a blinker, or nil.
 func (b *blinkers) holder(name string) (*holding, error) {
 	content, err := os.ReadFile(filepath.Join(b.state, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,8 +151,8 @@ func (b *blinkers) holder(name string) (*holding, error) {
 	return held, nil
 }
 
-// release gives back all that a claim holds. What it held is read from the disk and not asked from the
-// caller, as preparing may have come to its end only halfway, and blinkers may be gone by now.
+// release releases all blinkers of a claim. It reads them from the disk instead of the request, because a
+// prepare may have failed halfway, and blinkers may no longer exist.
 func (b *blinkers) release(claimUID string) error {
 	entries, err := os.ReadDir(b.state)
 	if err != nil {
@@ -173,18 +174,18 @@ func (b *blinkers) release(claimUID string) error {
 	return errors.Join(failed...)
 }
 
-// colour reads the parameters of a claim. Users write them, and what is silently ignored is what they
-// will look for longest; so anything but {"colour": "<one that there is>"} is an error.
+// colour reads the parameters of a claim. Users write them, and do not notice ignored fields. So anything
+// but {"colour": "<a known colour>"} is an error.
 func colour(parameters string) (string, error) {
 	if parameters == "" {
 		return colours[0], nil
 	}
-	// Into a map: a struct's fields would be found in any case of letters.
+	// Into a map, because encoding/json matches the fields of a struct case-insensitively.
 	var given map[string]any
 	if err := json.Unmarshal([]byte(parameters), &given); err != nil || given == nil {
 		return "", errors.New(`the parameters are no JSON object: write {"colour": "red"}`)
 	}
-	// Sorted, so that the same parameters get the same answer.
+	// Sorted, so that the same parameters give the same error.
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if key != "colour" {
 			return "", fmt.Errorf(`there is no parameter %q: the only one is "colour"`, key)

@@ -5,21 +5,21 @@ import (
 	"sync"
 )
 
-// locks let one call at a time work on a claim, from its begin to its end.
+// locks allow one call at a time to work on a claim.
 //
-// The node plugin lets calls for one device wait for each other, but it cannot know whether we still work
-// on one whose time was over or whose connection was lost. Without a lock an Unprepare that comes then
-// would find nothing to undo, and the Prepare before it would take the blinker afterwards, for ever.
+// The node plugin serializes the calls for a device, but it cannot know whether the backend still works on
+// a call that timed out or lost its connection. Without a lock, a following Unprepare would find nothing to
+// undo, and the earlier Prepare would take the blinker afterwards and never release it.
 type locks struct {
 	mutex sync.Mutex
 	held  map[string]chan struct{}
 }
 
-// lock waits for its turn, and returns what ends it; an error if the call has ended meanwhile: then nobody
-// wants its work any more, and the next call may have been made already.
+// lock waits for the lock, and returns a function that releases it. It returns an error if the call ends
+// first: its result is no longer needed, and the next call may already be waiting.
 func (l *locks) lock(ctx context.Context, claimUID string) (func(), error) {
 	for {
-		// First, as both may be true: a call that has ended begins nothing.
+		// Check this first, because both may be true: a call that has ended must not begin.
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -34,7 +34,7 @@ func (l *locks) lock(ctx context.Context, claimUID string) (func(), error) {
 	}
 }
 
-// try returns what ends the turn that it has taken, or what is closed once the turn of another is over.
+// try returns a function that releases the lock, or a channel that is closed when its holder releases it.
 func (l *locks) try(claimUID string) (<-chan struct{}, func()) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -1,8 +1,8 @@
-// An example backend of drakit: a driver in Go, as a program of its own beside the node plugin.
+// An example backend of drakit: a driver in Go, which runs as a separate program beside the node plugin.
 //
-// Its devices are "blinkers", files of a directory; blinkers.go knows them and what a claim of one
-// does. service.go speaks the contract, socket.go takes the place in the registration directory.
-// Only the first of the three would be different for real hardware.
+// Its devices are "blinkers", files of a directory. blinkers.go implements them, service.go implements the
+// backend contract, and socket.go creates the socket in the registration directory. For your own hardware,
+// replace blinkers.go.
 package main
 
 import (
@@ -25,8 +25,8 @@ import (
 
 const version = "0.1.0"
 
-// stopTimeout bounds what a call in progress may delay our end: less than the 30 seconds after which
-// the kubelet kills a pod.
+// stopTimeout limits how long calls in progress delay the shutdown. It is shorter than the 30 seconds after
+// which the kubelet kills a pod.
 const stopTimeout = 20 * time.Second
 
 type options struct {
@@ -64,13 +64,13 @@ func parse(arguments []string, output io.Writer) (options, error) {
 	case chosen.socketMode > 0o777:
 		return options{}, fmt.Errorf("-socket-mode is %#o: give at most 0777", chosen.socketMode)
 	case !filepath.IsAbs(chosen.blinkers):
-		// The container runtime, which mounts them, knows nothing of our working directory.
+		// The container runtime mounts them, and does not know the working directory.
 		return options{}, fmt.Errorf("-blinkers is %q: give an absolute path", chosen.blinkers)
 	}
 	return chosen, nil
 }
 
-// serve answers until the context ends, then lets calls in progress come to their end.
+// serve serves until the context ends, and then waits for calls in progress.
 func serve(ctx context.Context, chosen options, log *slog.Logger) error {
 	blinkers, err := openBlinkers(chosen.blinkers, chosen.state)
 	if err != nil {
@@ -80,7 +80,7 @@ func serve(ctx context.Context, chosen options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	// Streams have no end of their own; without this they would keep GracefulStop waiting.
+	// Streams do not end by themselves, and GracefulStop would wait for them.
 	stopping, stopStreams := context.WithCancel(context.Background())
 	defer stopStreams()
 	server := grpc.NewServer()

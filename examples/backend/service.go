@@ -17,10 +17,10 @@ import (
 	pb "drakit.dev/examples/backend/backendv1"
 )
 
-// service speaks drakit.backend.v1. It has no state of its own but which calls are going on, so it does not
-// matter how often the node plugin calls, how many of them are connected, and when we were started last.
+// service implements drakit.backend.v1. Its only state is the calls in progress. So the node plugin can
+// repeat calls, several node plugins can connect, and the backend can restart at any time.
 type service struct {
-	// Answers Unimplemented to the methods that the contract will get later.
+	// Answers Unimplemented to methods that later versions of the contract add.
 	pb.UnimplementedBackendServer
 
 	driver   string
@@ -49,16 +49,16 @@ func (s *service) WatchHealth(
 	return follow(s, stream, s.health)
 }
 
-// message is the pointer to a generated message M.
+// message is a pointer to a generated message M.
 type message[M any] interface {
 	*M
 	proto.Message
 }
 
-// follow sends what look sees: now, and again whenever it is different from what was sent last.
+// follow sends the result of look now, and again whenever it changes.
 //
-// An error of look ends the stream, so that our devices count as stopped: better than to go on with
-// devices of which nobody knows whether they are there. The node plugin comes again by itself.
+// An error of look ends the stream, and the devices count as stopped, because their state is unknown. The
+// node plugin reconnects.
 func follow[M any, P message[M]](
 	s *service, stream grpc.ServerStreamingServer[M], look func() (P, error),
 ) error {
@@ -112,7 +112,7 @@ func (s *service) health() (*pb.WatchHealthResponse, error) {
 	for _, name := range names {
 		health := &pb.Health{Status: pb.HealthStatus_HEALTH_STATUS_HEALTHY}
 		if broken, err := s.blinkers.broken(name); err != nil {
-			// Nobody can tell: that is neither healthy nor a reason to keep pods away.
+			// Unknown health is neither healthy nor a reason to taint the device.
 			health = &pb.Health{Message: fmt.Sprintf("blinker %s cannot be read", name)}
 		} else if broken {
 			health = &pb.Health{
@@ -148,8 +148,8 @@ func (s *service) PrepareClaims(
 	return response, nil
 }
 
-// prepare takes all blinkers of a claim. Where it fails halfway it leaves what it has done: the claim is
-// prepared again, or unprepared.
+// prepare takes all blinkers of a claim. If it fails halfway, it leaves the blinkers taken: the node plugin
+// calls Prepare again, or Unprepare.
 func (s *service) prepare(claim *pb.Claim) ([]*pb.Edits, error) {
 	all := []*pb.Edits{}
 	for _, device := range claim.GetDevices() {
@@ -177,7 +177,7 @@ func (s *service) prepareDevice(claim *pb.Claim, device *pb.AllocatedDevice) (*p
 		Mounts: []*pb.Mount{{HostPath: s.blinkers.path(device.GetName()), ContainerPath: inside}},
 	}
 	if device.GetAdminAccess() {
-		// Somebody else may hold it, and must not notice.
+		// Another claim may hold it, and must not be affected.
 		return edits, nil
 	}
 	if err := s.blinkers.take(device.GetName(), wanted); err != nil {
@@ -257,8 +257,8 @@ func wantedBy(claim *pb.Claim, device *pb.AllocatedDevice) (holding, error) {
 
 var notInVariables = regexp.MustCompile(`[^A-Z0-9]`)
 
-// variable names an environment variable after request and device: a container can have several of both,
-// and the same variable twice would be the last one's.
+// variable returns an environment variable's name from request and device. A container can have several of
+// both, and the last of two equal names would win.
 func variable(prefix string, device *pb.AllocatedDevice) string {
 	name := strings.ToUpper(prefix + "_" + device.GetRequest() + "__" + device.GetName())
 	return notInVariables.ReplaceAllString(name, "_")

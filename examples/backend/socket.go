@@ -11,10 +11,10 @@ import (
 	"sync"
 )
 
-// maxSocketPath is what the kernel takes (sun_path, without its final zero).
+// maxSocketPath is the kernel's limit (sun_path, without its final zero).
 const maxSocketPath = 107
 
-// place is a listening socket that takes its name away when it is closed.
+// place is a listening socket that removes its path when it is closed.
 type place struct {
 	*net.UnixListener
 	path string
@@ -22,11 +22,11 @@ type place struct {
 	once sync.Once
 }
 
-// listen makes the socket at path. A socket that is there already is replaced: it was left by a crash,
-// or is that of our predecessor in a rolling update, which keeps the connections that it has.
+// listen creates the socket at path, and replaces an existing one: a leftover of a crash, or the socket of
+// the previous instance in a rolling update, which keeps its connections.
 //
-// The socket gets its name last, by a rename: so it is never seen with other permissions, and there is
-// no moment without one. Until then its name begins with a dot, which the node plugin passes over.
+// A rename puts the socket in place. So it is never visible with other permissions, and the path always
+// exists. Before the rename, its name begins with a dot, and the node plugin ignores it.
 func listen(path string, mode fs.FileMode) (*place, error) {
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%08x", rand.Uint32()))
 	if longest := max(len(path), len(hidden)); longest > maxSocketPath {
@@ -43,7 +43,7 @@ func listen(path string, mode fs.FileMode) (*place, error) {
 		return nil, fmt.Errorf("cannot listen in %s (does the node plugin run here?): %w",
 			filepath.Dir(path), err)
 	}
-	// What Go would remove is the hidden name, which is gone by then.
+	// Go would remove the hidden name, which no longer exists.
 	listener.SetUnlinkOnClose(false)
 	own, err := publish(hidden, path, mode)
 	if err != nil {
@@ -63,9 +63,9 @@ func publish(hidden, path string, mode fs.FileMode) (fs.FileInfo, error) {
 	return own, os.Rename(hidden, path)
 }
 
-// Close stops listening, and removes the socket unless a successor has put its own there.
+// Close stops listening, and removes the socket unless another instance has replaced it.
 func (p *place) Close() (err error) {
-	// Once, as gRPC closes more often, and a successor's socket may have the number that ours had.
+	// Only once: gRPC closes more often, and another instance's socket can have the same inode number.
 	p.once.Do(func() {
 		if found, missing := os.Lstat(p.path); missing == nil && os.SameFile(found, p.own) {
 			err = os.Remove(p.path)
