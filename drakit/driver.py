@@ -316,9 +316,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Prepare a batch of claims, such as the claims of a pod.
 
-        Return a mapping from claim UID to the edits of its devices, in the order of `devices`, or to
-        an exception if the claim failed. If it raises, all claims fail. A call is not cancelled while one of its claims
-        is still needed. The default calls `prepare` for each device.
+        Return a mapping from claim UID to the edits of its devices, in the order of `devices`, or
+        to an exception if the claim failed. If it raises, all claims fail. A call is not cancelled
+        while one of its claims is still needed. The default calls `prepare` for each device.
         """
         return _by_claim(claims, self._prepare_all)
 

@@ -267,6 +267,7 @@ def two_releases(stage):
             stage.cluster.kubectl("delete", "resourceslices", field)
 
 
+@pytest.mark.slow
 def test_the_doctors_remedies_end_what_it_finds_about_releases(two_releases, admin):
     cluster = two_releases.cluster
     both_run = f"both run driver {SIMULATED}"

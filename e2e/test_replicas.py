@@ -160,12 +160,12 @@ def pods_that_wait(space: Space) -> Iterator[None]:
     ("break_it", "mend_it"),
     [
         pytest.param(Replica.kill, None, id="killed"),
-        pytest.param(Replica.freeze, Replica.thaw, id="frozen"),
+        pytest.param(Replica.freeze, Replica.thaw, id="frozen", marks=pytest.mark.slow),
         pytest.param(
             Replica.cut,
             Replica.heal,
             id="cut-off-from-the-API-server",
-            marks=pytest.mark.needs(Capability.CUT),
+            marks=[pytest.mark.slow, pytest.mark.needs(Capability.CUT)],
         ),
     ],
 )
