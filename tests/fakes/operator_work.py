@@ -16,7 +16,7 @@ from drakit_operator.work import Work
 
 
 class Bench:
-    """The work with one worker; ``told`` is what was told, and when."""
+    """The work with one worker; ``told`` lists the Events with their times."""
 
     def __init__(self, *, capacity=100, failures=0, store=None, selectors=None):
         self.told = []

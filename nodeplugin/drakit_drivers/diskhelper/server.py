@@ -148,7 +148,9 @@ class Server:
                 if _uid(client) != self._allowed_uid:
                     return
                 try:
-                    answer = self._wipes.answer(Request.parse(_line(client)))
+                    with client.makefile("rb") as sent:
+                        request = Request.parse(sent.readline(MAX_LINE + 1))
+                    answer = self._wipes.answer(request)
                 except MalformedError as error:
                     answer = Answer(outcome="failed", detail=f"the request is malformed: {error}")
                 client.sendall(answer.line())
@@ -156,16 +158,6 @@ class Server:
             logger.warning("client is gone: %s", error)
         finally:
             self._slots.release()
-
-
-def _line(client: socket.socket) -> bytes:
-    received = b""
-    while not received.endswith(b"\n") and len(received) <= MAX_LINE:
-        part = client.recv(MAX_LINE)
-        if not part:
-            break
-        received += part
-    return received
 
 
 def _uid(client: socket.socket) -> int:

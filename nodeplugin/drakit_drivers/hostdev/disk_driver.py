@@ -17,9 +17,7 @@ from typing import ClassVar
 
 from drakit import (
     AllocatedDevice,
-    ClaimReference,
     DriverError,
-    Edits,
     Node,
     NoParameters,
     ReleasePendingError,
@@ -29,6 +27,7 @@ from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.disk_helper import DiskHelper
 from drakit_drivers.hostdev.disk_records import DiskRecord, DiskRecords
 from drakit_drivers.hostdev.driver import HostDevices
+from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs, read_attribute
 from drakit_drivers.hostdev.udev import UdevDatabase
 
@@ -59,11 +58,6 @@ class HostDisks(HostDevices):
         self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
         self._boot_id = BOOT_ID.read_text().strip()
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
-        edits = await super().prepare(claim, device)
-        await asyncio.to_thread(self._lend, device.name)
-        return edits
-
     async def reset(self, device: AllocatedDevice[NoParameters | None]) -> None:
         if self._records.damaged:
             await asyncio.to_thread(self._check_unrecorded, device.name)
@@ -73,10 +67,9 @@ class HostDisks(HostDevices):
                 raise ReleasePendingError(problem)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _lend(self, name: str) -> None:
+    def lend(self, published: Published) -> None:
         """Check that nothing has a disk open, and record that it must be wiped."""
-        published = self.find(name)
-        host = published.host
+        name, host = published.name, published.host
         if host.block is None:
             return
         record = DiskRecord(

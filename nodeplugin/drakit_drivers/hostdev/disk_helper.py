@@ -42,10 +42,5 @@ class DiskHelper:
             connection.settimeout(CALL_SECONDS)
             connection.connect(str(self._path))
             connection.sendall(line)
-            received = b""
-            while not received.endswith(b"\n") and len(received) <= MAX_LINE:
-                part = connection.recv(MAX_LINE)
-                if not part:
-                    break
-                received += part
-            return received
+            with connection.makefile("rb") as answer:
+                return answer.readline(MAX_LINE + 1)

@@ -137,10 +137,15 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         )
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
-        published = await asyncio.to_thread(self.find, device.name)
-        return container_edits(
+        return await asyncio.to_thread(self._prepare, device)
+
+    def _prepare(self, device: AllocatedDevice[NoParameters]) -> Edits:
+        published = self.find(device.name)
+        edits = container_edits(
             published.spec.container, published.hosts, request=device.request, device=device.name
         )
+        self.lend(published)
+        return edits
 
     async def prepare_claims(
         self, claims: Sequence[AllocatedClaim[NoParameters]]
@@ -152,6 +157,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             if problem:
                 results[uid] = DriverError(problem)
         return results
+
+    def lend(self, published: Published) -> None:
+        """Prepare the host for a claim of a device; nothing here. Blocks. Raises DriverError."""
 
     def find(self, name: str) -> Published:
         """Find a device in a new scan of the host. Blocks. Raises DriverError."""

@@ -50,7 +50,7 @@ def pool(name, *devices, slices=1, on="n1", **facts):
 
 
 def by_object(told):
-    """What was told, without the times."""
+    """The Events, without their times."""
     return {(name, code) for _, name, code in told}
 
 
