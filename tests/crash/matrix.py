@@ -21,7 +21,7 @@ from tests.crash.forkserver import ForkServer
 from tests.crash.node import Node, inexplicable
 from tests.crash.scenarios import Scenario, Variant
 from tests.crash.stage import PODS, PluginDiedError, Stage, new_folder, new_stage
-from tests.crash.steps import ENDPOINTS, FRONT_DOOR
+from tests.crash.steps import ENDPOINTS, FRONT_DOOR, NODE_LABELS
 
 OVER = "over: the reply was received"
 """The last point of each scenario, where the kubelet's side kills: all is done, and it knows."""
@@ -115,7 +115,12 @@ class Matrix:
         """
         first, second = [await self._trail(scenario, node) for _ in range(2)]
         labels = [label for label in first if label in second]
-        for wanted, pattern in ((scenario.front_door, FRONT_DOOR), (scenario.endpoints, ENDPOINTS)):
+        kinds = (
+            (scenario.front_door, FRONT_DOOR),
+            (scenario.endpoints, ENDPOINTS),
+            (scenario.at_start, NODE_LABELS),
+        )
+        for wanted, pattern in kinds:
             if not wanted:
                 labels = [label for label in labels if not pattern.fullmatch(label)]
         return [Point(scenario=scenario.name, label=label) for label in (*labels, OVER)]

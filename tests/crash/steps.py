@@ -71,6 +71,9 @@ ENDPOINTS = re.compile(r"sql of endpoints .*")
 FRONT_DOOR = re.compile(r"\w+ \S+(\.lock|\.sock)( #\d+)?")
 """Labels of the sockets' and their lock's steps: they are the same in every start."""
 
+NODE_LABELS = re.compile(r"\w+ \S*node\.json\S*( #\d+)?|fsync plugins/drakit\.dev( #\d+)?")
+"""Labels of the copy of the node's labels: it is written when the API server has answered."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
