@@ -248,7 +248,7 @@ async def _change_claims(session: Session) -> tuple[_Changes, float]:
     await asyncio.gather(*writing)
     seconds = time.monotonic() - began
     until = time.monotonic() + ANSWER_SECONDS
-    while len(changes.answered) < CHANGES and time.monotonic() < until:
+    while not changes.written.keys() <= changes.answered.keys() and time.monotonic() < until:
         await asyncio.sleep(0.1)
     watching.cancel()
     await asyncio.wait({watching})
