@@ -10,6 +10,7 @@ It must not know how leadership is won or lost, signals, or the probes' port.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -164,6 +165,11 @@ class Term:
         relisted = await self._census.relist()
         self._versions = relisted.versions  # before changes: what follows from them needs it
         self._work.changed(relisted.changes)
+        # Exclude the store from later full collections: they stop everything for 0.1 to 0.4 s with
+        # 200,000 devices. Objects without cycles are still freed.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     async def _follow_gates(self) -> None:
         """An upgrade of the cluster can change them while we lead."""
