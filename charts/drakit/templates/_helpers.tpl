@@ -1,7 +1,7 @@
 {{/*
-drakit.fullname: what every name of a release begins with, so that the chart can be installed several
-times. A release called drakit, as the documentation has it, gets the names drakit-nodeplugin and
-drakit-operator. 52 characters leave room for the component in a label of 63.
+drakit.fullname: the prefix of all names of a release, so that several releases can be installed. The
+release drakit gets the names drakit-nodeplugin and drakit-operator. A prefix of 52 characters leaves
+room for the component in a label of 63.
 */}}
 {{- define "drakit.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -18,9 +18,9 @@ drakit-operator. 52 characters leave room for the component in a label of 63.
 {{- define "drakit.setup" -}}{{ include "drakit.fullname" . }}-setup{{- end }}
 
 {{/*
-drakit.selector: what selects the pods of a component of this release, and no other's. It cannot be
-changed once it is installed, and was name and component in charts that could be installed once: so
-the name, not a label of its own, distinguishes the releases. All of them are part-of drakit.
+drakit.selector: the labels that select the pods of one component of this release. Selectors are
+immutable, and those of earlier charts contain only name and component. Therefore, the name
+distinguishes releases, and no label is added. All releases have the label part-of: drakit.
 */}}
 {{- define "drakit.selector" -}}
 app.kubernetes.io/name: {{ include "drakit.fullname" .root }}
@@ -146,7 +146,7 @@ spec:
 {{- toJson $enabled }}
 {{- end }}
 
-{{/* drakit.hostdev: hostdev's configuration; where the host is seen is the chart's business. */}}
+{{/* drakit.hostdev: the configuration of the driver `hostdev`, with the mount paths of this chart. */}}
 {{- define "drakit.hostdev" -}}
 {{- if include "drakit.disk-helper" . }}
 diskHelper: {{ include "drakit.disk-helper.directory" . }}/helper.sock
@@ -310,7 +310,7 @@ drivers:
 listen: {probes: ":8081", metrics: ":8080"}
 {{- end }}
 
-{{/* drakit.probes: live once it has started, ready when it can do its work. */}}
+{{/* drakit.probes: the startup, liveness and readiness probes of both components. */}}
 {{- define "drakit.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: probes}

@@ -51,6 +51,12 @@ def test_an_install_shows_a_pod_with_the_image_of_the_pages(notes):
     assert "Kubernetes 1.34 or newer" in text
 
 
+def test_the_pod_of_the_notes_uses_the_class_that_its_policy_names(notes):
+    assert "{deviceClassName: fuse.drakit.dev}" in notes()
+    named = notes("--set", "hostdev.policies.fuse.deviceClass.name=fuse.example.com")
+    assert "{deviceClassName: fuse.example.com}" in named
+
+
 def test_an_upgrade_shows_only_how_to_verify_it(notes):
     text = notes("--is-upgrade")
     assert "rollout status daemonset/drakit-nodeplugin" in text
