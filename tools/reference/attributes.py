@@ -171,7 +171,7 @@ HOSTDEV = {
     "minor": "Minor number of the device node.",
     "driver": "Driver of the kernel.",
     "byIdLink": "Link of udev that names the device itself.",
-    "byPathLink": "Link of udev that names the device's place in the machine.",
+    "byPathLink": "Link of udev that names the port or address of the device.",
     "serial": "Serial number.",
     "identity": "The identity from which the device name is derived. It does not depend on the kernel's numbering.",
     "nodeCount": "Number of device nodes, if the policy sets `group: Unit`.",
@@ -248,21 +248,21 @@ def page() -> str:
         source="the drivers",
         body=[
             "This page lists the attributes and capacities of the devices that drakit's own drivers publish. Use them in the\n"
-            "CEL selectors of claims and DeviceClasses: [Use devices](../use/devices.md) has recipes.",
+            "CEL selectors of claims and DeviceClasses: [Select devices](../use/cel-recipes.md) has recipes.",
             "An attribute without a domain belongs to the domain of the driver:\n"
             '`device.attributes["hostdev.drakit.dev"].subsystem`. A device has only the attributes that the node reports for\n'
-            "it. If a device can lack an attribute, test for it first, because a selector that reads a missing attribute\n"
-            'fails: write `"serial" in device.attributes["hostdev.drakit.dev"]`.',
+            "it. A selector that reads a missing attribute fails. If a device can lack an attribute, check first that the\n"
+            'attribute exists: `"serial" in device.attributes["hostdev.drakit.dev"]`.',
             "## hostdev.drakit.dev",
-            "The driver `hostdev` publishes these attributes. It omits strings longer than 64 bytes,\n"
-            "the limit of the API. A device has at most 32 attributes and capacities. A policy can add attributes of its own.",
+            "The driver `hostdev` publishes these attributes, except strings of more than 64 bytes, which the API does not\n"
+            "allow. A device has at most 32 attributes and capacities. A policy can add attributes.",
             *_tables(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",
             *_tables(_simulated(), SIMULATED),
             "## deviceplugin.drakit.dev",
             "The node plugin publishes these attributes for the devices of [device plugins](../admin/device-plugins.md).\n"
-            "Each resource has a pool of its own.",
+            "Each resource has a separate pool.",
             *_tables(_plugin(), PLUGIN),
         ],
     )

@@ -32,16 +32,19 @@ from tools.reference import docstrings, markdown
 FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
     "Node plugin": (
         "The chart renders this file from its values and mounts it at `/etc/drakit/nodeplugin.yaml`. The option\n"
-        "`--config` of [`drakit-nodeplugin`](cli.md#drakit-nodeplugin) names it.",
+        "`--config` of [`drakit-nodeplugin`](cli.md#drakit-nodeplugin) sets its path.",
         NodePluginConfig,
     ),
     "Operator": (
-        "The chart renders this file from `logging`, `events` and `operator.config`. The option `--config` of\n"
-        "[`drakit-operator`](cli.md#drakit-operator) names it; the operator also runs without a file.",
+        "The chart renders this file from `logging`, `events` and `operator.config`, and mounts it at\n"
+        "`/etc/drakit/operator.yaml`. The option `--config` of [`drakit-operator`](cli.md#drakit-operator) sets its path.\n"
+        "The operator also runs without a file.",
         Config,
     ),
     "Driver hostdev": (
-        "The `config` of the driver `hostdev`. The chart renders it from `hostdev`.",
+        "The `config` of the drivers `hostdev` and `hostdev-disks`. `hostdev-disks` is `hostdev` with the disk helper.\n"
+        "The chart renders this configuration from the values under `hostdev`, without `policies`: it applies the\n"
+        "policies as HostDevicePolicy objects.",
         HostDevicesConfig,
     ),
     "Driver simulated": (
@@ -67,8 +70,8 @@ def page() -> str:
         body=[
             "This page lists the keys of the configuration files of both daemons and of the drivers that drakit includes.\n"
             "If you install with the chart, set [its values](values.md) instead: the chart renders these files.",
-            "A file is YAML. An unknown key or an invalid value stops the daemon at start, and the message names file, key\n"
-            "and reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
+            "The files are in YAML. If a key is unknown or a value is invalid, the daemon does not start, and the error names\n"
+            "the file, the key and the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(
                 block
                 for title, (intro, model) in FILES.items()

@@ -32,7 +32,7 @@ CLASS, NODE_KIND, SLICE = "DeviceClass", "Node", "ResourceSlice"
 PENDING: Mapping[str, Text] = {
     "DeviceClassMissing": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="A request names a DeviceClass that does not exist.",
+        when="A request refers to a DeviceClass that does not exist.",
         action="Create the DeviceClass, or correct its name in the claim or template.",
     ),
     "ResourceClaimMissing": Text(
@@ -47,12 +47,12 @@ PENDING: Mapping[str, Text] = {
     ),
     "NoDevicePublished": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="No node publishes a device that matches the selectors of the class and of the request, or not enough of them.",
+        when="No node publishes enough devices that match the selectors of the class and of the request.",
         action="Compare the selectors with the attributes of the published devices. Check that the driver runs.",
     ),
     "DevicesAllocated": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="Other claims hold the devices that match, or the shared counters or capacity that those devices need.",
+        when="Other claims hold the matching devices, or the shared counters or capacity that these devices need.",
         action="Wait, or delete a pod that uses one of the claims that the Event names.",
     ),
     "DevicesOnOtherNodes": Text(
@@ -62,8 +62,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="A selector fails on a device, and so the scheduler aborts the search on the node of that device.",
-        action="Check the spelling of the key. If only some devices have it, test that it exists before the expression reads it.",
+        when="A selector fails on a device. The scheduler therefore aborts its search on the node of that device.",
+        action="Check the spelling of the key. If only some devices have the key, check that it exists before the expression reads it.",
     ),
     "ConstraintNotMet": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
@@ -98,7 +98,7 @@ PENDING: Mapping[str, Text] = {
     ),
     "AdminAccessDenied": Text(
         regarding=POD,
-        when="A ResourceClaimTemplate asks for admin access, and its namespace lacks the label for it.",
+        when="A ResourceClaimTemplate requests admin access, and its namespace lacks the label that permits it.",
         action='Set the label `resource.kubernetes.io/admin-access: "true"` on the namespace.',
     ),
     "ClaimOfOtherPod": Text(
@@ -109,7 +109,7 @@ PENDING: Mapping[str, Text] = {
     "ClaimBeingDeleted": Text(
         regarding=POD,
         when="A claim of the pod is being deleted.",
-        action="When the claim is gone, create it or the pod again.",
+        action="After the claim is deleted, create the claim or the pod again.",
     ),
     "ClaimNotAllocated": Text(
         regarding=POD,
@@ -169,8 +169,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "ClaimsNotPrepared": Text(
         regarding=POD,
-        when="The kubelet has not prepared the claims, though their devices have no problem. `kubectl drakit explain` reports "
-        "it; the operator does not, because the kubelet does.",
+        when="The kubelet has not prepared the claims, although their devices have no problem. Only `kubectl drakit explain` "
+        "reports this reason. The operator does not, because the kubelet writes an Event.",
         action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
     ),
 }
@@ -300,9 +300,9 @@ def page() -> str:
         description="Every Event that drakit writes: reason, object, cause and what to do.",
         source="the closed sets of reasons in the code",
         body=[
-            "This page lists every Event that drakit writes, by the object that it is about. All Events are of type Warning\n"
-            "unless the table states otherwise. The message names the objects, the cause and the remedy, and the same cause\n"
-            "always has the same message: Kubernetes counts repetitions.",
+            "This page lists every Event that drakit writes, grouped by object. All Events have the type Warning unless the\n"
+            "table states otherwise. The message names the objects, the cause and the remedy. The same cause always has the\n"
+            "same message, so that Kubernetes can count repetitions.",
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
@@ -311,8 +311,8 @@ def page() -> str:
             *_section(
                 "Events about pods, claims and templates",
                 "The operator writes these Events, with `drakit.dev/operator` as reporting controller. They explain why a pod\n"
-                "is Pending, why a claim is not allocated or not usable, and which templates and classes cannot work.\n"
-                "[My pod does not start](../use/troubleshooting.md) begins with the symptom.",
+                "is Pending, why a claim is not allocated or not usable, and why a template or class cannot be satisfied. To\n"
+                "search by symptom, read [My pod does not start](../use/troubleshooting.md).",
                 PENDING,
             ),
             *_section(

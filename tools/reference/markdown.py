@@ -98,11 +98,19 @@ def docstring(text: str | None) -> str:
             blocks.append(f"```python\n{textwrap.dedent(block)}\n```")
             continue
         literal = block.rstrip().endswith("::")
-        fields = _fields(block)
+        listed = _fields(block) or _bullets(block)
         blocks.append(
-            fields or paragraph(prose(block.rstrip().removesuffix(":") if literal else block))
+            listed or paragraph(prose(block.rstrip().removesuffix(":") if literal else block))
         )
     return "\n\n".join(block for block in blocks if block)
+
+
+def _bullets(block: str) -> str:
+    """Return a list of ``* `` items as Markdown, one line each."""
+    if not block.startswith("* "):
+        return ""
+    items = re.split(r"^\* ", block, flags=re.M)[1:]
+    return "\n".join(f"- {prose(' '.join(item.split()))}" for item in items)
 
 
 def _fields(block: str) -> str:

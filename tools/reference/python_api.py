@@ -72,9 +72,10 @@ def page() -> str:
         source="the docstrings of drakit and drakit.testing",
         body=[
             "This page describes the public names of the packages `drakit` and `drakit.testing`. All other modules are\n"
-            "internal and can change in any release. [Write a driver in Python](../vendors/python-driver.md) shows how the\n"
-            "names fit together.",
-            "Import the names from the package: `from drakit import Device, Driver`. Arguments of dataclasses are keywords.",
+            "internal and can change in any release. [Write a Python driver](../vendors/python-driver.md) shows how to use\n"
+            "the names.",
+            "Import the names from the package: `from drakit import Device, Driver`. Pass the fields of dataclasses as keyword\n"
+            "arguments.",
             "## drakit",
             *(
                 block
@@ -82,7 +83,7 @@ def page() -> str:
                 for block in (f"### {title}", *(b for name in names for b in _name(drakit, name)))
             ),
             "## drakit.testing",
-            "Install the extra `drakit[testing]` to use these names. [Test a driver](../vendors/conformance.md) shows how.",
+            "Install the extra `drakit[testing]` to use these names. [Conformance](../vendors/conformance.md) shows examples.",
             *(block for name in drakit.testing.__all__ for block in _name(drakit.testing, name)),
         ],
     )

@@ -51,8 +51,8 @@ def page() -> str:
     body = [
         "This page lists every value of the chart `charts/drakit`, with its type and its default. The chart rejects\n"
         "keys that are not on this page. [Install drakit](../admin/install.md) shows how to set values.",
-        "A duration is a string with units: `10s`, `2m`, `1m30s` or `1h`. A key in a table is relative to the heading\n"
-        "above it.",
+        "A duration is a string with units: `10s`, `2m`, `1m30s` or `1h`. The keys in a table are relative to the heading\n"
+        "above the table.",
     ]
     scalars = [each for each in values if "." not in each.path and not each.is_group]
     body += ["## Names and images", *_section(scalars, schema, prefix="")]

@@ -121,6 +121,13 @@ def test_a_docstring_becomes_markdown():
     )
 
 
+def test_a_list_in_a_docstring_stays_a_list():
+    text = "Words:\n\n* ``One``: the\n  first.\n* ``Two``: the second.\n\nThe end."
+    assert markdown.docstring(text) == (
+        "Words:\n\n- `One`: the first.\n- `Two`: the second.\n\nThe end."
+    )
+
+
 def test_a_path_of_a_page_becomes_a_link():
     assert markdown.links("see docs/admin/install.md") == (
         "see [admin/install](../admin/install.md)"
