@@ -97,6 +97,6 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
 
     def _turn(self, rotor: Path) -> None:
         """Turn a rotor as fast as the fastest of its shares."""
-        # A file is empty if a crash came between its creation and its content.
+        # A crash between the creation and the write of a file leaves it empty.
         speeds = [int(share.read_text() or 0) for share in rotor.glob("speed.*")]
         (rotor / "speed").write_text(str(max(speeds, default=0)))

@@ -80,7 +80,7 @@ def test_the_page_lists_all_keys_of_a_policy_and_of_a_matcher():
         if isinstance(field.default, str):
             assert shown[name] == field.default
     matcher = {field.alias or name for name, field in Matcher.model_fields.items()}
-    table = of_matcher.partition("Narrow matchers")[0]
+    table = of_matcher.partition("Use narrow matchers")[0]
     assert {row[0] for row in rows(table)} == matcher
 
 
