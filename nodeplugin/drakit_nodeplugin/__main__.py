@@ -65,9 +65,10 @@ def main() -> None:
 
 def _limit_exit(code: int) -> None:
     """
-    Make sure that the process ends, even if a driver has left a thread that does not.
+    Limit the time that the process takes to exit, even if a driver has left a thread that does not
+    end.
 
-    At its end, Python waits for the threads of executors, however long they take.
+    At exit, Python waits without a limit for the threads of executors.
     """
     timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
     timer.daemon = True

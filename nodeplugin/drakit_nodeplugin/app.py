@@ -4,7 +4,7 @@ The composition root of the node plugin: starts and stops all parts, in order.
 1. Drivers are loaded and their configurations checked; a mistake ends the start here.
    :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.
 2. Per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start).
-3. The API session, which nothing above waits for: slices, labels, claims.
+3. The API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
 4. On SIGTERM: sockets drain first, then everything else stops.
 
 It must not know how any of the parts works.
@@ -82,7 +82,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     try:
         await drivers.start()
         await _listen(servers, file=launch.config_file)
-        # All objects so far stay for good. Without them, a full collection takes a millisecond
+        # All objects so far are permanent. Without them, a full collection takes a millisecond
         # instead of twenty, during which no call is answered.
         gc.collect()
         gc.freeze()

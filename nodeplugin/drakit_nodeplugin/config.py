@@ -4,7 +4,7 @@ The node plugin's configuration: one file, some flags, some of the pod's environ
 The composition root reads it once. An unknown key or an invalid value stops the plugin at start
 with file, key and reason.
 
-It must not know what the values are used for.
+It must not know the use of the values.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ only those with something to do are woken.
 
 Checks that can hang together, because they use the same disk, belong to one poller; checks of
 another disk must not wait for them. :class:`FileWatch` is the check for files whose time of change
-is enough. It must not know what is checked, or what happens then.
+is enough. It must not know the meaning of a check, or the reaction to it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 __all__ = ("FilePoller", "FileWatch")
 
 PERIOD_SECONDS = 1.0
-"""Between two rounds: half of the 2 s within which a CDI file must be restored, and how long slices
-wait after the instance that published them has ended."""
+"""Time between two rounds: half of the 2 s within which a CDI file must be restored. It is also the
+delay after which another instance takes over publishing."""
 
 UNCHANGED_POLLS = 60
 """After this many polls without a change, a watch reports one anyway: some file systems do not
@@ -51,7 +51,7 @@ class FilePoller:
 
     async def until(self, check: Callable[[], bool], *, rounds: int = 1) -> None:
         """
-        Wait until a check finds something to do. It runs in each round, or in one of several.
+        Wait until a check finds something to do. The check runs once in every `rounds` rounds.
 
         It runs in a thread, and may block. A check that raises also wakes its waiter, which then
         finds the error itself, and knows how to handle it.

@@ -4,7 +4,7 @@ The node plugin's metrics, few and of low cardinality: no claim, pod or device i
 Parts of the plugin know only plain callables; this module provides them for each driver.
 :mod:`drakit_nodeplugin.host.driver` sets gauges of the current state at each scrape.
 
-It must not know what the numbers are used for.
+It must not know the use of the numbers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from drakit_nodeplugin.reasons import NodeReason
 __all__ = ("DriverMetrics", "Metrics")
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-"""Beyond the 45 s that a kubelet waits: the work continues."""
+"""Bucket bounds. They exceed the 45 s that the kubelet waits, because the work continues."""
 
 _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 15)
-"""The last two are the time limits for a claim that is known, and for any other."""
+"""Bucket bounds. The last two are the time limits for a known claim, and for any other."""
 
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-"""A flush takes a fraction of a millisecond on a good disk, and seconds on a failing one."""
+"""Bucket bounds. A flush takes a fraction of a millisecond on a good disk, and seconds on a failing
+one."""
 
 _GAUGES = {
     "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
@@ -41,7 +42,7 @@ _GAUGES = {
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }
-"""Gauges without labels: their names without the prefix, and their texts."""
+"""Gauges without labels: their names without the prefix, and their help texts."""
 
 _DEVICE_STATES = ("healthy", "unhealthy", "gone", "allocated")
 
@@ -123,8 +124,8 @@ class DriverMetrics:
     """
     The metrics of one driver. Methods may be called in any thread.
 
-    The series of what happens to each claim exist from the start: a lookup by labels costs more
-    than the count itself, and a rate needs a zero to begin with. Reasons are words of a closed set.
+    The series of claims exist from the start: a lookup by labels costs more than the count itself,
+    and a rate needs a zero at its start. Reasons are words of a closed set.
     """
 
     def __init__(self, metrics: Metrics, driver: str) -> None:
@@ -151,12 +152,12 @@ class DriverMetrics:
             self._gauges[name].set(value)
 
     def set_claims(self, counts: Mapping[str, int]) -> None:
-        """Set how many claims the checkpoint has, by state."""
+        """Set the numbers of claims in the checkpoint, by state."""
         for state, gauge in self._claims.items():
             gauge.set(counts.get(state, 0))
 
     def set_devices(self, *, healthy: int, unhealthy: int, gone: int, allocated: int) -> None:
-        """Set how many devices the driver has."""
+        """Set the numbers of the driver's devices."""
         for state, count in zip(_DEVICE_STATES, (healthy, unhealthy, gone, allocated), strict=True):
             self._devices[state].set(count)
 

@@ -4,7 +4,7 @@ The reasons of the node plugin's Events: closed sets of words, without data.
 pyright checks each place that writes an Event, or counts a diagnostic, against them. The page
 docs/reference/events.md, which has a text for each, is generated.
 
-It must not know when an Event is written.
+It must not know the conditions of an Event.
 """
 
 from __future__ import annotations

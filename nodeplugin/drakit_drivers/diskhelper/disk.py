@@ -9,7 +9,7 @@ Wiping discards all blocks, then zeroes the places where file systems, volumes a
 keep their signatures. A disk that cannot discard is zeroed completely, which takes as long as
 writing all of it.
 
-It must not know sockets, requests, or who asks.
+It must not know sockets, requests, or clients.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _ZERO_BYTES = 64 << 20
 """Bytes per call. Between two calls, the helper reports progress and can be stopped."""
 
 _EDGE_BYTES = 4 << 20
-"""Zeroed at both ends: partition tables, LVM, md, ZFS, and most file systems have theirs there."""
+"""Bytes that are zeroed at both ends: the signatures of partition tables, LVM, md, ZFS and most
+file systems."""
 
 _BTRFS_COPIES = (64 << 20, 256 << 30)
-"""Where btrfs keeps copies of its superblock; 64 KiB are zeroed at each."""
+"""Offsets of btrfs's superblock copies; 64 KiB are zeroed at each."""
 
 _COPY_BYTES = 64 << 10
 
@@ -133,7 +134,7 @@ def _sequence(disk: int) -> int:
 
 
 def _discard(disk: int, size: int, progress: Callable[[str], None]) -> bool:
-    """Discard all blocks; return whether the disk can."""
+    """Discard all blocks; return whether the disk supports it."""
     for start, length in _pieces(size, _DISCARD_BYTES):
         progress(f"{100 * start // size} % discarded")
         try:

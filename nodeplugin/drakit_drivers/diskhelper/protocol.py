@@ -1,11 +1,12 @@
 """
-What the disk helper and its client send: one line of JSON each way on a connection of its own.
+The protocol of the disk helper: a client sends one line of JSON on a new connection, and gets one
+back.
 
 A request names a block device by its number *and* by the kernel's sequence number of the disk. The
 kernel never reuses the sequence number, so a request cannot reach another disk that was plugged in
 meanwhile.
 
-It must not know sockets, or what is done with a disk.
+It must not know sockets, or operations on disks.
 """
 
 from __future__ import annotations

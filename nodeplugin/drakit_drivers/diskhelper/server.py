@@ -32,7 +32,7 @@ CONNECTIONS = 16
 """Connections that are served at once; others wait in the kernel's queue."""
 
 CLIENT_SECONDS = 10.0
-"""How long a client may take to send its line, or to read the answer."""
+"""The time that a client has to send its line, or to read the answer."""
 
 WIPES = 64
 """Disks that are wiped at once."""
@@ -116,7 +116,7 @@ class Server:
         self._allowed_uid = allowed_uid
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         with suppress(FileNotFoundError):
-            path.unlink()  # of an earlier process: the directory is ours alone
+            path.unlink()  # left by an earlier process: no other program uses the directory
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         old = os.umask(0o177)
         try:

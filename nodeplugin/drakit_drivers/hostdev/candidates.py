@@ -1,9 +1,9 @@
 """
-Every device node that a policy could publish, for people: what the policies make of it, and a
+Lists every device node that a policy could publish: the outcome of the present policies, and a
 policy that publishes only this device.
 
-The answers come from the driver's own scan. Devices without a policy are scanned with a policy that
-is made for each of them, so that people learn beforehand what the driver would refuse.
+The answers come from the driver's own scan. Devices without a policy are scanned with a suggested
+policy for each of them, so that users see in advance which ones the driver would refuse.
 
 It must not know claims: a device that a claim holds can have another name in the running driver.
 """
@@ -41,7 +41,7 @@ class Candidate:
 
     host: HostDevice
     attributes: Mapping[str, AttributeValue]
-    """Those that a published device has or would have."""
+    """The attributes that the published device has, or would have."""
 
     names: tuple[str, ...] = ()
     """The names under which it is published: several if it has copies."""
@@ -50,10 +50,10 @@ class Candidate:
     """The policy that matches it; None if none does."""
 
     reason: str | None = None
-    """Why it is not published although a policy matches it."""
+    """The reason why it is not published although a policy matches it."""
 
     refusal: str | None = None
-    """Why the suggested policy would not publish it."""
+    """The reason why the suggested policy would not publish it."""
 
     others: tuple[str, ...] = ()
     """Further policies that match it, and do not get it."""
@@ -147,7 +147,7 @@ def _candidate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
-    """What a selection makes of a device node."""
+    """The outcome of a selection for a device node."""
 
     policy: str | None = None
     names: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class _Outcome:
 
 
 def _outcomes(selection: Selection) -> dict[str, _Outcome]:
-    """Return what a selection makes of each device node, by its path."""
+    """Return the outcome of a selection for each device node, by its path."""
     found: dict[str, _Outcome] = {}
     for refused in selection.refused.values():
         for host in refused.published.hosts:

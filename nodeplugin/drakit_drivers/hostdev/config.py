@@ -1,5 +1,6 @@
 """
-The admin's configuration of the driver: where the host is mounted, and what no policy may decide.
+The admin's configuration of the driver: the mount points of the host, and decisions that no policy
+may take.
 
 The policies themselves are in :mod:`.policy`. Every error names the key and the remedy. Whether a
 path exists is checked at start (:mod:`.host`).

@@ -5,7 +5,7 @@ Before a claim gets a disk, the helper opens it exclusively, which detects uses 
 show. After a claim with ``onRelease: Wipe``, the helper erases the disk. The pod does not wait for
 that, but the device stays reserved until it is done.
 
-It must not know how a disk is opened or erased.
+It must not know the system calls that open or erase a disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 WIPE_SECONDS = 5.0
-"""How long a release waits for the end of a wipe: small disks are done then."""
+"""The time that a release waits for the end of a wipe. It suffices for small disks."""
 
 POLL_SECONDS = 0.2
 
@@ -89,7 +89,7 @@ class HostDisks(HostDevices):
             self._records.add(name, record)
 
     def _wipe(self, name: str) -> str | None:
-        """Have a disk wiped; return why it is not done yet."""
+        """Request a wipe; return the reason why it is not complete, or None."""
         record = self._records.find(name)
         if record is None:
             return None

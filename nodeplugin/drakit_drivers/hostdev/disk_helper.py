@@ -1,5 +1,5 @@
 """
-The client of the disk helper: asks whether a disk is open elsewhere, and has disks wiped.
+The client of the disk helper: checks whether a disk is open elsewhere, and requests wipes.
 
 :mod:`drakit_drivers.diskhelper` is the other side. Calls block; each opens a connection of its own,
 so a helper that restarts is found again.

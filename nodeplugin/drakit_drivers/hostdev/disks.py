@@ -42,8 +42,8 @@ _ANONYMOUS = "0:"
 _ANSWERED_OTHERWISE = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
-"""Anonymous file systems whose sources need not be resolved (``/dev/root``): sysfs has the devices
-of a btrfs, the others have none."""
+"""Anonymous file systems whose sources need not be resolved (``/dev/root``): sysfs lists the
+devices of a btrfs, and the others have none."""
 
 
 class UsageUnknownError(Exception):
@@ -52,7 +52,7 @@ class UsageUnknownError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskUsage:
-    """The host's block devices, and what is known of their use at one moment."""
+    """The host's block devices, and their known uses at one moment."""
 
     directories: Mapping[str, Path]
     """Kernel name to directory in sysfs, partitions included."""
@@ -249,7 +249,7 @@ def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
 
 
 class _Sources:
-    """Finds the block devices that a path stands for, be it a node, a link or a kernel's name."""
+    """Resolves a path to block devices. The path can be a node, a link or a kernel's name."""
 
     def __init__(self, sysfs: Sysfs, dev_root: Path) -> None:
         self.directories = sysfs.block_directories()
@@ -283,7 +283,7 @@ class _Sources:
 
     def _find_by_name(self, path: str) -> tuple[str, ...] | None:
         name = path.removeprefix("/dev/")
-        # In sysfs a '!' stands for a '/' of the device's name.
+        # sysfs writes '/' in a device's name as '!'.
         directory = self.directories.get(name.replace("/", "!"))
         if directory:
             number = _number(directory)

@@ -1,11 +1,11 @@
 """
-The driver: scans the host when the host reports a change, from time to time, and for each claim.
+The driver: scans the host after each reported change, periodically, and for each claim.
 
 A claim is prepared from a new scan, never from the last one: in between a stick may have been
 replugged under another number, a disk mounted, or another disk plugged in under the same path. A
 disk's name contains its identity, so a lookup cannot return another disk under that name.
 
-It must not know how devices are found, named or described.
+It must not know the rules that find, name or describe devices.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ __all__ = ("HostDevices",)
 logger = logging.getLogger(__name__)
 
 _FIRST_LABELS_SECONDS = 0.1
-"""How often to poll for the node's labels at the start: they come with the API session."""
+"""Polling interval for the node's labels at the start. They arrive with the API session."""
 
 _LABELS_SECONDS = 1.0
-"""How often to compare them later: a policy with a node selector should not wait for a rescan."""
+"""Polling interval for changed labels. A policy with a node selector should not wait for a
+rescan."""
 
 _SETTLE_SECONDS = 0.1
-"""From an event to the scan: a device with several nodes causes several events."""
+"""Time from an event to the scan. A device with several nodes causes several events."""
 
 _BETWEEN_SCANS_SECONDS = 0.5
-"""From one scan to the next: it bounds the scans during a burst of events."""
+"""Minimum time from one scan to the next. It bounds the scans during a burst of events."""
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 
@@ -159,7 +160,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return results
 
     def lend(self, published: Published) -> None:
-        """Prepare the host for a claim of a device; nothing here. Blocks. Raises DriverError."""
+        """Prepare the host for a claim of a device; the default does nothing. Blocks. Raises
+        DriverError."""
 
     def find(self, name: str) -> Published:
         """Find a device in a new scan of the host. Blocks. Raises DriverError."""

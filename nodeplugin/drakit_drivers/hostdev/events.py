@@ -1,16 +1,16 @@
 """
-Events of the host that call for a new scan: the kernel's uevents, and changes of udev's database.
+Events of the host that require a new scan: the kernel's uevents, and changes of udev's database.
 
 The kernel reports a device that is plugged in or out on a netlink socket. Its messages arrive in a
 pod's network namespace, too, while the pod uses the user namespace of the host. Other processes can
 send to such sockets, so only messages of the kernel itself count. udev processes a device after the
 kernel has reported it; then its database changes, which inotify reports.
 
-Events carry no facts for the driver: a scan reads the host. So any number of events is one call for
-a scan, and a lost event (a full socket) is one as well. Without the socket, or without udev, the
-full scans of :mod:`.driver` detect the changes.
+Events carry no facts for the driver: a scan reads the host. So any number of events requests one
+scan, and so does a lost event (a full socket). Without the socket, or without udev, the full scans
+of :mod:`.driver` detect the changes.
 
-It must not know policies, devices, or how often to scan.
+It must not know policies, devices, or the interval of scans.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HostEvents:
     """
     Listens to the host while it is open, in the running event loop.
 
-    :param subsystems: returns the subsystems that matter: containers that come and go cause many
+    :param subsystems: returns the relevant subsystems. Containers that start and stop cause many
         events of network interfaces.
     """
 
@@ -92,11 +92,11 @@ class HostEvents:
         self._forget_udev()
 
     def notify(self) -> None:
-        """Call for a scan."""
+        """Request a scan."""
         self._due.set()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait for a call for a scan; return whether there was one in time."""
+        """Wait for a request for a scan; return whether there was one in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._due.wait()
@@ -105,7 +105,7 @@ class HostEvents:
         return True
 
     def acknowledge(self) -> None:
-        """Drop the calls so far, because a scan begins."""
+        """Discard the requests so far, because a scan begins."""
         self._due.clear()
 
     def _read_socket(self) -> None:
@@ -125,10 +125,10 @@ class HostEvents:
                 )
                 self._forget_socket()
                 return
-            if sender == 0 and groups & _KERNEL_GROUP and self._matters(message):
+            if sender == 0 and groups & _KERNEL_GROUP and self._is_relevant(message):
                 self._due.set()
 
-    def _matters(self, message: bytes) -> bool:
+    def _is_relevant(self, message: bytes) -> bool:
         subsystem = re.search(rb"\0SUBSYSTEM=([^\0]*)", message)
         return subsystem is None or subsystem[1].decode(errors="replace") in self._subsystems()
 

@@ -1,11 +1,11 @@
 """
-Attributes that only devices of one kind have: serial ports, cameras, sound cards, GPUs, ...
+Attributes that only devices of one kind have, such as serial ports, cameras, sound cards and GPUs.
 
 The kernel's attributes take precedence over udev's properties, so that a node without a udev daemon
 loses as few attributes as possible. A kind has at most three attributes, because the API allows 32
 for a device.
 
-It must not know policies, names of published devices, or what all devices have.
+It must not know policies, names of published devices, or attributes of all devices.
 """
 
 from __future__ import annotations

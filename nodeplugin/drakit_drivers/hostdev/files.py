@@ -1,10 +1,10 @@
 """
 Small files and links of sysfs.
 
-They may vanish or fail to be read at any moment (the device is being unplugged): what cannot be
-read is missing, never an error.
+A read can fail at any moment, because the device is being unplugged. An unreadable file counts as
+missing, and is never an error.
 
-It must not know what the files mean.
+It must not know the meaning of the files.
 """
 
 from __future__ import annotations

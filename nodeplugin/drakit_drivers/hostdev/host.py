@@ -48,10 +48,10 @@ class Scan:
     selection: Selection
     misplaced: tuple[Misplaced, ...]
     usage_unknown: str | None
-    """Why no block device is published; None if that is possible."""
+    """The reason why no block device is published; None if they can be published."""
 
     problems: Mapping[str, tuple[str, ...]]
-    """What cannot be right in a policy, by its name."""
+    """Problems in policies, by the policy's name."""
 
 
 class Host:
@@ -151,7 +151,8 @@ class Host:
         return self._config.dev_root / path.removeprefix("/dev/")
 
     def _path_problems(self, policy: HostPolicy) -> Iterator[str]:
-        """Return the paths of a policy that can be no device on this host; they may be missing."""
+        """Return the paths of a policy that cannot be devices on this host. Missing paths are
+        allowed."""
         for index, matcher in enumerate(policy.spec.match):
             for number, path in enumerate(matcher.paths):
                 reason = None if has_wildcard(path) else self._reason_against_path(path)
@@ -159,7 +160,7 @@ class Host:
                     yield f"match[{index}].paths[{number}]: {path} {reason}"
 
     def _reason_against_path(self, path: str) -> str | None:
-        # A device is not opened to see whether it can be: for some, opening does something.
+        # The device is not opened for the check, because opening some devices has side effects.
         try:
             mode = self._node(path).stat().st_mode
         except (FileNotFoundError, NotADirectoryError):

@@ -17,7 +17,8 @@ __all__ = ("disk_identity",)
 
 _WWN = re.compile(r"(?:naa\.|0x)([0-9a-f]+)", re.IGNORECASE)
 _ZRAM_OR_LOOP = re.compile(r"(zram|loop)\d+")
-"""Their number is chosen at setup, and is their only identity."""
+"""Kernel names of zram and loop devices. Their number is chosen at setup, and is their only
+identity."""
 
 _HARDWARE_PARTITION = re.compile(r"mmcblk\d+(boot\d+|gp\d+)")
 """Kernel names of an eMMC's boot and general purpose areas, which are disks with the card's id."""

@@ -1,7 +1,7 @@
 """
-Whether a device of the host matches a policy.
+Matches devices of the host with policies.
 
-Pure: it must not know files, names of published devices, or what else a policy decides.
+Pure: it must not know files, names of published devices, or other fields of a policy.
 """
 
 from __future__ import annotations

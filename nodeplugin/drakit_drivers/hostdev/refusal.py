@@ -1,7 +1,7 @@
 """
-Why a device that a policy matches is not published.
+The reason for not publishing a device that a policy matches.
 
-It must not know which rules there are.
+It must not know the rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ("Refusal",)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A reason for programs, and for people."""
+    """A reason, as a code for programs and a message for users."""
 
     reason: LeftOutReason
     message: str

@@ -1,8 +1,8 @@
 """
-What the driver reports of a scan besides the devices: log lines, left-out devices, outcomes of
+The driver's reports about a scan, besides the devices: log lines, left-out devices, outcomes of
 policies.
 
-It must not know how devices are found or named.
+It must not know the rules that find or name devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def left_out(scan: Scan) -> list[LeftOut]:
     found: dict[tuple[str, str], LeftOut] = {}
     for refused in scan.selection.refused.values():
         published, refusal = refused.published, refused.refusal
-        # Copies of one device are one.
+        # Copies of one device count as one.
         found[published.policy_name, published.host.path] = LeftOut(
             device=published.host.path,
             reason=refusal.reason,
@@ -52,7 +52,7 @@ def left_out(scan: Scan) -> list[LeftOut]:
 
 
 def outcomes(policies: Sequence[HostPolicy], scan: Scan) -> list[PolicyOutcome]:
-    """Return what became of each policy of the node."""
+    """Return the outcome of each policy of the node."""
     published = Counter(each.policy_name for each in scan.selection.devices.values())
     conflicts: dict[str, list[PolicyConflict]] = defaultdict(list)
     for overlap in scan.selection.overlaps:
@@ -109,7 +109,7 @@ def diagnostics(scan: Scan) -> Iterator[Diagnostic]:
         missing = attributes.left_out(published)
         if missing:
             yield _diagnostic(
-                # A path that no selector can match is worth more than a long product name.
+                # Selectors need the path; a product name that is too long is less important.
                 logging.WARNING if "path" in missing else logging.DEBUG,
                 "attributes are not published",
                 device=name,

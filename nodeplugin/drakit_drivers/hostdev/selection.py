@@ -1,9 +1,9 @@
 """
-Which of the host's devices are published, by which policy, and as how many devices.
+Selects the devices to publish: the policy of each device, its name, and its copies.
 
-If two policies match a device, the older one gets it, and of two of one age the first by name. But
-a device that a claim holds stays with the policy that published it. A policy that groups by unit
-gets all nodes of a unit or none.
+If two policies match a device, the older one gets it; if they have the same age, the first by name.
+But a device that a claim holds stays with the policy that published it. A policy that groups by
+unit gets all nodes of a unit or none.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -86,14 +86,14 @@ class Selection:
 
     devices: Mapping[str, Published]
     copies: Mapping[str, Published]
-    """What a cluster without DRAConsumableCapacity gets instead of the devices with a capacity."""
+    """Devices without capacity, for a cluster without DRAConsumableCapacity."""
 
     refused: Mapping[str, Refused]
     matched: Mapping[str, int]
-    """By policy: the devices that it matches, each copy counted once."""
+    """Numbers of matched devices by policy; each copy counts as one."""
 
     names: Mapping[str, str]
-    """The names by what distinguishes the devices, for the next selection."""
+    """The names of the devices by their distinctive features, for the next selection."""
 
     overlaps: tuple[Overlap, ...] = ()
 

@@ -1,10 +1,11 @@
 """
-simulated: devices without hardware, which show DRA's features and what happens when devices fail.
+simulated: devices without hardware, which show the features of DRA and the effects of failing
+devices.
 
 :mod:`.config` is the admin's configuration, :mod:`.parameters` are the users' parameters.
-:mod:`.profiles` makes the devices, :mod:`.control` reads from a file how they fail (taints,
-health, missing devices), and :mod:`.inventory` combines the two. :mod:`.driver` publishes the
-devices and prepares them.
+:mod:`.profiles` makes the devices, :mod:`.control` reads failures from a file (taints, health,
+missing devices), and :mod:`.inventory` combines the two. :mod:`.driver` publishes the devices and
+prepares them.
 
 It uses only the public API, as any driver outside this repository would: it must not know the node
 plugin, Kubernetes clients or gRPC.

@@ -1,7 +1,7 @@
 """
-The admin's configuration: which devices to simulate, how many, and under which names.
+The admin's configuration: kinds, numbers and names of the simulated devices.
 
-It must not know what is published, or the node.
+It must not know the published devices, or the node.
 """
 
 from __future__ import annotations

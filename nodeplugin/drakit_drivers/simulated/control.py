@@ -1,5 +1,5 @@
 """
-The control file: how devices fail, for users who want to see the consequences.
+The control file, with which users make devices fail.
 
 A file that cannot be read or parsed is reported once, and its last valid content stays in effect:
 it may be half written. A missing file changes nothing.
@@ -26,13 +26,13 @@ __all__ = ("Control", "ControlFile", "Stamp", "TaintCommand")
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-"""Between two polls of the file."""
+"""Time between two polls of the file."""
 
 MAX_BYTES = 1024 * 1024
 
 Pattern = Annotated[str, Field(min_length=1, max_length=253)]
 Stamp = tuple[int, int, int]
-"""Distinguishes the contents of a file: times and size change, or the file itself."""
+"""Identifies the content of a file: time of the last change, size, and inode."""
 
 
 class HealthCommand(DriverConfig):
@@ -52,7 +52,7 @@ class TaintCommand(DriverConfig):
     """A taint that a device has from now on."""
 
     key: str = Field(min_length=1, max_length=253)
-    """With the driver's name before it if it has no domain."""
+    """The taint's key. A key without a domain gets the driver's name as its domain."""
 
     value: str = Field(default="", max_length=63)
     effect: TaintEffect = "NoSchedule"
@@ -76,7 +76,7 @@ class Control(DriverConfig):
     """Devices that no longer exist."""
 
     stop: str = Field(default="", max_length=1024)
-    """Why the driver's stream ends. It starts again once this is removed."""
+    """The reason for which the driver stops. It starts again once this is removed."""
 
     fail_prepare: dict[Pattern, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=dict

@@ -1,13 +1,13 @@
 """
 The driver: publishes the profiles' devices as the control file changes them, and prepares claims.
 
-All that a container gets is environment variables. ``SIMULATED_<REQUEST>`` has the name of a device
-of the request, which is enough for an application that requests one device.
+A container gets only environment variables. ``SIMULATED_<REQUEST>`` has the name of a device of the
+request, which is enough for an application that requests one device.
 ``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's variable ends in the ID
 of the share, and that of a device with admin access in ``ADMIN``: a container may have the device
 itself as well.
 
-It must not know how devices are made, or how the file is read.
+It must not know the profiles, or the format of the file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
                     has_listed = True
                 elif has_listed:
                     raise DriverError(control.stop)
-                # Started again meanwhile, the driver stays silent: after another end the backoff
+                # A driver that restarts meanwhile stays silent: after another end, the backoff
                 # would delay its next start by up to a minute.
 
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:

@@ -1,7 +1,7 @@
 """
 The inventory: the profiles' devices, as the control file changes them.
 
-It must not know files, or how the profiles make their devices.
+It must not know files, or the rules of the profiles.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class SimulatedParameters(DeviceParameters):
     """Opaque parameters of simulated devices. All of them are optional."""
 
     sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
-    """How the containers of a claim share a device."""
+    """The mode in which the containers of a claim share a device."""
 
     time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
     """The length of a time slice. Only with ``timeSlicing``."""

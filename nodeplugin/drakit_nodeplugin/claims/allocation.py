@@ -60,11 +60,11 @@ class ParameterLimits:
     """
 
     max_bytes: int = 128 * 1024
-    """As JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
+    """Bytes of JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
 
     max_nodes: int = 8192
-    """Keys and values: each takes up to 100 bytes of memory, however short its text is. A config
-    of the largest size has up to 5,120."""
+    """Keys and values. Each takes up to 100 bytes of memory, however short its text is. A config of
+    the largest size has up to 5,120."""
 
 
 class Step(Enum):
@@ -94,7 +94,7 @@ def wanted_claim(
     side_effects: bool = True,
 ) -> StoredClaim:
     """
-    Check a claim and return the entry to prepare.
+    Check a claim, and return the entry to prepare.
 
     Raises a :class:`ClaimError` with the reason why the claim cannot be prepared here.
     """
@@ -147,7 +147,7 @@ def allocated_results(
     try:
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
-        # They come from the API server: until it has answered, the checkpoint may decide.
+        # The labels come from the API server: until it has answered, the checkpoint may decide.
         raise NoAnswerError(claim=name, cause=f"the labels of node {node} are unknown") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)

@@ -2,8 +2,8 @@
 The CDI files of one driver's claims: one spec per claim, named by its UID.
 
 The UID makes the name unique, because runtimes cache specs and read again only on a miss. The text
-of a file is made once and stored with the claim: from then on the file is compared with it and
-written again without the driver. The format of a spec is :mod:`drakit.cdi`'s; the checkpoint
+of a file is made once and stored with the claim. From then on, the file is compared with this text,
+and written again without the driver. :mod:`drakit.cdi` defines the format of a spec; the checkpoint
 writes and removes files beside their rows.
 
 It must not know the checkpoint, the API server, drivers or gRPC.
@@ -54,7 +54,7 @@ class ClaimSpecs:
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
         """Make sure that these claims have no file; return those that failed."""
         failed = _each(uids, lambda uid: self._directory.remove(self._file(uid)))
-        # Kubelets ask for all they know: what cannot be a file's name is no file's name.
+        # The kubelet asks for every UID that it knows. One that cannot be a file name has no file.
         return {uid: error for uid, error in failed.items() if not _no_name(error)}
 
     def read(self, uid: str) -> str | None:
@@ -87,7 +87,7 @@ class ClaimSpecs:
         return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
 
     def clean(self) -> None:
-        """Remove what an earlier process left half-written. Raises OSError."""
+        """Remove files that an earlier process left half-written. Raises OSError."""
         self._directory.clean_temporary(self._prefix)
 
     def _file(self, uid: str) -> str:

@@ -1,8 +1,9 @@
 """
-Why a claim cannot be prepared or unprepared, as sentences: they end in a pod's Event.
+The errors of preparing and unpreparing a claim. Their texts are sentences that appear in a pod's
+Event.
 
-The class is the decision, the attributes hold the facts, and the same cause gives the same text, so
-that Events can be deduplicated.
+The class distinguishes the cases, and the attributes hold the facts. The same cause gives the same
+text, so that Events can be deduplicated.
 
 It must not know gRPC, HTTP, or how a claim is prepared.
 """
@@ -43,7 +44,7 @@ class ClaimError(Exception):
     """A claim cannot be prepared or unprepared; the rest of its batch continues."""
 
     reason: ClassVar[str] = "ClaimError"
-    """For metrics: a closed set of words, without data."""
+    """The value for metrics: one of a closed set of words, without data."""
 
 
 class ClaimFetchError(ClaimError):
@@ -213,7 +214,7 @@ class DriverFailedError(ClaimError):
     reason = "DriverFailed"
 
     def __init__(self, *, claim: str, cause: str, device: StoredDevice | None = None) -> None:
-        """Without a device, the cause names its subject."""
+        """If `device` is None, the text of `cause` must name its subject."""
         where = f"claim {claim}"
         if device is not None:
             # The request of a rebuilt entry is unknown.

@@ -2,7 +2,7 @@
 Events on a claim: its failures on this node, for its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
-unprepared. Here both are reported on the claim, where they remain visible when the pod is gone.
+unprepared. This module reports both on the claim, where they remain visible after the pod is gone.
 Only problems that a user can act on are reported, each once. Transient failures and slow work are
 reported only after three minutes. Success is reported only after a reported failure. No claim waits
 for an Event: Events are written from a bounded queue.
@@ -36,10 +36,11 @@ __all__ = ("ClaimEvents",)
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 600.0
-"""Before the same sentence is reported again on the same claim."""
+"""Minimum time before the same sentence is reported again on the same claim."""
 
 PAUSE_SECONDS = 0.1
-"""Between two writes: a driver that fails a whole node's claims must not flood the API server."""
+"""Pause between two writes. A driver that fails all claims of a node must not flood the API
+server."""
 
 MAX_WAITING = 256
 """Events that wait to be written, one per claim and operation; a node has a few hundred pods."""
@@ -77,7 +78,7 @@ class _Failure:
     """A claim that fails, remembered until it succeeds."""
 
     since: float
-    """Loop clock, as all times here."""
+    """Start time. All times here are those of the loop's clock."""
 
     note: str | None = None
     """The text of the last Event."""

@@ -1,5 +1,6 @@
 """
-The kubelet's view of claims: which ones its containers use, and what its lists prove.
+The kubelet's view of claims: the claims that its containers use, and the conclusions that its lists
+allow.
 
 The kubelet is asked before a claim or file is removed without its call, and after damage of the
 checkpoint it names what was lost. It lists a claim by name; the UID is in the CDI names that we
@@ -54,10 +55,10 @@ class ListedDevice:
 
 
 class PodView(Enum):
-    """How many of the node's pods a list of the kubelet contains."""
+    """The completeness of a pod list of the kubelet."""
 
     COMPLETE = "complete"
-    """All: the list contains the node plugin's own pod."""
+    """The list contains the node plugin's own pod, and therefore all pods of the node."""
 
     PARTIAL = "partial"
     """The kubelet has answered without our own pod: it has not read its pods yet, so a missing
@@ -84,7 +85,7 @@ class KubeletClaims:
     """Whether a claim that is missing here is unused."""
 
     asked_at: float = 0.0
-    """When the kubelet was asked; loop clock. Two checks of one answer count as one."""
+    """Time of the kubelet's answer; loop clock. Two checks of one answer count as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
         """Return whether a claim is listed. A claim of the same name with another UID is not."""
@@ -93,14 +94,14 @@ class KubeletClaims:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grace:
-    """How long the kubelet's lists must agree before something counts as unused."""
+    """The time for which the kubelet's lists must agree before a claim or file counts as unused."""
 
     confirmed_seconds: float = 120.0
-    """Between two complete lists of the kubelet: twice the time in which a running kubelet
-    unprepares the claims that it knows."""
+    """Minimum time between two complete lists: twice the time in which a running kubelet unprepares
+    the claims that it knows."""
 
     unconfirmed_seconds: float = 3600.0
-    """If the kubelet does not answer: the claim or file may be in use."""
+    """The grace period while the kubelet does not answer. The claim or file may be in use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +137,7 @@ class Unclaimed:
         return self
 
     def due(self, claims: KubeletClaims, grace: Grace) -> bool:
-        """Return, given one more check, whether the grace period is over."""
+        """Return whether one more check ends the grace period."""
         if claims.pods is PodView.PARTIAL:
             return False
         if claims.pods is PodView.UNKNOWN:
@@ -146,7 +147,7 @@ class Unclaimed:
 
 
 class KubeletView(Protocol):
-    """How claims ask the kubelet."""
+    """Returns the claims that the kubelet lists as used."""
 
     async def listed(self) -> KubeletClaims:
         """Return the claims of the driver that are in use."""
@@ -176,7 +177,7 @@ def kubelet_claims(
     pods: PodView,
     asked_at: float = 0.0,
 ) -> KubeletClaims:
-    """Combine the devices that containers have of a driver with claims that are known by UID."""
+    """Combine the devices of a driver that containers use with claims that are known by UID."""
     ours = tuple(device for device in devices if device.driver == driver)
     found = set(uids)
     unnamed: set[tuple[str, str]] = set()

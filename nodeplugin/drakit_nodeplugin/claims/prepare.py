@@ -68,15 +68,15 @@ __all__ = ("ClaimEngine",)
 logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
-"""How long the API server is asked about a claim that the checkpoint holds as prepared; without
-a usable answer, only the checkpoint counts."""
+"""Time limit for reading a claim that is prepared according to the checkpoint. Without a usable
+answer, only the checkpoint counts."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
-"""How long it is asked about any other: a third of the 45 s that the kubelet waits."""
+"""Time limit for reading any other claim: a third of the 45 s that the kubelet waits."""
 
 LISTED_SECONDS = 2.0
-"""How long to wait for a device that the driver does not list: after a start, its inventory may be
-slow, and the kubelet retries only after 90 s."""
+"""Maximum wait for a device that the driver does not list. After a start, the inventory may be
+late, and the kubelet retries only after 90 s."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class _Due:
 
     work: ClaimWork
     claim: StoredClaim
-    """With the generation of its entry, if it has one."""
+    """The claim, with the generation of its entry if it has one."""
 
     former: StoredClaim | None = None
     """The entry that it already has."""
@@ -166,7 +166,7 @@ class ClaimEngine:
         devices = prepared_devices(claim, self._parts.specs)
         work.finish(ClaimAnswer(devices=devices))
 
-    # ------------------------------------------------------------ what is wanted
+    # ------------------------------------------------------------ claims to prepare
 
     async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
         reference = work.claim
@@ -211,10 +211,10 @@ class ClaimEngine:
         claim = replace(new, generation=old.generation)
         return _Due(work=work, claim=claim, former=old, in_use=self._in_use(old))
 
-    # ------------------------------------------------------------ what is prepared already
+    # ------------------------------------------------------------ prepared claims
 
     async def _answer_current(self, current: Sequence[_Wanted]) -> None:
-        """Answer without the driver, once everything that must be there is verified or restored."""
+        """Answer without the driver, after entries and CDI files are verified or restored."""
         if not self._parts.devices.traits.checks:
             await self._confirm(current)
             return
@@ -232,13 +232,13 @@ class ClaimEngine:
                 for uid, call in ended.items():
                     each, raised = entries[uid], raised_by(call)
                     each.work.call = None
-                    # What is prepared stays usable while its driver is unavailable.
+                    # A prepared claim stays usable while its driver is unavailable.
                     if isinstance(raised, EndpointStoppedError) or (
                         raised is None and call.result()
                     ):
                         fine.append(each)
                     elif raised is not None:
-                        self._refuse(each.work, self._why(each.work, each.old, raised))
+                        self._refuse(each.work, self._call_error(each.work, each.old, raised))
                     else:
                         broken.append(self._again(each.work, each.old, each.new))
                 if fine:
@@ -261,10 +261,10 @@ class ClaimEngine:
             else:
                 self._succeed(each.work, each.old)
 
-    # ------------------------------------------------------------ what was allocated again
+    # ------------------------------------------------------------ reallocated claims
 
     async def _replace(self, wanted: _Wanted) -> None:
-        """Free what a claim had before it was allocated again, then prepare it."""
+        """Release the devices of a claim's earlier allocation, then prepare it."""
         undone = await self._unpreparing.undo_one(wanted.old)
         if undone.error is None:
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
@@ -277,9 +277,9 @@ class ClaimEngine:
     # ------------------------------------------------------------ the work
 
     async def _work(self, claims: Collection[_Due]) -> None:
-        """Intent, driver, result and CDI files of claims that need all of it."""
+        """Prepare claims with the driver: intent, call, result, CDI files."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
-            # Before anything is stored: there is nothing to undo, and no driver to confirm it.
+            # Refused before anything is stored: otherwise no driver could confirm the rollback.
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
@@ -376,7 +376,7 @@ class ClaimEngine:
         return self._parts.instances.alone() and self._parts.checkpoint.alone
 
     async def _begin(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
-        """Store the intents; leave out of `due` what cannot be begun."""
+        """Store the intents; remove the claims from `due` that cannot begin."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
         try:
             outcome = await self._parts.checkpoint.write(
@@ -397,10 +397,10 @@ class ClaimEngine:
     def _prepared(
         self, due: _Due, call: asyncio.Future[Sequence[Edits]]
     ) -> StoredClaim | ClaimError:
-        """Return a claim as it is once its driver has answered, with its CDI spec."""
+        """Return the prepared claim with its CDI spec, from the answer of its driver."""
         claim, due.work.call = due.claim, None
         if (raised := raised_by(call)) is not None:
-            return self._why(due.work, claim, raised)
+            return self._call_error(due.work, claim, raised)
         edits = call.result()
         try:
             text = self._parts.specs.build(claim.uid, edits)
@@ -414,8 +414,8 @@ class ClaimEngine:
             )
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
 
-    def _why(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
-        """Return why a call failed."""
+    def _call_error(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
+        """Return the error of a failed call."""
         if isinstance(raised, asyncio.CancelledError) and work.abandoned:
             return AbandonedError(claim=str(claim))
         return error_of(claim, raised)
@@ -427,7 +427,8 @@ class ClaimEngine:
         hardware: Hardware | None,
         rollbacks: asyncio.TaskGroup,
     ) -> None:
-        """Store what was prepared, write its CDI files, answer it; roll back what fails."""
+        """Store the prepared claims, write their CDI files, and answer; roll back the claims that
+        fail."""
         try:
             outcome = await self._parts.checkpoint.write(prepared, hardware=hardware, files=True)
         except CheckpointError as error:

@@ -42,11 +42,11 @@ __all__ = ("ClaimObserver", "ClaimQueue", "Engine")
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4
-"""How many turns may wait in a claim's queue before a call is refused. A pod's restart needs three:
+"""Turns that may wait in a claim's queue before a call is refused. A pod's restart needs three:
 prepare, unprepare, prepare. A queue only grows longer if a driver hangs."""
 
 SLOW_SECONDS = 180.0
-"""How long work must last to be reported as slow: two of the kubelet's attempts, 90 s apart."""
+"""The time after which work is reported as slow: two of the kubelet's attempts, 90 s apart."""
 
 NOT_DONE = "NotDone"
 """The reason of an answer that proves nothing about the claim: its work continues, or was
@@ -54,7 +54,7 @@ cancelled."""
 
 
 class Engine(Protocol):
-    """Works on a claim whose turn has come."""
+    """Prepares and unprepares claims. The queue calls it when the turn of a claim has come."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare a batch; every answer is resolved, each as soon as its claim is done."""
@@ -116,8 +116,8 @@ class ClaimQueue:
         self._driver = driver
         self._engine = engine
         self._observers = observers
-        self._lines: dict[str, deque[_Turn]] = {}
-        """By claim UID; the first turn of a queue owns the claim. A queue is never empty."""
+        self._queues: dict[str, deque[_Turn]] = {}
+        """Queues by claim UID. The first turn of a queue owns the claim. A queue is never empty."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ the kubelet's calls
@@ -143,9 +143,9 @@ class ClaimQueue:
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
-        logger.warning("the stop cancels work in flight", extra=facts)
-        for line in self._lines.values():
-            for turn in list(line)[1:]:  # these must not begin when the first of their line ends
+        logger.warning("work in flight cancelled by the shutdown", extra=facts)
+        for queue in self._queues.values():
+            for turn in list(queue)[1:]:  # these must not begin when the first of their queue ends
                 if turn.work is not None:
                     self._interrupt(turn.work)
         tasks = set(self._tasks)
@@ -155,7 +155,7 @@ class ClaimQueue:
             await asyncio.wait(tasks, timeout=1.0)
 
     def _works(self) -> list[ClaimWork]:
-        turns = (turn for line in self._lines.values() for turn in line)
+        turns = (turn for queue in self._queues.values() for turn in queue)
         return [turn.work for turn in turns if turn.work is not None]
 
     # ------------------------------------------------------------ work without a call
@@ -173,7 +173,7 @@ class ClaimQueue:
             async with aclosing(self._engine.undo_left(held, state=state)) as groups:
                 async for group in groups:
                     undone |= group
-                    # The driver may take minutes for another claim; calls for this one go on.
+                    # The driver may take minutes for another claim; calls for this one continue.
                     for uid in group:
                         self.release(uid)
         finally:
@@ -190,15 +190,15 @@ class ClaimQueue:
 
     def held(self, uid: str) -> bool:
         """Return whether work on a claim is in flight."""
-        return uid in self._lines
+        return uid in self._queues
 
     def take(self, uid: str) -> bool:
         """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
-        return uid not in self._lines and self._add(_Turn(uid=uid))
+        return uid not in self._queues and self._add(_Turn(uid=uid))
 
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
-        self._leave(self._lines[uid][0])
+        self._leave(self._queues[uid][0])
 
     @asynccontextmanager
     async def hold(self, uid: str) -> AsyncGenerator[None]:
@@ -212,26 +212,26 @@ class ClaimQueue:
         finally:
             self._leave(turn)
 
-    # ------------------------------------------------------------ lines
+    # ------------------------------------------------------------ queues
 
     def _add(self, turn: _Turn) -> bool:
         """Add a turn to its queue; return whether it has come."""
-        line = self._lines.get(turn.uid)
-        if line is None:
-            self._lines[turn.uid] = deque((turn,))
+        queue = self._queues.get(turn.uid)
+        if queue is None:
+            self._queues[turn.uid] = deque((turn,))
             return True
-        line.append(turn)
+        queue.append(turn)
         return False
 
     def _leave(self, turn: _Turn) -> None:
         """End a turn, whether it has come or not; the next one begins."""
-        line = self._lines[turn.uid]
-        first = line[0] is turn
-        line.remove(turn)
-        if not line:
-            del self._lines[turn.uid]
+        queue = self._queues[turn.uid]
+        first = queue[0] is turn
+        queue.remove(turn)
+        if not queue:
+            del self._queues[turn.uid]
         elif first:
-            following = line[0]
+            following = queue[0]
             if following.work is not None:
                 self._begin([following])
             elif following.ready is not None and not following.ready.done():
@@ -247,16 +247,16 @@ class ClaimQueue:
         free: list[_Turn] = []
         joined: set[str] = set()
         for claim in claims:
-            line = self._lines.get(claim.uid, ())
-            last = line[-1] if line else None
+            queue = self._queues.get(claim.uid, ())
+            last = queue[-1] if queue else None
             if last is not None and last.work is not None and last.work.operation == operation:
                 turns[claim.uid] = last, last.work
                 joined.add(last.request_id)
                 continue
-            if len(line) > MAX_WAITING:
+            if len(queue) > MAX_WAITING:
                 continue
             if operation == "unprepare":
-                for turn in line:
+                for turn in queue:
                     if turn.work is not None and turn.work.operation == "prepare":
                         turn.work.abandon()
             turn, _ = turns[claim.uid] = self._new(operation, claim)
@@ -303,7 +303,7 @@ class ClaimQueue:
             else:
                 await self._engine.unprepare(works)
         except Exception as error:
-            # The engine answers what can go wrong; anything else is a fault in our own code, and
+            # The engine answers every expected failure; anything else is a bug in our own code, and
             # must not keep the kubelet without an answer. Its text may hold anything: log only.
             facts = {"driver": self._driver, "operation": operation}
             logger.exception("engine failed", extra=facts)

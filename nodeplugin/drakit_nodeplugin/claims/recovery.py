@@ -3,7 +3,7 @@ Recovery: finishes what a crash left unfinished, and repairs CDI files that do n
 checkpoint.
 
 **Unfinished claims.** An entry `preparing` without a process that works on it is undone: the
-kubelet got no answer for it, and asks again for what it still wants. An entry `unpreparing` is
+kubelet got no answer for it, and asks again if it still needs the claim. An entry `unpreparing` is
 finished. Both wait for the driver if it is unavailable. They are found at the start, and at most a
 few seconds after any write.
 
@@ -47,8 +47,8 @@ BATCH = 200
 """Files that are written at once: their texts are in memory then."""
 
 TICK_SECONDS = 0.05
-"""Within which two changes may have the same time: more than the longest tick of a kernel in use
-(10 ms)."""
+"""Two changes within this time may have the same timestamp. It is longer than the longest tick of
+common kernels (10 ms)."""
 
 
 class Recovery:
@@ -58,7 +58,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._queue = queue
         self._logged: set[str] = set()
-        """UIDs whose failure is in the log: once is enough, until it ends."""
+        """UIDs whose failure was logged. It is logged once, until the claim succeeds."""
 
         self._failed: set[str] = set()
         """UIDs that failed although the driver was available: each is retried alone. A driver that
@@ -70,7 +70,7 @@ class Recovery:
         """Whether the last check left an entry, or failed."""
 
     async def recover(self) -> int:
-        """Check once; return how many entries are still unfinished."""
+        """Check once; return the number of entries that are still unfinished."""
         left: dict[str, StoredClaim] = {}
         undone = 0
         for state in ("preparing", "unpreparing"):
@@ -109,7 +109,7 @@ class Recovery:
         try:
             self._left = await self.recover() > 0
         except CheckpointError as error:
-            logger.error("entries cannot be recovered", extra={"error": str(error)})
+            logger.error("unfinished entries cannot be recovered", extra={"error": str(error)})
         except Exception:
             logger.exception("check for unfinished entries failed")
 
@@ -175,7 +175,7 @@ class SpecRestorer:
         return len(outcome.written) - len(outcome.unplaced)
 
     async def run(self, poller: FilePoller) -> None:
-        """Compare whenever the directory has changed; a failure is logged, and tried again."""
+        """Compare whenever the directory has changed; a failed comparison is logged and retried."""
         while True:
             await poller.until(lambda: self._watch.changed() or self._missing)
             self._missing = True
@@ -249,7 +249,7 @@ class OrphanRemover:
 
 @contextmanager
 def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
-    """Take the turns of those claims that nothing works on at the moment."""
+    """Take the turns of the claims that no work is in flight for."""
     held = [uid for uid in sorted(uids) if queue.take(uid)]
     try:
         yield held

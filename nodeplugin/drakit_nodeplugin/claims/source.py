@@ -35,7 +35,7 @@ from drakit_nodeplugin.claims.errors import (
 __all__ = ("ApiClaims", "FetchResult")
 
 FetchResult = Literal["success", "gone", "no_answer", "error"]
-"""How a read ended, for metrics."""
+"""The result of a read, as a label of metrics."""
 
 
 class ApiClaims:
@@ -58,7 +58,7 @@ class ApiClaims:
         self._version = VERSIONS[0]
         self._asking = asyncio.Lock()
         self._asked = 0
-        """How often the API server was asked and has answered."""
+        """The number of version queries that the API server has answered."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """
@@ -92,7 +92,7 @@ class ApiClaims:
         except NotFoundError as error:
             if _is_of(reference, error):
                 raise ClaimGoneError(claim=name) from None
-            # Not the claim but the API is missing: a server that is being upgraded, or a proxy.
+            # The API is missing, not the claim: a server that is being upgraded, or a proxy.
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
@@ -120,7 +120,7 @@ class ApiClaims:
                 return await session.get(_path(reference, served))
 
     async def _ask(self, session: Session, *, asked: int) -> str:
-        """Ask which version is served; once for all claims that found the API missing."""
+        """Query the served version, once for all claims that found the API missing."""
         async with self._asking:
             if self._asked == asked:
                 self._version = await served_version(session, GROUP, VERSIONS)

@@ -48,19 +48,20 @@ __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 logger = logging.getLogger(__name__)
 
 FETCH_SECONDS = 5.0
-"""For one answer of the API server: no call waits for it."""
+"""Time limit for reading a claim from the API server. No call waits for it."""
 
 COLLECT_SECONDS = 40.0
-"""For one unprepare, as long as for a call of the kubelet. The checkpoint contains what it began,
-which is finished later."""
+"""Time limit of one unprepare, as for a call of the kubelet. Unfinished work continues later from
+the checkpoint."""
 
 
 class StaleReason(StrEnum):
-    """Why the kubelet will not ask to unprepare a claim: label of a metric, and word in the log."""
+    """The reason why the kubelet will not unprepare a claim: a label of a metric, and a word in the
+    log."""
 
     GONE = "gone"
     REPLACED = "replaced"
-    """Another claim has its name."""
+    """Another claim now has its name."""
     DEALLOCATED = "deallocated"
     ELSEWHERE = "elsewhere"
     """It is allocated for another node."""
@@ -103,10 +104,10 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaleTiming:
-    """When claims are checked, and how long they must have been stale."""
+    """The intervals of the checks, and the grace periods of stale claims."""
 
     period_seconds: float = 60.0
-    """Between two checks; the kubelet itself checks for deleted pods as often."""
+    """Time between two checks. The kubelet checks for deleted pods at the same interval."""
 
     grace: Grace = field(default_factory=Grace)
 
@@ -118,7 +119,7 @@ class StaleTiming:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Suspicion:
+class _Suspect:
     """An entry that was stale in a check, and in all later ones that had an answer."""
 
     generation: int
@@ -132,7 +133,7 @@ class StaleCollector:
     """
     Finds stale claims of one driver, and has them unprepared.
 
-    A sound entry costs nothing between two checks. The API server is not asked about
+    An entry that is not stale costs nothing between two checks. The API server is not asked about
     claims that the kubelet lists.
     """
 
@@ -164,7 +165,7 @@ class StaleCollector:
         self._on_collected = on_collected
         self._timing = timing
         self._limiter: RateLimiter | None = None
-        self._suspicions: dict[str, _Suspicion] = {}
+        self._suspects: dict[str, _Suspect] = {}
 
     async def run(self) -> None:
         """Check periodically; a failed check is logged, and the next one made."""
@@ -185,11 +186,11 @@ class StaleCollector:
     async def poll(self) -> int:
         """Check once; return how many claims were collected. Raises CheckpointError, OSError."""
         if not self._responsible():
-            self._suspicions.clear()
+            self._suspects.clear()
             return 0
         await self._remove_orphans()
         if not await self._checkpoint.uids():
-            self._suspicions.clear()
+            self._suspects.clear()
             return 0
         claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
@@ -202,16 +203,16 @@ class StaleCollector:
             judged, silent = await self._judge(free)
             due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid], claims)]
             collected += await self._collect(due)
-            if silent:  # the next check asks again; suspicions stay
+            if silent:  # the next check asks again; suspects stay
                 return collected
-        self._suspicions = {uid: s for uid, s in self._suspicions.items() if uid in seen}
+        self._suspects = {uid: s for uid, s in self._suspects.items() if uid in seen}
         return collected
 
     def _used(self, entry: StoredClaim, claims: KubeletClaims) -> bool:
         """Return whether the kubelet lists an entry, which restarts its grace period."""
         if not claims.holds(entry):
             return False
-        self._suspicions.pop(entry.uid, None)
+        self._suspects.pop(entry.uid, None)
         return True
 
     async def _judge(
@@ -255,16 +256,16 @@ class StaleCollector:
     ) -> bool:
         """Record the verdict on an entry; return whether its grace period is over."""
         if reason is None:
-            self._suspicions.pop(entry.uid, None)
+            self._suspects.pop(entry.uid, None)
             return False
-        known = self._suspicions.get(entry.uid)
+        known = self._suspects.get(entry.uid)
         if known is None or (known.generation, known.reason) != (entry.generation, reason):
-            self._suspicions[entry.uid] = _Suspicion(
+            self._suspects[entry.uid] = _Suspect(
                 generation=entry.generation, reason=reason, unclaimed=Unclaimed.first(claims)
             )
             return False
         unclaimed = known.unclaimed.again(claims)
-        self._suspicions[entry.uid] = replace(known, unclaimed=unclaimed)
+        self._suspects[entry.uid] = replace(known, unclaimed=unclaimed)
         return unclaimed.due(claims, self._timing.grace)
 
     async def _listed(self) -> KubeletClaims:
@@ -272,12 +273,12 @@ class StaleCollector:
         poll does not judge."""
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
-            # A kubelet that has just started: earlier checks no longer count.
-            self._suspicions.clear()
+            # The kubelet has just started, so earlier checks no longer count.
+            self._suspects.clear()
         elif claims.pods is PodView.UNKNOWN:
-            self._suspicions = {
+            self._suspects = {
                 uid: replace(each, unclaimed=each.unclaimed.again(claims))
-                for uid, each in self._suspicions.items()
+                for uid, each in self._suspects.items()
             }
         return claims
 
@@ -285,7 +286,7 @@ class StaleCollector:
         """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
         if not due:
             return 0
-        # Asked again: reading the claims of a page may have taken half a minute.
+        # A second request, because reading the claims of a page may have taken half a minute.
         claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
             return 0
@@ -294,7 +295,7 @@ class StaleCollector:
             entry
             for entry in due
             if not self._used(entry, claims)
-            and self._suspicions[entry.uid].unclaimed.due(claims, grace)
+            and self._suspects[entry.uid].unclaimed.due(claims, grace)
         ]
         collected = 0
         line = iter(ready)
@@ -308,13 +309,13 @@ class StaleCollector:
         return collected
 
     async def _collect_one(self, entry: StoredClaim) -> bool:
-        suspicion = self._suspicions[entry.uid]
+        suspect = self._suspects[entry.uid]
         facts = {
             "driver": self._driver,
             "claim": str(entry),
             "claim_uid": entry.uid,
             "device": ", ".join(device.device for device in entry.devices),
-            "reason": suspicion.reason.value,
+            "reason": suspect.reason.value,
         }
         try:
             async with asyncio.timeout(COLLECT_SECONDS):
@@ -322,10 +323,10 @@ class StaleCollector:
         except (TimeoutError, CheckpointError) as error:
             gone, facts["error"] = False, str(error) or f"not finished within {COLLECT_SECONDS:g} s"
         if gone:
-            del self._suspicions[entry.uid]
+            del self._suspects[entry.uid]
             logger.warning("stale claim unprepared", extra=facts)
-            self._on_collected(suspicion.reason)
-        elif not suspicion.logged:
-            self._suspicions[entry.uid] = replace(suspicion, logged=True)
+            self._on_collected(suspect.reason)
+        elif not suspect.logged:
+            self._suspects[entry.uid] = replace(suspect, logged=True)
             logger.warning("stale claim not unprepared yet", extra=facts)
         return gone

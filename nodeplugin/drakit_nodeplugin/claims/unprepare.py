@@ -1,8 +1,8 @@
 """
 Unpreparing: from an entry of the checkpoint, in any state, to a free device.
 
-The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway, a claim
-that was allocated again, what a crash left, and stale claims. It needs only the entry: no API
+The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway,
+reallocated claims, entries that a crash left, and stale claims. It needs only the entry: no API
 server, no claim object.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
@@ -44,26 +44,26 @@ __all__ = ("Undone", "Unpreparing")
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 20.0
-"""How long work waits for the rebuild of a checkpoint that was damaged: half of a call's time."""
+"""Maximum wait for the rebuild of a damaged checkpoint: half of a call's time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undone:
-    """How far a claim was undone."""
+    """The outcome of undoing a claim."""
 
     error: ClaimError | None = None
-    """Why its entry is still there; None if it is gone."""
+    """The error that kept its entry; None if the entry is gone."""
 
     waiting: bool = False
     """The driver is unavailable, or still releases a device: containers get nothing of the claim
     any more, but its devices stay held until the driver has confirmed."""
 
     fenced: bool = False
-    """The entry is not the one that was to be undone: another process changed or removed it."""
+    """The entry was not undone, because another process changed or removed it."""
 
 
 class Unpreparing:
-    """Undoes claims of one driver. The caller has the claims for itself (:mod:`.queue`)."""
+    """Undoes claims of one driver. The caller must own the claims' turns (:mod:`.queue`)."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
@@ -106,7 +106,7 @@ class Unpreparing:
         try:
             known = dict(await parts.checkpoint.find(asked, from_memory=from_memory))
             if unknown := asked.keys() - known.keys():
-                # A file without an entry is what damage has left.
+                # A file without an entry remains after damage.
                 found, unremoved = await parts.checkpoint.clear(unknown)
                 known |= found
                 for uid in unknown - found.keys():
@@ -178,7 +178,7 @@ class Unpreparing:
     async def undo(
         self, claims: Collection[StoredClaim]
     ) -> AsyncGenerator[Mapping[str, Undone], None]:
-        """Undo claims side by side; yield each claim's result once, as soon as it is known."""
+        """Undo claims concurrently; yield each claim's result once, as soon as it is known."""
         begun, failed = await self._begin(claims)
         if failed:
             yield failed
@@ -206,9 +206,9 @@ class Unpreparing:
         """
         Undo a claim whose entry is no longer ours.
 
-        An unprepare came first, in another process or by hand. A new entry holds the devices during
-        the driver's call. It cannot be created if the claim was begun again, or if another claim
-        now has one of the devices; then this process must not touch them.
+        An unprepare, in another process or by hand, was faster. A new entry holds the devices
+        during the driver's call. It cannot be created if the claim was begun again, or if another
+        claim now has one of the devices; then this process must not touch them.
         """
         if not self._parts.devices.traits.side_effects:
             return
@@ -243,8 +243,8 @@ class Unpreparing:
         }
 
     def _needs_driver(self, claim: StoredClaim) -> bool:
-        """Return whether there may be something to undo. Both its old and its new traits count,
-        because an update can add or remove a driver's side effects."""
+        """Return whether there may be something to undo. The traits of its preparation and those of
+        the present driver count, because an update can add or remove a driver's side effects."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
     def _allocated(self, claim: StoredClaim) -> AllocatedClaim:

@@ -1,6 +1,6 @@
 """
-The work on one claim and its answer, the neighbors of the engine, and what preparing and
-unpreparing share: waiting for drivers, error sentences, log facts.
+The work on one claim and its answer, the dependencies of the engine, and the steps that preparing
+and unpreparing share: waiting for drivers, error sentences, log facts.
 
 :mod:`.queue` decides when a claim is worked on, :mod:`.prepare` and :mod:`.unprepare` do the work.
 
@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 FIRST_WAVE_SECONDS = 0.02
-"""How long the first wave waits for work that has not ended; doubling from wave to wave."""
+"""The time that the first wave waits for work that has not ended. It doubles from wave to wave."""
 
 LONGEST_WAVE_SECONDS = 1.0
 
@@ -119,7 +119,8 @@ class ClaimAnswer:
     """A sentence for the pod's Event; None is success."""
 
     reason: str | None = None
-    """For metrics and Events: one of a closed set of words, without data; None is success."""
+    """The value for metrics and Events: one of a closed set of words, without data; None is
+    success."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -189,7 +190,7 @@ async def all_answered(works: Collection[ClaimWork], *, timeout_seconds: float) 
             work.callbacks.remove(answered)
 
 
-# ---------------------------------------------------------------- the neighbors
+# ---------------------------------------------------------------- dependencies
 
 
 class Inventories(Protocol):
@@ -211,21 +212,22 @@ class Inventories(Protocol):
 
 
 class Instances(Protocol):
-    """The processes that serve the driver on this node: two, while one replaces the other."""
+    """The processes that serve the driver on this node: one, or two while one replaces the
+    other."""
 
     def alone(self) -> bool:
         """Return whether no other process of the driver was seen lately."""
         ...
 
     async def works(self, owner: str) -> bool:
-        """Return whether another process that wrote an entry is alive, or may be. Never true of our
-        own, and raises nothing."""
+        """Return whether another process that wrote an entry is alive, or may be. Always False for
+        this process; raises nothing."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
-    """The neighbors of one driver's engine."""
+    """The dependencies of one driver's engine."""
 
     driver: str
     node: Node
@@ -245,7 +247,7 @@ class EngineParts:
 
 
 async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run works at the same time; a single one needs no task of its own."""
+    """Run coroutines concurrently; a single one needs no task."""
     if len(works) == 1:
         return [await works[0]]
     async with asyncio.TaskGroup() as group:
@@ -290,8 +292,8 @@ async def waves(
 
 
 async def _end_of(future: asyncio.Future[Any]) -> None:
-    """Wait until a future has ended in whatever way; our own cancellation is its as well. Unlike
-    ``asyncio.wait``, this takes no turn of the loop in between: most batches are one claim."""
+    """Wait until a future has ended in any way; cancelling the wait cancels the future. Unlike
+    ``asyncio.wait``, this takes no extra turn of the loop, because most batches are one claim."""
     try:
         with suppress(Exception):  # whoever gets the future reads it
             await future
@@ -341,7 +343,7 @@ async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyErr
 def driver_failed(
     claim: StoredClaim, cause: DeviceFailedError | EndpointStoppedError
 ) -> DriverFailedError:
-    """Return the error for what the driver could not handle of a claim; the cause is chained."""
+    """Return the error for a claim that the driver could not handle; the cause is chained."""
     bad = isinstance(cause, BadParametersError)
     index = cause.index if isinstance(cause, DeviceFailedError) else None
     error = (BadParametersFailedError if bad else DriverFailedError)(
@@ -354,7 +356,7 @@ def driver_failed(
 
 
 def error_of(claim: StoredClaim, raised: BaseException) -> ClaimError:
-    """Return what a driver's work raised as an error of its claim alone."""
+    """Return the exception of a driver's call as an error of its claim alone."""
     if isinstance(raised, DeviceFailedError | EndpointStoppedError):
         return driver_failed(claim, raised)
     logger.error(

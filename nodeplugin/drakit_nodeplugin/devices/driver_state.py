@@ -1,8 +1,9 @@
 """
-What the endpoints and pools of one driver share: settings, clocks, holds, and what has changed.
+The state that the endpoints and pools of one driver share: settings, clocks, holds, pending
+changes.
 
 Endpoints and pools note their changes here; the manager reads and resets them when it notifies. It
-must not know endpoints, pools, or who is notified.
+must not know endpoints, pools, or the listeners.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ __all__ = ("DriverState",)
 
 
 class DriverState:
-    """What the endpoints of one driver share: settings, time, claims, and pending notifications."""
+    """The shared state of one driver's endpoints: settings, clocks, holds of claims, pending
+    notifications."""
 
     def __init__(
         self,
@@ -40,13 +42,13 @@ class DriverState:
         self.published_changed = False
         """Whether the publication has changed since the last notification."""
         self.health_changed = False
-        """The same of the health that is reported to the kubelet."""
+        """Whether the health that the kubelet gets has changed since the last notification."""
         self.stored_changed = False
-        """The same of the rows of the store: names, and whether endpoints are available."""
+        """Whether the rows for the store have changed since the last notification."""
         self.vanished = False
         """Whether there may be other devices that are gone since the last notification."""
 
     def changed(self) -> None:
-        """Everything may have changed."""
+        """Note that everything may have changed."""
         self.published_changed = self.health_changed = self.stored_changed = True
         self.vanished = True

@@ -1,5 +1,5 @@
 """
-One endpoint as the manager knows it: its life, its grace period when it stops, and its pools.
+One endpoint as the manager knows it: its life cycle, its grace period after a stop, and its pools.
 
 As in the kubelet's own device manager, the devices of a stopped endpoint stay for a grace period,
 tainted. Then they are removed, and a removal that was begun is finished after a restart. The
@@ -39,22 +39,24 @@ __all__ = (
 )
 
 SILENT = "it has not listed its devices since the node plugin was started"
-"""Why an endpoint is unavailable that has not reported anything yet."""
+"""The reason of an endpoint that has not reported anything yet."""
 
 _T = TypeVar("_T")
 
 MAX_REPORTED = 1000
-"""Reasons for left out devices that are reported of an endpoint, in all: one may make up more."""
+"""Left-out devices that are reported for an endpoint, in total. An endpoint may invent any
+number."""
 
 MAX_REPORTED_AT_ONCE = 100
-"""The same of one inventory; a check returns no more reasons than this."""
+"""Left-out devices that are reported for one inventory. A check returns no more reasons than
+this."""
 
 
 # ---------------------------------------------------------------- life and grace periods
 
 
 class Phase(Enum):
-    """What an endpoint's life means for its devices."""
+    """The state of an endpoint's life cycle, which decides the state of its devices."""
 
     AWAITED = "awaited"
     """It has not reported since the plugin's start: published devices stay as they are."""
@@ -71,11 +73,12 @@ class Life:
     """The life of an endpoint so far. Times are the loop's."""
 
     stopped_since: float | None
-    """Since when it is unavailable; a time before the plugin's start if the store has one."""
+    """The start of its unavailability. It is before the plugin's start if the store contains such a
+    time."""
     listed: bool = False
     """Whether it has listed its devices since the plugin's start."""
     known: bool = False
-    """Whether the store had it: its pools are known, whether it returns or not."""
+    """Whether the store contained it. Its pools are then known, whether it returns or not."""
     removing: bool = False
 
 
@@ -88,7 +91,7 @@ class Graces:
     start_until: float = 0.0
     """End of the grace period after the plugin's start; loop time."""
     unknown_until: float = 0.0
-    """Until when endpoints with unknown pools may appear, if their number is unknown."""
+    """The time until which endpoints with unknown pools may appear, if their number is unknown."""
 
     def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
         """Begin the grace period of a start; `known`: the store has the pools of unavailable
@@ -161,14 +164,14 @@ class EndpointState:
         self.life = Life(stopped_since=driver.now())
         self.phase = Phase.AWAITED
         self.reason = SILENT
-        """Why it is unavailable, if it is."""
+        """The reason why it is unavailable, if it is."""
         self.stopped_at = driver.wall()
-        """Since when it is unavailable, if it is; seconds since 1970."""
+        """The start of its unavailability, if it is unavailable; seconds since 1970."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """Its last inventory, without devices that cannot be published."""
         self.refused: dict[str, str] = {}
-        """Pools that another endpoint has, and why they are left out."""
+        """The reasons for left-out pools, which another endpoint already has; by pool."""
         self._driver = driver
         self._graces = graces
         self._listed_pools: Collection[str] = frozenset()
@@ -177,7 +180,7 @@ class EndpointState:
 
     @property
     def unavailable(self) -> str | None:
-        """Why its devices cannot be used, as a sentence; None while it is available."""
+        """The reason why its devices cannot be used, as a sentence; None while it is available."""
         if self.phase is Phase.PRESENT:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
@@ -185,7 +188,7 @@ class EndpointState:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why parts of its inventory are not published, by name."""
+        """The reasons why parts of its inventory are not published, by name."""
         return {**self.checked.left_out, **self.refused}
 
     def newly_left_out(self) -> Mapping[str, str]:
@@ -278,7 +281,7 @@ class EndpointState:
         return self._apply(devices, adopt)
 
     def gone(self) -> Iterator[DeviceKey]:
-        """Yield the devices that it does not list any more, and that may go."""
+        """Yield the devices that it no longer lists, and that may be forgotten."""
         if self.phase in (Phase.PRESENT, Phase.STOPPED):
             for pool in self.pools.values():
                 yield from (DeviceKey(pool.name, name) for name in pool.gone)
@@ -309,7 +312,7 @@ class EndpointState:
         return [DeviceKey(pool, name) for pool, names in changed.items() for name in names]
 
     def stop(self, reason: str) -> None:
-        """It is unavailable, or for another reason than before; its devices stay known."""
+        """Record that it is unavailable, or a new reason; its devices stay known."""
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=self._driver.now())
             self.phase = Phase.STOPPED
@@ -323,7 +326,7 @@ class EndpointState:
         self.refresh()
 
     def age(self) -> None:
-        """Apply what time alone has changed of its life and its devices."""
+        """Apply the time that has passed to its life cycle and its devices."""
         now = phase(self.life, self._graces, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
@@ -343,13 +346,13 @@ class EndpointState:
                 yield when
 
     def remove(self) -> None:
-        """Its grace period has ended."""
+        """Begin its removal: the grace period has ended."""
         self.life = replace(self.life, removing=True)
         self.phase = Phase.REMOVING
         self._driver.stored_changed = True
 
     def forget(self) -> None:
-        """Its pools are deleted; it can still return."""
+        """Forget its pools, which are deleted; it can still return."""
         self.life = replace(self.life, removing=False, known=False)
         self.phase = Phase.STOPPED  # there is nothing to delete any more
         self.pools = {}

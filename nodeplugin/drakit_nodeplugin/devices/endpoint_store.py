@@ -1,14 +1,15 @@
 """
-The endpoints of a driver in the checkpoint: names alone, so that a restart finishes what has begun.
+The endpoints of a driver in the checkpoint. Only names are stored, so that a restart finishes
+removals that have begun.
 
 As in the kubelet's own checkpoint, an endpoint exists after a restart as a stopped one, until it
 returns or its grace period has ended. Only differences are written, and at most once a second. A
-store that fails is tried again: devices are published all the same.
+failed write is retried. Devices are published regardless.
 
 While one instance of a driver replaces another, both have endpoints of the same names. Only the
-primary instance writes; one that becomes it first reads what the other has left.
+primary instance writes. An instance that becomes primary first reads the rows of the other.
 
-It must not know why an endpoint is stored as it is, how rows are stored, or devices beyond their
+It must not know the reasons for an endpoint's state, the format of rows, or devices beyond their
 names.
 """
 
@@ -28,8 +29,8 @@ __all__ = ("EndpointStore", "EndpointWriter", "StoredEndpoint")
 logger = logging.getLogger(__name__)
 
 PACE_SECONDS = 1.0
-"""Between two rounds of writes: a driver whose devices come and go by the thousand writes its names
-once a second."""
+"""Minimum time between two rounds of writes. A driver whose devices change by the thousand writes
+their names once a second."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """First and longest delay after a failure."""
@@ -41,16 +42,17 @@ class StoredEndpoint:
 
     name: str
     pools: Mapping[str, tuple[str, ...]]
-    """Names of devices by the pool's name in the API."""
+    """Names of devices, by the pool's name in the API."""
 
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The names among them of devices that the endpoint did not list any more, by pool."""
+    """The devices among them that the endpoint no longer listed, by pool."""
 
     evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The names among them of devices whose pods are evicted when they are gone, by pool."""
+    """The devices among them whose pods are evicted when the device is gone, by pool."""
 
     stopped_at: float | None = None
-    """When it stopped, in seconds since 1970; None if it was available when this was stored."""
+    """The time of its stop, in seconds since 1970; None if it was available when the row was
+    written."""
 
     removing: bool = False
     """Its grace period has ended: its pools are being deleted."""
@@ -117,7 +119,7 @@ class EndpointWriter:
         return self._loaded and (self.current or not self._primary.is_set())
 
     def changed(self) -> None:
-        """The desired rows may differ from the stored ones."""
+        """Note that the desired rows may differ from the stored ones."""
         self._wanted.set()
 
     def check_primary(self) -> None:
@@ -151,7 +153,7 @@ class EndpointWriter:
             self._wanted.clear()
             self.check_primary()
             if not self._primary.is_set():
-                continue  # everything is written when it is
+                continue  # all rows are written once this instance is primary
             try:
                 if not self.current:
                     await self._read()

@@ -2,8 +2,8 @@
 Finds the devices that are gone and that no claim holds any more.
 
 An endpoint that no longer lists a device does not know whether a claim holds it; only the
-checkpoint does. So such a device stays until the checkpoint was asked: at once, and periodically
-while a claim holds it.
+checkpoint does. So such a device stays until a query of the checkpoint finds no claim. The queries
+are made at once, and then periodically.
 
 It must not know pools, taints, or the life of endpoints.
 """
@@ -24,8 +24,8 @@ __all__ = ("GONE_SECONDS", "GoneDevices", "Holders")
 logger = logging.getLogger(__name__)
 
 GONE_SECONDS = 1.0
-"""Between two checks whether claims still hold devices that are gone: nothing reports releases, and
-another instance may have released one."""
+"""Time between two checks for claims that hold gone devices. Releases are not notified, and another
+instance may release a claim."""
 
 
 class Holders(Protocol):
@@ -61,7 +61,7 @@ class GoneDevices:
         )
 
     def changed(self) -> None:
-        """Other devices may be gone."""
+        """Note that other devices may be gone."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -74,7 +74,7 @@ class GoneDevices:
             await self._check()
 
     async def _check(self) -> None:
-        # Before the question: a claim can get a device that vanishes after the answer.
+        # Read before the query: a claim can get a device that vanishes after the answer.
         gone = frozenset(self._gone())
         if not gone:
             return

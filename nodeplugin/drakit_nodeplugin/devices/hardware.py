@@ -19,10 +19,10 @@ from drakit.resource.quantity import quantity_units
 __all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "crowded_out", "units_of")
 
 Amounts = Mapping[str, int]
-"""Billionths by the name of a counter or capacity."""
+"""Amounts in billionths, by the name of a counter or capacity."""
 
 Counters = Mapping[str, Mapping[str, str]]
-"""Quantities by counter, by counter set."""
+"""Quantities, by counter set and counter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Hardware:
     """The main inventories of a driver at one moment; safe to read in another thread."""
 
     pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
-    """By the pool's name in the API, without pools of stopped endpoints."""
+    """Pools by their names in the API, without pools of stopped endpoints."""
 
     def device(self, pool: str, name: str) -> Device | None:
         """Return a device; None if no endpoint lists it."""
@@ -154,7 +154,7 @@ def _least(capacity: str | Capacity) -> int:
         return quantity_units(capacity.valid_range.min)
     if capacity.valid_values:
         return quantity_units(capacity.valid_values[0])
-    # Of a capacity that claims divide freely the smallest amount is one unit.
+    # If claims can divide a capacity freely, the smallest amount is one unit.
     return quantity_units(capacity.value) if capacity.default is None else 1
 
 

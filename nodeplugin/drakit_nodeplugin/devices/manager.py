@@ -1,8 +1,8 @@
 """
 The device manager of one driver: it follows endpoints, and decides what to publish and report.
 
-The endpoint is the source of truth; nothing between it and the manager caches devices. Some
-endpoints are expected, some were stored, others just appear. If two report a pool of the same name,
+The endpoint is the source of truth; nothing between it and the manager caches devices. Endpoints
+are expected, restored from the store, or appear at any time. If two report a pool of the same name,
 the available one keeps it. The manager owns the clock, the store, and the listeners.
 :mod:`.endpoint_state` decides what a stop means, :mod:`.taints` which taints a device gets.
 
@@ -54,11 +54,11 @@ __all__ = ("DeviceManager",)
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Between two checks whether the sources are ready, or this instance is primary, while the manager
-waits for that: neither is notified."""
+"""Time between two checks while the manager waits for ready sources, or to become primary. Neither
+is notified."""
 
 IDLE_SECONDS = 60.0
-"""The same while the manager waits for nothing: a node may have fifty drivers."""
+"""Time between two checks while the manager waits for nothing. A node may have fifty drivers."""
 
 
 class DeviceStore(EndpointStore, Holders, Protocol):
@@ -172,7 +172,7 @@ class DeviceManager:
         return self._health_states
 
     def capacity(self) -> Capacity:
-        """Sort all devices."""
+        """Return all devices, by pool and state."""
         pools: dict[str, PoolCapacity] = {}
         inactive: set[str] = set()
         for state, pool in self._pools():
@@ -205,7 +205,8 @@ class DeviceManager:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a needed endpoint is unavailable; None if all are available, or may still come."""
+        """Return the reason why a needed endpoint is unavailable; None if all are available, or may
+        still appear."""
         for state in self._endpoints.values():
             # An endpoint that is not configured any more is unavailable as well, but not needed.
             needed = state.life.listed or state.name in self._expected
@@ -217,7 +218,8 @@ class DeviceManager:
 
     @property
     def known(self) -> bool:
-        """Whether any endpoint is available, may still come, or has left something behind."""
+        """Whether any endpoint is available, may still appear, or has left devices or rows
+        behind."""
         states = self._endpoints.values()
         return any(state.pools or state.phase is not Phase.STOPPED for state in states)
 
@@ -229,7 +231,8 @@ class DeviceManager:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why devices cannot be published, by name; without those that are only counted."""
+        """The reasons why devices cannot be published, by name, without devices that are only
+        counted."""
         left_out: dict[str, str] = {}
         for state in self._endpoints.values():
             left_out |= state.left_out
@@ -258,7 +261,7 @@ class DeviceManager:
     # ------------------------------------------------------------ events of endpoints
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """The endpoint is available and has these devices, and no others."""
+        """Record that the endpoint is available and has exactly these devices."""
         if (state := self._endpoints.get(endpoint)) is None:
             state = self._endpoints[endpoint] = self._make_endpoint(endpoint)
         taken = frozenset(
@@ -281,8 +284,7 @@ class DeviceManager:
         self._notify()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """The health of devices has changed; devices that the endpoint does not have are
-        ignored."""
+        """Record changed health; devices that the endpoint does not have are ignored."""
         state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
@@ -294,8 +296,8 @@ class DeviceManager:
         self._notify()
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """The endpoint is unavailable; its devices stay known until its grace period ends. An
-        endpoint that is not expected and never had devices stays unknown."""
+        """Record that the endpoint is unavailable; its devices stay known until its grace period
+        ends. An endpoint that is not expected and never had devices stays unknown."""
         if (state := self._endpoints.get(endpoint)) is None:
             return
         state.stop(reason)
@@ -326,11 +328,11 @@ class DeviceManager:
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
-        Take over how devices were tainted before a restart: unhealthy ones recover as if there was
-        none, and all taints keep their times, whatever becomes of the slices.
+        Take over the taints from before a restart. Unhealthy devices recover as if there was no
+        restart, and all taints keep their times, even if the slices are deleted.
 
         The publisher calls this once, before it reads the first publication: the taints by the
-        pool's API name and the device's. For a driver without any source of health,
+        pool's API name and the device's. For a driver that does not report health,
         ``drakit.dev/unhealthy`` must not be among them.
         """
         self._adopted = {DeviceKey(*key): taints for key, taints in published.items()}
@@ -344,11 +346,11 @@ class DeviceManager:
 
     def observe_published(self, pools: Collection[str]) -> None:
         """
-        The API server holds these pools of the driver on this node, and no others.
+        Record that the API server has exactly these pools of the driver on this node.
 
         The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
         """
-        # A pool that another endpoint has by now is not deleted for this one.
+        # A pool that another endpoint now has is not deleted for this one.
         pending = {pool.name for state, pool in self._pools() if self._is_deleted(state)}
         pending &= set(pools)
         for state in [*self._endpoints.values()]:
@@ -359,7 +361,8 @@ class DeviceManager:
         self._notify()
 
     def _forget(self, state: EndpointState) -> None:
-        """The endpoint's pools are deleted; unless it is expected, it is unknown from now on."""
+        """Forget an endpoint whose pools are deleted; unless it is expected, it is unknown from now
+        on."""
         if state.pools:
             state.forget()
         if state.name not in self._expected:
@@ -379,7 +382,8 @@ class DeviceManager:
             group.create_task(self._gone.run())
 
     def wake(self) -> None:
-        """Do what is due; check again whether this instance is primary, and the sources ready."""
+        """Process everything that is due; check again whether this instance is primary, and the
+        sources ready."""
         self._awake.set()
 
     async def _follow_time(self) -> None:
@@ -400,7 +404,7 @@ class DeviceManager:
                 self._passed = max(self._passed, until)
 
     def _let_go(self, devices: Collection[DeviceKey]) -> None:
-        """No claim holds these devices, which were gone a moment ago."""
+        """Forget gone devices that no claim holds."""
         for state in self._endpoints.values():
             state.let_go(devices)
         self._notify()
@@ -413,8 +417,8 @@ class DeviceManager:
             yield from state.next_changes()
 
     def _pass_time(self, now: float) -> bool:
-        """Do all that is due by now; return whether the manager waits for something that is not
-        notified."""
+        """Process everything that is due; return whether the manager waits for something that is
+        not notified."""
         waiting = False
         self._writer.check_primary()
         if now >= self._graces.start_until:
@@ -450,10 +454,10 @@ class DeviceManager:
     # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Begin with the endpoints that an earlier process, or another instance, has stored. An
-        endpoint that has listed its devices meanwhile knows better."""
+        """Begin with the endpoints that an earlier process, or another instance, has stored. The
+        devices that an endpoint has listed in the meantime take precedence."""
         if self._state.open_ended:
-            # The time counts from when this instance is primary: these endpoints connect to that.
+            # The time counts from now, because endpoints connect to the primary instance only.
             known = bool(rows)
             self._graces.begin(self._now(), start_seconds=self._start_seconds, known=known)
         for name, row in rows.items():
@@ -483,8 +487,8 @@ class DeviceManager:
         self._notify()
 
     def _is_deleted(self, state: EndpointState) -> bool:
-        """Return whether an endpoint's pools are deleted: the store must have recorded it first, so
-        that a restart goes on with it."""
+        """Return whether an endpoint's pools are deleted. The store must have recorded the removal
+        first, so that a restart continues it."""
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 

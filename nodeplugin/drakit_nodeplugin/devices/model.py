@@ -1,10 +1,10 @@
 """
-What the device manager publishes and reports, and how it announces changes: plain data.
+The data that the device manager publishes and reports, and the counter that announces changes.
 
 The publisher of slices and the kubelet's health streams read these objects. An object stays the
 same one while nothing changes, so that they compare by identity.
 
-It must not know the API's JSON, clocks, or how any of it is decided.
+It must not know the API's JSON, clocks, or the decisions behind the data.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DesiredPool:
     """None if the endpoint is missing since a restart: the published ones stay."""
 
     fallback: tuple[DesiredDevice, ...] | None = None
-    """What is published instead where the API server drops fields; see `Inventory.fallback`."""
+    """The devices that are published if the API server drops fields; see `Inventory.fallback`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Publication:
     """The pools of one driver to publish."""
 
     pools: Mapping[str, DesiredPool]
-    """By the pool's name in the API."""
+    """Pools by their names in the API."""
 
     held: frozenset[str] = frozenset()
     """Pools that stay as they are: their endpoints may still return after a restart."""
@@ -101,14 +101,14 @@ class DeviceHealth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointStatus:
-    """The state of a source of devices, for people."""
+    """The state of a source of devices, for reports."""
 
     name: str
     state: Literal["Running", "Waiting", "Stopped", "Removing"]
     """``Waiting``: it has not reported since the plugin's start."""
 
     reason: str = ""
-    """Why it is not running."""
+    """The reason why it is not running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,11 +50,11 @@ __all__ = ("PoolState",)
 
 
 class PoolState:
-    """A pool in memory."""
+    """The devices of a pool, with their health and taints."""
 
     def __init__(self, name: str, driver: DriverState) -> None:
         self.name = name
-        """In the API."""
+        """The pool's name in the API."""
         self._driver = driver
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
@@ -63,16 +63,16 @@ class PoolState:
         """The health in the last inventory. It counts when it changes, not each time that an
         inventory repeats it."""
         self._conditions: dict[str, Condition] = {}
-        """Of the devices whose health was reported."""
+        """Conditions of the devices whose health was reported."""
         self._due: dict[str, float] = {}
-        """When time alone changes the condition of a device; loop time."""
+        """The times at which a device's condition changes without an event; loop time."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
-        """Before a restart, of devices that have not been listed since then."""
+        """The taints from before a restart, of devices that were not listed since then."""
         self.gone: frozenset[str] = frozenset()
         """Devices that the endpoint does not list any more. A claim holds each, or may hold it."""
         self.evicting: frozenset[str] = frozenset()
-        """Devices whose pods are evicted when they are gone; gone ones and others."""
+        """Devices whose pods are evicted when the device is gone. They need not be gone."""
         self._desired: DesiredPool | None = None
         self.content: PoolContent | None = None
         """The last inventory of the endpoint; None if there is none since the plugin's start."""
@@ -86,7 +86,7 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The devices, gone ones included, without those that only the fallback has."""
+        """The names of the devices, gone ones included, without devices of the fallback only."""
         return self._devices.keys()
 
     @property
@@ -115,14 +115,14 @@ class PoolState:
         return self._desired
 
     def capacity(self, *, available: bool) -> PoolCapacity:
-        """Sort the devices; while the endpoint is unavailable none is healthy."""
+        """Return the devices by state; while the endpoint is unavailable, none is healthy."""
         tainted = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices) - self.gone
         unhealthy = names & tainted if available else names
         return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy, gone=self.gone)
 
     def next_change(self) -> float | None:
-        """Return when time alone changes something of a device; None if it does not."""
+        """Return the time of the next change that needs no event; None if there is none."""
         return min(self._due.values(), default=None)
 
     # ------------------------------------------------------------ changes
@@ -130,7 +130,7 @@ class PoolState:
     def restore(
         self, names: Iterable[str], *, gone: Iterable[str], evicting: Iterable[str]
     ) -> None:
-        """Begin with names alone; whatever is known of these devices stays."""
+        """Begin with names alone; known facts about these devices stay."""
         old = self._devices
         self.gone, self.evicting = frozenset(gone), frozenset(evicting)
         self._devices = {
@@ -264,7 +264,7 @@ class PoolState:
     def _observe_inventory(self, content: PoolContent, *, returned: bool) -> set[str]:
         """Apply the health in an inventory; return the devices whose health is reported newly."""
         reported: set[str] = set()
-        # A device's own health wins over that of its namesake in the fallback.
+        # The health of a device takes precedence over that of its namesake in the fallback.
         for name, device in {**(content.fallback or {}), **content.devices}.items():
             health = None if device.health is None else validated(device.health)
             if not returned and self._inventory_health.get(name) == health:
@@ -272,7 +272,7 @@ class PoolState:
             if health is not None:
                 self._inventory_health[name] = health
             elif self._inventory_health.pop(name, None) is None or returned:
-                continue  # this life of the endpoint has reported nothing
+                continue  # this connection of the endpoint has reported nothing
             self.observe(name, health or Health.unknown())
             reported.add(name)
         return reported
@@ -290,7 +290,7 @@ class PoolState:
         return self._know(name, new)
 
     def lose_sight(self) -> None:
-        """The endpoint is unavailable: it no longer reports health."""
+        """Record that the endpoint is unavailable, and no longer reports health."""
         for name in list(self._conditions):
             self._lose_sight_of(name)
 
@@ -342,7 +342,7 @@ class PoolState:
 
     def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
         """Bring taints and health of devices up to date; of all devices if `names` is None.
-        `unavailable` is the sentence why the endpoint is."""
+        `unavailable` is the reason why the endpoint is unavailable, as a sentence."""
         crowded = self._crowd(self._driver.held.get(self.name, ()))
         present = self._devices.keys() | (self._fallback or {}).keys()
         names = present if names is None else {*names, *(crowded & present)}
@@ -384,7 +384,7 @@ class PoolState:
             is_listed = is_listed or entry.device is not None
             own = () if entry.device is None else entry.device.taints
             if not (own or entry.taints or condition.tainted or unpreparing or stopped or gone):
-                continue  # as nearly all of them are
+                continue  # nearly all devices are unchanged
             wanted = taints(own, condition, stopped=stopped, unpreparing=unpreparing, gone=gone)
             new = stamped(wanted, entry.taints, now=wall, published=published)
             if new is not entry.taints:

@@ -2,7 +2,7 @@
 Decides the taints of a device: from reported health, with hysteresis, to the taints. All pure.
 
 * An unhealthy device is tainted at once, and stays tainted until it has been healthy for a while. A
-  device that flaps is one write, and gets no new pods.
+  device that flaps causes one write, and gets no new pods.
 * Running work is evicted only if it stays broken for a while.
 * A taint keeps the time when it was added, also across restarts.
 
@@ -80,17 +80,17 @@ _STATUSES = ("healthy", "unhealthy", "unknown")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthTiming:
-    """How long a health must last before it counts."""
+    """The times for which a health must last before it has an effect."""
 
     recovery_seconds: float
-    """Of being healthy, until the taints end."""
+    """Seconds of good health until the taints end."""
     eviction_seconds: float
-    """Of being broken, until running pods are evicted."""
+    """Seconds for which running work is lost until the pods are evicted."""
 
     @property
     def silence_seconds(self) -> float:
-        """Of silence after a return, until taints from before the restart end: a driver that
-        reports health by events reports nothing of a device that was repaired in between."""
+        """Seconds without a report until taints from before the restart end. A driver that reports
+        health by events does not report a device that was repaired in the meantime."""
         return max(self.recovery_seconds, SILENCE_SECONDS)
 
 
@@ -105,28 +105,29 @@ class Condition:
     """Whether new pods must not get it."""
 
     evicting: bool = False
-    """Whether running pods are evicted as well. It ends with the taint, not before, so that work
-    which alternates between two failures is not a write at each turn."""
+    """Whether running pods are evicted as well. The eviction ends with the taint, not before, so
+    that a device that alternates between two failures does not cause a write each time."""
 
     message: str = ""
-    """Why it is tainted: the message of the last unhealthy report."""
+    """The reason for the taint: the message of the last unhealthy report."""
 
     well_since: float | None = None
-    """Since when a tainted device is healthy; None while it is not."""
+    """The time since which a tainted device is healthy; None while it is not."""
 
     well_seconds: float = 0.0
-    """How long it was healthy before that, since its last unhealthy report: an unknown health
+    """Seconds of good health before that, since the last unhealthy report. Unknown health
     interrupts the recovery, but does not restart it."""
 
     broken_since: float | None = None
-    """Since when running work is broken without another report; None while it is not. An eviction
-    cannot be undone, so an unknown health restarts this time."""
+    """The time since which running work is broken without another report; None while it is not. An
+    eviction cannot be undone, so unknown health restarts this time."""
 
     has_report: bool = False
     """Whether there was a report since the plugin's start; unknown counts."""
 
     silent_since: float | None = None
-    """Since when a device that was tainted before a restart is listed without a report."""
+    """The time since which a device that was tainted before a restart is listed without a
+    report."""
 
 
 UNKNOWN = Condition(health=Health.unknown())
@@ -176,21 +177,21 @@ def _untainted(health: Health) -> Condition:
 
 
 def lost(old: Condition, *, now: float) -> Condition:
-    """The endpoint is unavailable: it no longer reports health."""
+    """Apply the loss of the endpoint, which no longer reports health."""
     if not old.tainted:
         return UNKNOWN
     return replace(observed(old, UNKNOWN.health, now=now), has_report=old.has_report)
 
 
 def listed(old: Condition, *, now: float) -> Condition:
-    """The endpoint is available again, and has listed the device."""
+    """Apply the return of the endpoint, which has listed the device."""
     if not old.tainted or old.has_report or old.silent_since is not None:
         return old
     return replace(old, silent_since=now)
 
 
 def next_change(condition: Condition, timing: HealthTiming) -> float | None:
-    """Return when time alone changes a condition; None if it does not."""
+    """Return the time at which a condition changes without an event; None if it does not."""
     if condition.silent_since is not None:
         return condition.silent_since + timing.silence_seconds
     if condition.well_since is not None:

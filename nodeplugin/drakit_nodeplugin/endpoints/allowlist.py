@@ -7,7 +7,7 @@ that it does not list. Environment variables are exempt, because a pod can set t
 Paths are compared by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
 container, so a prefix is as safe as the permissions of the directories below it. Device nodes are
 also compared with the host's ``/dev`` (:mod:`.host_paths`). The form of an entry, and what it may
-contain, is :mod:`drakit_nodeplugin.allowed`'s.
+contain, is defined in :mod:`drakit_nodeplugin.allowed`.
 
 It must not know connections or claims.
 """
@@ -75,7 +75,7 @@ def allow_list(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rights:
-    """What one driver or resource may do."""
+    """The rights of one driver or resource."""
 
     where: str
     """The place of its entry in the configuration, for the remedy."""

@@ -1,5 +1,5 @@
 """
-From a batch of claims to calls of a connection: one for each claim, or one for the batch.
+Turns a batch of claims into calls of a connection: one for each claim, or one for the batch.
 
 A call waits until no earlier call for one of its devices or counter sets is in flight; its time
 limit starts when it begins. A cancelled call holds its devices until it has ended, because its
@@ -46,8 +46,8 @@ __all__ = ("CALL_SECONDS", "Batches")
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 300.0
-"""After which a call is cancelled, from its start. It may wait as long for an earlier call for its
-devices. The kubelet gets its answer long before that, and retries."""
+"""Time limit of a call, from its start. Before that, it may wait as long for an earlier call for
+its devices. The kubelet gets its answer long before that, and retries."""
 
 _Future = asyncio.Future[Any]
 
@@ -69,19 +69,19 @@ class _Work:
     ) -> None:
         self.operation: _Operation = operation
         self.claims = claims
-        """By the future of the caller, without abandoned claims."""
+        """Claims by the future of their caller, without abandoned claims."""
         self.keys = keys
         self.ahead = 0
         """The number of queues in which it is not the first."""
         self.context: Context | None = None
-        """Of the caller, if it could not begin at once."""
+        """The context of the caller, if the call could not begin at once."""
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_begun = False
 
 
 class Batches:
-    """The calls of one driver. Used in the daemon's loop alone."""
+    """The calls of one driver. Used only in the daemon's loop."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class Batches:
         node: str,
         reach: Callable[[], Calls | EndpointStoppedError],
     ) -> None:
-        """`node` is the node's name, after which pools are named in the API. `reach` returns what
-        can be called now."""
+        """`node` is the node's name, after which pools are named in the API. `reach` returns the
+        connection to call, or the reason why there is none."""
         self._driver = driver
         self._node = node
         self._reach = reach
@@ -132,7 +132,7 @@ class Batches:
         for given in batch:
             future: _Future = loop.create_future()
             futures[given.claim.uid] = future
-            item, keys = self._in_drivers_words(given)
+            item, keys = self._in_driver_pools(given)
             if self._per_batch[operation] and self._lines.keys().isdisjoint(keys):
                 together[future] = item
                 together_keys |= keys
@@ -141,7 +141,7 @@ class Batches:
                 apart.append(_Work(operation, {future: item}, keys))
         works = apart
         if together:
-            # First, because a call that waits may also need a device of these and would block it.
+            # Enqueued first: a waiting call may need one of these devices, and would block it.
             works = [_Work(operation, together, frozenset(together_keys)), *apart]
         for work in works:
             for future in work.claims:
@@ -149,7 +149,7 @@ class Batches:
             self._enter(work)
         return futures
 
-    def _in_drivers_words(self, given: AllocatedClaim) -> tuple[AllocatedClaim, frozenset[WorkKey]]:
+    def _in_driver_pools(self, given: AllocatedClaim) -> tuple[AllocatedClaim, frozenset[WorkKey]]:
         devices = [
             replace(device, pool=short_pool(self._node, device.pool)) for device in given.devices
         ]
@@ -182,7 +182,7 @@ class Batches:
         work.task = loop.create_task(self._run(work), context=work.context)
 
     def _leave(self, work: _Work) -> None:
-        """A call has ended, or does not begin: the next one in its queues may begin."""
+        """End a call, or one that does not begin: the next one in its queues may begin."""
         if work.timer is not None:
             work.timer.cancel()
         keys, work.keys = work.keys, frozenset()  # it may be given up twice in one turn of the loop
@@ -206,12 +206,12 @@ class Batches:
             self._abandon(work)
 
     def _give_up(self, work: _Work, error: CallOverdueError) -> None:
-        """A call has timed out."""
+        """End the wait for a call that has timed out."""
         self._fail(work, self._failure(error, work))
         self._abandon(work)
 
     def _abandon(self, work: _Work) -> None:
-        """No caller waits for a call any more; it leaves its queues once it has ended."""
+        """Cancel a call that no caller waits for; it leaves its queues once it has ended."""
         if work.task is None:
             self._leave(work)
         elif work.is_begun and not work.task.cancelling():  # a second time would cut its clean-up
@@ -264,7 +264,7 @@ class Batches:
             )
 
     def _read(self, operation: _Operation, item: AllocatedClaim, answers: dict[str, Any]) -> Any:
-        """Return what was answered for a claim, or a DeviceFailedError."""
+        """Return the answer for a claim, or a DeviceFailedError."""
         uid, what = item.claim.uid, self._what(operation)
         if operation == "check":
             return answers.pop(uid, False) is True
@@ -284,7 +284,7 @@ class Batches:
             if future.done():
                 continue
             if work.operation == "check" and not isinstance(error, EndpointStoppedError):
-                # A driver that fails to check does not know that all is well.
+                # If the check fails, the state of the device is unknown.
                 facts = {"driver": self._driver, "claim_uid": item.claim.uid, "error": str(error)}
                 logger.warning("driver cannot check a claim", extra=facts)
                 future.set_result(False)

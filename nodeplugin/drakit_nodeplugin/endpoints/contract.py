@@ -1,13 +1,13 @@
 """
-The contracts of endpoints: what the host and the engine see of one, what its kind supplies, and
-what it reports to its listener.
+The contracts of endpoints: towards the host and the engine, towards the connection of each kind,
+and towards the listener.
 
 * A :class:`DriverSource` makes the :class:`HostedEndpoint` of a driver, which the host runs and the
   engine calls. :mod:`.endpoint` has the one implementation for a single endpoint.
-* A :class:`Connection` is one life of a source of devices: a Python driver in its thread, a backend
-  behind its socket, a device plugin. It reports devices and their health, and is called for claims.
-  It does not reconnect, order calls, limit their time or word their errors.
-* An :class:`EndpointListener` decides what devices become when an endpoint stops.
+* A :class:`Connection` is one connection to a source of devices: a Python driver in its thread, a
+  backend behind its socket, a device plugin. It reports devices and their health, and is called for
+  claims. It does not reconnect, order calls, limit their time or word their errors.
+* An :class:`EndpointListener` decides the state of devices when an endpoint stops.
 
 It must not know how any kind of endpoint works.
 """
@@ -73,7 +73,7 @@ class DeviceKey(NamedTuple):
     """A device of one driver on this node."""
 
     pool: str
-    """In the driver's words: empty for the pool that has the node's name."""
+    """The driver's name of the pool: empty for the pool that has the node's name."""
     name: str
 
 
@@ -81,7 +81,7 @@ class CounterSetKey(NamedTuple):
     """A counter set of one driver on this node: the hardware behind several devices."""
 
     pool: str
-    """In the driver's words."""
+    """The driver's name of the pool."""
     name: str
     kind: Literal["counter set"] = "counter set"
     """Distinguishes it from a device of the same name."""
@@ -99,23 +99,22 @@ class HealthReport:
 
 
 Update = Inventory | HealthReport
-"""What a connection reports: all of its devices, or the health of some."""
+"""A report of a connection: all of its devices, or the health of some."""
 
 
 class EndpointListener(Protocol):
     """Follows what endpoints have; called in the daemon's loop, and returns at once."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """The endpoint is available and has these devices, and no others."""
+        """Notify that the endpoint is available and has exactly these devices."""
         ...
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """The health of devices has changed; devices that the endpoint does not have are
-        ignored."""
+        """Notify changed health; devices that the endpoint does not have are ignored."""
         ...
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """The endpoint is unavailable; reported again if the reason changes."""
+        """Notify that the endpoint is unavailable; called again if the reason changes."""
         ...
 
 
@@ -124,8 +123,8 @@ class Calls(Protocol):
     Calls for claims, in the daemon's loop.
 
     A batch has at least one claim. Unless the driver's granularity is a batch of claims, it has
-    exactly one. Pools are in the driver's words. No two calls for the same device or counter set
-    run at the same time, calls for others do.
+    exactly one. Pools have the driver's names. No two calls for the same device or counter set run
+    at the same time, calls for others do.
 
     A call answers for every claim of the batch, by UID. It may raise:
 
@@ -149,7 +148,7 @@ class Calls(Protocol):
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """Undo it, and reset the devices if the driver wants that; None is success."""
+        """Undo the prepare, and reset the devices if the driver has that trait; None is success."""
         ...
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
@@ -158,26 +157,26 @@ class Calls(Protocol):
 
 
 class Reports(Protocol):
-    """What a connection reports of itself: enough for its life cycle."""
+    """The reports of a connection about itself: enough for its life cycle."""
 
     @property
     def unavailable(self) -> str | None:
-        """Why nothing can be called now; None while calls are possible, which is never before the
-        first inventory was reported."""
+        """The reason why calls are currently impossible; None while they are possible, which is
+        never before the first inventory."""
         ...
 
     def inventories(self) -> AsyncIterator[Update]:
         """
         List and watch: first an inventory, then each change of it and of health.
 
-        The connection sets the pace, best with a :class:`.LatestValue`: of several inventories that
-        were not taken in time only the last is given. It ends or raises when the connection does,
+        The connection limits the rate, preferably with a :class:`.LatestValue`: if the reader is
+        late, it gets only the latest inventory. It ends or raises when the connection does,
         preferably with :class:`ConnectionEndedError`; from then on `unavailable` has that reason.
         """
         ...
 
     async def close(self) -> None:
-        """End the connection; what is prepared stays prepared. Returns within seconds, even if the
+        """End the connection; prepared claims stay prepared. Returns within seconds, even if the
         other side hangs, and raises nothing."""
         ...
 
@@ -187,19 +186,20 @@ class Connection(Reports, Calls, Protocol):
 
     @property
     def blocked(self) -> str | None:
-        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
+        """The call that blocks its event loop; None while the loop responds, or if it has no loop
+        of its own."""
         ...
 
 
-# ---------------------------------------------------------------- which calls a driver needs
+# ---------------------------------------------------------------- traits of a driver
 
 
 class Granularity(Enum):
-    """What one call of a driver covers."""
+    """The scope of one call of a driver."""
 
     DEVICE = "device"
     BATCH = "batch"
-    """The claims of a pod, or of whatever else comes together."""
+    """All claims of a request together, such as those of a pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,28 +212,29 @@ class PolicyTraits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverTraits:
-    """Which calls a driver needs."""
+    """The calls that a driver needs."""
 
     side_effects: bool = True
-    """Its prepare does something that must be undone: an intent is stored before it is called."""
+    """Its prepare has effects that must be undone. An intent is stored before the call."""
 
     checks: bool = False
-    """It is asked whether a prepared device is still in order."""
+    """Whether it checks prepared devices."""
 
     resets: bool = False
-    """A device is reset after it was unprepared."""
+    """Whether it resets a device after the unprepare."""
 
     polls_health: bool = False
-    """It is polled for the health of each device."""
+    """Whether it is polled for the health of each device."""
 
     health: bool = False
-    """It reports health, in whichever way: the plugin serves the kubelet's health stream."""
+    """Whether it reports health in any way. If so, the plugin serves the kubelet's health
+    stream."""
 
     prepare_granularity: Granularity = Granularity.DEVICE
     unprepare_granularity: Granularity = Granularity.DEVICE
     parameters_type: type[DeviceParameters] | None = None
     policies: PolicyTraits | None = None
-    """How it is configured while it runs; None if it has no policies."""
+    """Its policies, which configure it while it runs; None if it has none."""
 
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
@@ -265,7 +266,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What the host gives an endpoint."""
+    """The parameters that the host gives an endpoint."""
 
     listener: EndpointListener
     node: str
@@ -283,7 +284,7 @@ class Surroundings:
 
 
 class DriverSource(Protocol):
-    """Where a hosted driver's devices come from."""
+    """The source of a hosted driver's devices."""
 
     @property
     def name(self) -> str:
@@ -292,12 +293,12 @@ class DriverSource(Protocol):
 
     @property
     def where(self) -> str:
-        """File and key of its configuration, or what else an error is to name."""
+        """The file and key of its configuration, or another origin, for errors."""
         ...
 
     @property
     def traits(self) -> DriverTraits:
-        """Which calls it needs; known also while it is stopped."""
+        """The calls that it needs; also known while it is stopped."""
         ...
 
     @property
@@ -307,18 +308,18 @@ class DriverSource(Protocol):
 
     @property
     def foreign(self) -> bool:
-        """Whether its devices come from processes of others: then the node plugin is ready without
-        them, as it cannot start them."""
+        """Whether its devices come from other processes. The node plugin is then ready without
+        them, because it cannot start those processes."""
         ...
 
     def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
-        """Make what is run and called; called once, within the daemon's loop."""
+        """Make the endpoint; called once, in the daemon's loop."""
         ...
 
 
 class CallableEndpoint(Protocol):
     """
-    What the claims engine calls: one endpoint, or all endpoints of a driver that has several.
+    The endpoint that the claims engine calls: one, or all endpoints of a driver that has several.
 
     `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
     for each claim UID. They return at once; calls from one turn of the event loop cost the other
@@ -337,7 +338,7 @@ class CallableEndpoint(Protocol):
 
     @property
     def traits(self) -> DriverTraits:
-        """Which calls it needs; known while it is stopped as well."""
+        """The calls that it needs; also known while it is stopped."""
         ...
 
     def unavailable(self) -> EndpointStoppedError | None:
@@ -352,21 +353,22 @@ class CallableEndpoint(Protocol):
         ...
 
     def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        """Undo it, and reset the devices if the driver wants that."""
+        """Undo the prepare, and reset the devices if the driver has that trait."""
         ...
 
     def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """Return whether all devices of a claim are still in order. A driver that fails to check
-        does not know, which is False; a future raises EndpointStoppedError only."""
+        """Return whether all devices of a claim are still in order. A failed check counts as False;
+        a future raises EndpointStoppedError only."""
         ...
 
 
 class HostedEndpoint(CallableEndpoint, Protocol):
-    """The same, with the life that the host gives it."""
+    """A callable endpoint with the life cycle that the host controls."""
 
     @property
     def blocked(self) -> str | None:
-        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
+        """The call that blocks its event loop; None while the loop responds, or if it has no loop
+        of its own."""
         ...
 
     async def start(self) -> None:
@@ -379,5 +381,5 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def close(self) -> None:
-        """End it; what is prepared stays prepared. Called after the end of :meth:`run`."""
+        """End it; prepared claims stay prepared. Called after the end of :meth:`run`."""
         ...

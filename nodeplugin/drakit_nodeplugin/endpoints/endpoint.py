@@ -43,11 +43,11 @@ RECONNECT_SECONDS = (1.0, 60.0)
 """First and longest delay before an endpoint is connected again; it doubles in between."""
 
 STEADY_SECONDS = 60.0
-"""How long a connection must have lived for the delay to start at its minimum again. A connection
-that lists its devices and ends at once counts as a failed one."""
+"""The age at which a connection resets the delay to its minimum. A connection that lists its
+devices and ends at once counts as a failed one."""
 
 SILENT_SECONDS = 10.0
-"""How long a new connection may take to list its devices before that is reported."""
+"""The time that a new connection has to list its devices before its silence is reported."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
@@ -74,7 +74,7 @@ class Lifecycle(Generic[ConnectionT]):
         )
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
-        """Why it stopped last; None after it has listed its devices again."""
+        """The reason of its last stop; None after it has listed its devices again."""
         self._reported: str | None = None
         """The reason that was reported last; None after devices were."""
 
@@ -83,11 +83,11 @@ class Lifecycle(Generic[ConnectionT]):
 
     @property
     def unavailable(self) -> str | None:
-        """Why the endpoint cannot be called now; None if it can."""
+        """The reason why the endpoint cannot be called now; None if it can."""
         if self._reason is not None or self.connection is None:
             return self._reason
         reason = self.connection.unavailable
-        # That a new connection has listed nothing yet is no cause: people need the one before.
+        # The silence of a new connection explains nothing: users need the earlier cause.
         unexplained = reason is not None and self._previous not in (None, reason)
         return f"{reason} (before that: {self._previous})" if unexplained else reason
 
@@ -150,7 +150,7 @@ class Lifecycle(Generic[ConnectionT]):
                     listed_at = loop.time() if listed_at is None else listed_at
                     self._previous = self._reported = None
                 self._pass_on(update)
-        except ConnectionEndedError as error:  # of `_pass_on`
+        except ConnectionEndedError as error:  # raised by `_pass_on`
             update = error
         finally:
             silent.cancel()
@@ -247,7 +247,7 @@ class Endpoint:
         self.unprepare = batches.unprepare
         self.check = batches.check
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
         """As :meth:`HostedEndpoint.start`. Any failure but a refused configuration is a stop, and

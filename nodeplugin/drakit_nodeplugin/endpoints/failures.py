@@ -49,7 +49,7 @@ MAX_TRACEBACK = 20_000
 """Characters of a traceback in the log."""
 
 MAX_FRAMES = 40
-"""Of each exception in it, from the outermost."""
+"""Frames of each exception in a traceback, from the outermost."""
 
 MAX_NAME = 80
 """Characters of a type's name."""
@@ -72,7 +72,7 @@ class DeviceFailedError(Exception):
     def __init__(self, text: str, *, index: int | None = None, pending: bool = False) -> None:
         super().__init__(text)
         self.index = index
-        """Which of the claim's devices; None if it is not about one of them."""
+        """The index of the failed device in the claim; None if no single device failed."""
         self.pending = pending
         """Whether the driver is still releasing the device, so that the pod need not wait."""
 
@@ -108,12 +108,12 @@ def failure_of(
     what: str,
     index: int | None = None,
 ) -> DeviceFailedError:
-    """Return what a call raised as a sentence; `index` is the device that it is about."""
+    """Return the exception of a call as a sentence; `index` is the failed device."""
     if isinstance(error, DeviceFailedError):
         return error
     name = f"driver {driver}"
     if isinstance(error, DriverError):
-        # About one device its words stand alone; otherwise they name the driver.
+        # The text for a single device needs no subject; any other text names the driver.
         text = text_of(error) if index is not None else f"{name}: {text_of(error)}"
     else:
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
@@ -185,7 +185,7 @@ REPEAT_SECONDS = 60.0
 """Minimum time between two reports of the same sentence."""
 
 ONCE_SECONDS = 86_400.0
-"""The same for a condition that lasts until the plugin changes."""
+"""Minimum time between two reports of a condition that lasts until the plugin changes."""
 
 MAX_REMEMBERED = 256
 """Different sentences that are remembered; the oldest is forgotten first."""
@@ -201,7 +201,7 @@ class Diagnostics:
     def __init__(self, report: Callable[[Diagnostic], None]) -> None:
         self._report = report
         self._quiet_until: dict[Diagnostic, float] = {}
-        """Until when a diagnostic is not repeated; loop time."""
+        """The time until which a diagnostic is not repeated; loop time."""
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
         self._dropping = False
 

@@ -34,10 +34,10 @@ __all__ = (
 
 DEVICES = "/dev"
 MOUNTED = Path("/host/dev")
-"""Where the chart mounts the host's ``/dev``."""
+"""The mount point of the host's ``/dev`` in the chart."""
 
 MAX_LINKS = 40
-"""Links in a row, as for Linux."""
+"""Maximum length of a chain of symbolic links, as in Linux."""
 
 MAX_ENTRIES = 1024
 """Entries of a directory that are read, with those of its directories: it may hold other files."""

@@ -7,7 +7,7 @@ a value that was not read yet is replaced, and the reader is woken once per read
 never pauses costs the daemon no more than the reader's rate. This is the only rate limit between a
 source of devices and the device manager.
 
-It must not know what a value is, where it comes from, or what is done with it.
+It must not know the meaning, the source or the use of a value.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ ValueT = TypeVar("ValueT")
 
 
 def pace_of(inventory: Inventory) -> float:
-    """Return how many seconds must pass before the next inventory is taken."""
+    """Return the minimum seconds until the next inventory is read."""
     return PACE_SECONDS + PACE_SECONDS_A_DEVICE * len(inventory.devices)
 
 
 def pause_after(worked_seconds: float) -> float:
-    """Return how long to pause after this much work of the loop."""
+    """Return the seconds to pause after this much work of the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
 
 
@@ -94,8 +94,8 @@ class LatestValue(Generic[ValueT]):
     # ------------------------------------------------------------ for the reader's loop
 
     def end(self, error: ConnectionEndedError) -> None:
-        """The source has ended: the reader gets this error instead of values that it has not read.
-        Only the first end counts."""
+        """End the source: the reader gets this error instead of values that it has not read. Only
+        the first end counts."""
         if self._over is None:
             self._over = error
             self._ended.set()
@@ -103,7 +103,7 @@ class LatestValue(Generic[ValueT]):
 
     @property
     def over(self) -> ConnectionEndedError | None:
-        """How the source ended; None while it lives."""
+        """The error with which the source ended; None while it runs."""
         return self._over
 
     async def ended_within(self, seconds: float) -> ConnectionEndedError | None:
@@ -137,8 +137,8 @@ class LatestValue(Generic[ValueT]):
                 raise self._over
             self._news.clear()
             self._woken = False  # before the rest: what is written from now on wakes again
-            # Health before the value: so the devices of each report are in a value that was taken
-            # earlier, or is now. The other way round, one written between the two would be missed.
+            # Health is read before the value, so the devices of each report are in a value that was
+            # read earlier, or is read now. In the other order, a report between the two is lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
             if value is None and not health:
@@ -161,5 +161,5 @@ async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
                 raise latest.over
         if health:
             yield HealthReport(devices=health)
-        # The receiver has worked with them before it asked for more.
+        # The receiver processes the last values before it requests more.
         latest.hold(pause_after(loop.time() - began_at))

@@ -1,9 +1,8 @@
 """
-Opaque parameters: what users wrote in claims and DeviceClasses, as an object of the driver's type.
+Opaque parameters of claims and DeviceClasses, converted to an object of the driver's type.
 
 The type of a Python driver's parameters is vendor code (validators, defaults), so it is used only
-in the driver's thread. The caller decides which configs apply to a device, and what follows from an
-error.
+in the driver's thread. The caller decides which configs apply to a device, and handles errors.
 
 It must not know claims, event loops, or how a driver is run.
 """
@@ -86,7 +85,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
             f"the opaque parameters for driver {driver} are invalid: {_problems(error, kind)}; "
             f"correct them in the claim, its template or its DeviceClass, and recreate the pod"
         )
-    # Its text may hold what the user wrote, and goes to the log alone.
+    # The text may contain the user's values, so it goes to the log only.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
     logger.error("driver failed", extra=facts)
     return (

@@ -3,8 +3,8 @@ The policies of one driver, between the host that reads them and the connection 
 
 The host offers all valid policies. The connection applies the newest offer, and reports what the
 driver did with it: the policies are in force, or the driver refused them and the previous ones
-remain. A driver that starts again first gets those in force: it would have none if it refused the
-newest ones.
+remain. A driver that restarts first gets the policies in force. Otherwise it would have none if it
+refused the newest ones.
 
 It is used in the daemon's loop only, except for `held`. It must not know the API server, files,
 threads, or the content of a policy.
@@ -32,7 +32,7 @@ class PolicyFeed:
         """The policies that the driver applied last; None if it has not applied any."""
 
         self.refusal: str | None = None
-        """Why the driver refused the newest policies; None if it did not."""
+        """The reason why the driver refused the newest policies; None if it did not."""
 
         self.held: frozenset[str] = frozenset()
         """The names of the driver's devices that claims hold. The driver's thread reads it."""
@@ -49,7 +49,7 @@ class PolicyFeed:
         return self._offered is not None
 
     def offer(self, policies: AnyPolicies) -> None:
-        """These policies are to be in force from now on."""
+        """Offer these policies as the newest ones."""
         self._offered = policies
         self._changed.set()
 
@@ -65,7 +65,7 @@ class PolicyFeed:
             await self._changed.wait()
 
     def report(self, policies: AnyPolicies, refusal: str | None) -> None:
-        """The driver has applied, or refused, policies that :meth:`next` returned."""
+        """Record that the driver has applied, or refused, policies that :meth:`next` returned."""
         if refusal is None:
             self.in_force = policies
         if refusal is not None or policies is self._offered:

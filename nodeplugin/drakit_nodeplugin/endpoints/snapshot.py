@@ -1,11 +1,10 @@
 """
-Snapshots of a source's inventories, and whether a device is unchanged in the next one.
+Takes snapshots of a source's inventories, and detects devices that are unchanged in the next one.
 
 Devices and edits are frozen, but their contents are the vendor's: mappings that change later,
 strings that are enums, mappings that read hardware. So a driver's objects are copied to Python's
 own types, in the driver's thread, before any other code reads them. A value of any other type
-becomes an
-:class:`UnsupportedValue`, so that the check which refuses the device can name the type.
+becomes an :class:`UnsupportedValue`, so that the check that refuses the device can name the type.
 
 Sources list all of their devices at each change, and most are unchanged. Those keep their identity,
 so that the layers behind the endpoint do not compare them again.
@@ -59,13 +58,14 @@ __all__ = (
 )
 
 MAX_DEPTH = 8
-"""A value below it is unsupported: a dict may hold itself. Allowed values have half of it."""
+"""Nesting levels. A deeper value is unsupported, because a dict may contain itself. Allowed values
+have half as many levels."""
 
 STEP_DEVICES = 64
-"""Between two readings of the clock."""
+"""Devices between two readings of the clock."""
 
 STEP_SECONDS = 0.002
-"""How long it works without a pause: the daemon's loop, and the driver's own calls, wait for the
+"""Time of work without a pause. The daemon's loop and the driver's own calls wait for the
 interpreter meanwhile."""
 
 PAUSE_SECONDS = 0.001
@@ -97,8 +97,8 @@ _EMPTY: dict[Any, Any] = {}
 
 
 class UnsupportedValue:
-    """Stands for a value of a type that is allowed nowhere; each such type has a class of its
-    name, which is what error texts show."""
+    """The placeholder for a value of an unsupported type. Each such type has a subclass of the same
+    name, which errors show."""
 
     __slots__ = ()
 
@@ -167,12 +167,12 @@ def _copy_of_fields(value: Any, kind: type[Any], depth: int) -> Any:
     return kind(**dict(zip(names, copies, strict=True)))
 
 
-# ------------------------------------------------------------ what a driver yields
+# ------------------------------------------------------------ inventories
 
 
 def inventory_of(listed: object) -> Inventory:
-    """Return what was yielded as an inventory with tuples of the driver's objects; raises
-    DriverError if it is none."""
+    """Return the yielded value as an inventory with tuples of the driver's objects; raises
+    DriverError if it is not an inventory."""
     if not isinstance(listed, Inventory):
         return Inventory(devices=_all_of(listed, Device, "devices"))
     fallback = listed.fallback
@@ -209,7 +209,7 @@ def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
 
 
 class InventorySnapshots:
-    """Makes the snapshots of one life of a driver, in its loop. An unchanged device keeps the
+    """Makes the snapshots of one run of a driver, in its loop. An unchanged device keeps the
     identity that it had in the snapshot before."""
 
     def __init__(self) -> None:
@@ -241,8 +241,8 @@ _REASONS = frozenset(get_args(LeftOutReason))
 
 
 def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
-    """Return copies of what a driver reports besides devices. People see it as it is, so its types
-    are checked here; raises DriverError."""
+    """Return copies of the driver's reports other than devices. They are shown to users unchanged,
+    so their types are checked here; raises DriverError."""
     reports = tuple([cast("ReportT", snapshot_of(each)) for each in given])
     for each in reports:
         _check_report(each)
@@ -272,7 +272,7 @@ class _Known(Generic[ThingT]):
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], ThingT] = {}
-        """By pool and name; of those with one name the first."""
+        """Snapshots by pool and name. If several have the same name, the first one."""
 
     async def snapshots(self, given: Collection[ThingT], steps: _Steps) -> tuple[ThingT, ...]:
         things = tuple(given)
@@ -293,7 +293,7 @@ class _Known(Generic[ThingT]):
         if old is not None and _is_unchanged(thing, old):
             return old
         copy = cast("ThingT", snapshot_of(thing))
-        # Enums and mappings of the vendor's own can be compared only now.
+        # The vendor's enums and mappings can be compared only after the copy.
         return old if old is not None and _is_unchanged(copy, old) else copy
 
 
@@ -305,7 +305,7 @@ def _is_unchanged(new: ThingT, old: ThingT) -> bool:
 
 
 def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
-    """Return pool and name as plain texts; None if a vendor's are none."""
+    """Return pool and name as plain strings; None if they are not strings."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)
@@ -313,7 +313,7 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
 
 
 class _Steps:
-    """Pauses from time to time, so that other threads run."""
+    """Pauses at intervals, so that other threads run."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -345,7 +345,8 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
 
 
 def _same_types(new: Device, old: Device) -> bool:
-    """Python treats 1, 1.0 and True as equal; the API does not."""
+    """Return whether equal values have equal types: Python treats 1, 1.0 and True as equal, but the
+    API does not."""
     if type(new.topology.numa_node) is not type(old.topology.numa_node):
         return False
     if type(new.allow_multiple_allocations) is not type(old.allow_multiple_allocations):

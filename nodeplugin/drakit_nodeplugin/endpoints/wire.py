@@ -71,7 +71,7 @@ MAX_QUOTED = 100
 """Characters of a name in an error."""
 
 TURN_SECONDS = 0.001
-"""How long one task works before it lets others run."""
+"""The time that one task works before it lets others run."""
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
@@ -115,7 +115,7 @@ class Client:
     """The calls of one service at a unix socket, with messages as bytes."""
 
     def __init__(self, socket: Path, service: str) -> None:
-        """Connects with the first call."""
+        """Create a client, which connects with its first call."""
         self._service = service
         target = f"unix:{quote(os.fsencode(socket))}"
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
@@ -145,8 +145,8 @@ class Client:
         """
         Call a method without parameters, and yield its messages until it ends.
 
-        Raises :class:`CallFailedError`, and :class:`GarbageError` for a flood of messages. Without
-        `skips` each of them counts: then a flood is received slowly.
+        Raises :class:`CallFailedError`, and :class:`GarbageError` for a flood of messages. If
+        `skips` is false, every message counts: then a flood is received slowly.
         """
         limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
         stream_of: _Stream = self._channel.unary_stream(f"/{self._service}/{method}")
@@ -311,7 +311,7 @@ def shown(path: Path) -> str:
 
 
 class Turns:
-    """Lets other tasks run from time to time, in a loop over many small things."""
+    """Lets other tasks run at intervals, in a loop over many small items."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -4,10 +4,10 @@ One hosted driver: its checkpoint, endpoint, devices, slices, engine and kubelet
 Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
 the reverse, and the sockets drain first. The endpoint reports to the device manager, which never
 calls it; the manager notifies the publisher. Problems become log lines, Events of the Node, and
-metrics. :mod:`.drivers` decides which drivers there are, :mod:`.maintenance` maintains claims
-between the kubelet's calls.
+metrics. :mod:`.drivers` manages the set of drivers; :mod:`.maintenance` maintains claims between
+the kubelet's calls.
 
-It must not know how any of the parts works.
+It must not know the internals of the parts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class HostedDriver:
     """A driver and everything that serves it."""
 
     def __init__(self, driver: DriverSource, environment: Environment) -> None:
-        """Raises :class:`SocketError` if no path of a socket fits."""
+        """Create the parts. Raises :class:`SocketError` if the paths of the sockets are too
+        long."""
         config = environment.config
         self.name = driver.name
         self._where = driver.where
@@ -176,8 +177,8 @@ class HostedDriver:
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            # The driver is served anyway: this is the error of each claim, which its user sees.
-            # Once the cause is gone, the checkpoint opens by itself.
+            # The driver is served anyway, so that each claim gets this error, which its user sees.
+            # Once the cause is gone, the next call opens the checkpoint.
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
@@ -245,12 +246,12 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return why the process must restart: our own sockets do not answer, or the checkpoint was
-        damaged since the start, and only a start can quarantine it."""
+        """Return the reason why the process must restart: its own sockets do not answer, or the
+        checkpoint was damaged since the start, and only a start can quarantine it."""
         return self._checkpoint.broken or await self._server.probe()
 
     def readiness_problem(self) -> str | None:
-        """Return what prevents pods from getting devices."""
+        """Return the problem that prevents pods from getting devices; None if there is none."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
         reason = None if self._foreign else self._devices.manager.stop_reason
@@ -271,7 +272,7 @@ class HostedDriver:
         try:
             self._metrics.set_claims(await self._checkpoint.states())
         except CheckpointError:
-            return  # another gauge shows it
+            return  # the gauge checkpoint_unusable shows it
 
     def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
         logger.warning(
@@ -281,7 +282,7 @@ class HostedDriver:
         self._emit(diagnostic)
 
     def _stopped(self, endpoint: str, reason: str) -> None:
-        """An endpoint is unavailable; the log already has it."""
+        """Report a stopped endpoint to users; the log already has it."""
         which = "" if endpoint == self.name else f", {endpoint}"
         note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
         self._emit(Diagnostic(reason="EndpointStopped", note=note))

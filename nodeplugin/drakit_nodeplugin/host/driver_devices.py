@@ -1,9 +1,9 @@
 """
-The devices of one hosted driver: device manager, publisher, and what passes between them.
+The devices of one hosted driver: device manager, publisher, and the notifications between them.
 
 Devices that are left out, and fields that the API server drops, become Events of the Node. A claim
 whose unprepare does not end taints the hardware that it holds. :mod:`.driver` assembles the other
-parts of a driver. It must not know endpoints, or how any of the parts works.
+parts of a driver. It must not know endpoints, or the internals of the parts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostedDevices:
         registered: Callable[[], bool],
         policies: PolicyFeed | None = None,
     ) -> None:
-        """`policies` learns which devices claims hold."""
+        """Create the parts. `policies` receives the devices that claims hold."""
         self._driver = driver
         self._checkpoint = checkpoint
         self._events = events
@@ -125,7 +125,7 @@ class HostedDevices:
         try:
             counts = await self.counts()
         except CheckpointError:
-            return  # another gauge shows it
+            return  # the gauge checkpoint_unusable shows it
         self._metrics.set_devices(
             healthy=counts.healthy,
             unhealthy=counts.unhealthy,

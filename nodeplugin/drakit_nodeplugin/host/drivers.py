@@ -2,13 +2,13 @@
 The drivers that a process hosts: those of its configuration, and those of backends.
 
 A driver of the configuration starts before anything runs; if it cannot start, the process ends. A
-backend's driver starts when its backend appears. If it cannot start, it is reported and retried. It
-stays, with or without its backend, until none of its devices and claims is left. After a restart it
-must be hosted at once, to unprepare its claims and to taint its devices. For that, a small record
-beside its checkpoint remembers it.
+backend's driver starts when its backend appears. If it cannot start, it is reported and retried.
+The driver stays, with or without its backend, until it has no devices and claims. After a restart
+it must be hosted at once, to unprepare its claims and to taint its devices. For that, a small
+record beside its checkpoint remembers it.
 
 :mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends. It
-must not know how any of the parts does its work.
+must not know the internals of the parts.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ("Hosting",)
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""Before a backend's driver that could not be hosted is retried."""
+"""Pause before the plugin retries to host a backend's driver."""
 
 IDLE_SECONDS = 60.0
-"""Between two checks for backends' drivers of which nothing is left; shorter if devices of a
-stopped driver stay for a shorter time."""
+"""Time between two checks for backends' drivers without devices and claims. It is shorter if
+devices of a stopped driver stay for a shorter time."""
 
 MAX_BACKENDS = 64
-"""Drivers of backends on one node, each of which takes about a MiB and ten open files: more can
-only be a program that keeps changing its name."""
+"""Drivers of backends on one node. Each takes about 1 MiB and ten open files. A program that keeps
+changing its name must not exceed that."""
 
 RECORD = "backend.json"
 RECORD_VERSION = 1
@@ -72,9 +72,9 @@ class Hosting:
         self._names = frozenset(source.name for source in self._sources)
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._hosting: set[str] = set()
-        """Backends' drivers that are served, or about to be."""
+        """Backends' drivers that are served, or will be soon."""
         self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
-        """Those that an earlier process hosted, while they start."""
+        """Drivers that an earlier process hosted, while they start."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
@@ -111,7 +111,7 @@ class Hosting:
                         self._report(Diagnostic(reason="BackendRefused", note=refusal))
                         continue
                     self._hosting.add(name)
-                    # Not awaited: nothing may wait for a process that is not ours.
+                    # Not awaited: the start must not wait for another process.
                     self._known[name] = asyncio.create_task(self._host(name, directory), name=name)
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
@@ -177,7 +177,7 @@ class Hosting:
     async def _serve(
         self, name: str, directory: BackendDirectory, group: asyncio.TaskGroup
     ) -> None:
-        """Host a backend's driver, as soon as that is possible, and run its parts."""
+        """Host a backend's driver as soon as possible, and run its parts."""
         if (known := self._known.get(name)) is not None:
             driver = await asyncio.shield(known)
             del self._known[name]
@@ -185,14 +185,15 @@ class Hosting:
             driver = await self._host(name, directory)
         while driver is None:
             if (socket := directory.socket(name)) is not None:
-                directory.lost(socket)  # by then, its backend may have another name
+                directory.lost(socket)  # its backend may have another name in the meantime
             await asyncio.sleep(RETRY_SECONDS)
             driver = await self._host(name, directory)
         life = tasks.run(driver.parts())
         self._lives[name] = group.create_task(life, name=name)
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
-        """Start a backend's driver. If that is impossible now, report why, and return None."""
+        """Start a backend's driver. If that is impossible now, report the reason, and return
+        None."""
         from drakit_nodeplugin.endpoints.backend.connection import BackendSource
 
         driver: HostedDriver | None = None
@@ -218,7 +219,7 @@ class Hosting:
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Stop hosting drivers whose backends are gone, and of which nothing is left."""
+        """Stop hosting drivers without a backend, devices and claims."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))

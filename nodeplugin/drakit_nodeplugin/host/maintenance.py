@@ -5,7 +5,7 @@ At the start, half-written files are removed and lost CDI files restored, before
 answered. Then, until the daemon stops: lost files are restored, unfinished work of a crash is
 finished, lost entries are rebuilt, stale claims and orphaned files are removed, Events are sent.
 
-It must not know how any of the parts does its work.
+It must not know the internals of the parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The node that the plugin runs on, and what all drivers of the process share.
+The node that the plugin runs on, and the environment that all drivers of the process share.
 
-The node is its name, its labels as last read, its boot ID, and the Events about it that concern no
-claim: devices left out, damage, dropped fields. Events of claims belong to
+This module contains the node's name, its labels as last read, its boot ID, and Events about it that
+concern no claim: left-out devices, damage, dropped fields. Events of claims belong to
 :mod:`drakit_nodeplugin.claims.events`.
 
 It must not know drivers, claims or slices.
@@ -36,12 +36,12 @@ __all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
 logger = logging.getLogger(__name__)
 
 LABELS_SECONDS = 60.0
-"""Between two reads of the Node: its labels rarely change."""
+"""Time between two reads of the Node. Its labels rarely change."""
 
 RETRY_SECONDS = 5.0
 
 COPY_VERSION = 1
-"""Of the copy of the labels."""
+"""Format version of the stored labels."""
 
 MAX_PENDING_EVENTS = 256
 """Events that wait for the API server; further ones are only logged."""
@@ -51,8 +51,8 @@ class PluginNode:
     """
     A :class:`drakit.driver.Node` whose labels are read periodically.
 
-    They are also kept on the node, for drivers only (`for_drivers`): a policy with a node selector
-    must apply at a start without the API server. Decisions about claims need the labels of now.
+    A copy is kept on the node, for drivers only (`for_drivers`): a policy with a node selector must
+    apply at a start without the API server. Decisions about claims need current labels.
     """
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
@@ -78,7 +78,7 @@ class PluginNode:
 
     @property
     def known_labels(self) -> Mapping[str, str] | None:
-        """The labels as last read, by an earlier process if need be."""
+        """The labels as last read, by this process or an earlier one."""
         return self._known if self._labels is None else self._labels
 
     async def restore(self) -> None:
@@ -201,7 +201,7 @@ class NodeEvents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What all drivers of the process share."""
+    """The objects that all drivers of the process share."""
 
     config: NodePluginConfig
     node: PluginNode

@@ -50,31 +50,31 @@ __all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "Polic
 logger = logging.getLogger(__name__)
 
 FILE = "policies.json"
-"""In the driver's data directory."""
+"""The name of the copy in the driver's data directory."""
 
 MAX_POLICIES = 256
-"""Policies of one driver that can be in force; the oldest ones are."""
+"""Policies of one driver that can be in force. If there are more, the oldest ones are."""
 
 MAX_SPEC_BYTES = 64 * 1024
-"""Of a policy, as JSON."""
+"""Bytes of a policy's spec, as JSON."""
 
 MAX_PROBLEM = 1024
 """Characters of a problem."""
 
 MISSING_SECONDS = 60.0
-"""How long the resource must be missing before its policies count as deleted: an API server that
-starts may not serve it yet."""
+"""The time for which the resource must be missing before its policies count as deleted. An API
+server that starts may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """First and longest delay before the policies are listed again."""
 
 SAVE_RETRY_SECONDS = 30.0
-"""Before the copy is written again if that failed."""
+"""Pause before a failed write of the copy is retried."""
 
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 
-# ---------------------------------------------------------------- which policies are in force
+# ---------------------------------------------------------------- policies in force
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +86,12 @@ class CheckedPolicy:
     """None if it is invalid."""
 
     problem: str = ""
-    """Why it is invalid."""
+    """The reason why it is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyState:
-    """What became of a policy, for people."""
+    """The state of a policy, for reports."""
 
     name: str
     observed_generation: int
@@ -135,14 +135,14 @@ class PolicyTable:
         self._valid: dict[str, CheckedPolicy] = {}
 
     def replace(self, policies: Collection[CheckedPolicy]) -> None:
-        """These are all policies."""
+        """Replace all policies."""
         for name in self._newest.keys() - {each.stored.name for each in policies}:
             self.remove(name)
         for each in policies:
             self.apply(each)
 
     def apply(self, policy: CheckedPolicy) -> None:
-        """A policy is new, or has changed."""
+        """Add or change a policy."""
         name = policy.stored.name
         known = self._valid.get(name)
         if known is not None and known.stored == policy.stored:
@@ -154,7 +154,7 @@ class PolicyTable:
             del self._valid[name]
 
     def remove(self, name: str) -> None:
-        """A policy was deleted."""
+        """Remove a deleted policy."""
         self._newest.pop(name, None)
         self._valid.pop(name, None)
 
@@ -165,7 +165,7 @@ class PolicyTable:
         return self._by_age()[:MAX_POLICIES]
 
     def states(self) -> Sequence[PolicyState]:
-        """Return what became of each policy, by name."""
+        """Return the state of each policy, by name."""
         too_many = {each.stored.name for each in self._by_age()[MAX_POLICIES:]}
         return [self._state(name, too_many) for name in sorted(self._newest)]
 
@@ -192,7 +192,7 @@ class PolicyTable:
         return sorted(self._valid.values(), key=age)
 
 
-# ---------------------------------------------------------------- where they come from
+# ---------------------------------------------------------------- watching
 
 
 class PolicyWatch:
@@ -221,7 +221,7 @@ class PolicyWatch:
         self._table = PolicyTable()
         self._offered: tuple[CheckedPolicy, ...] | None = None
         self._offers: deque[tuple[AnyPolicies, list[StoredPolicy]]] = deque(maxlen=4)
-        """What was offered lately: the driver may be applying one that is not the newest."""
+        """The latest offers. The driver may be applying one that is not the newest."""
         self._listed = False
         self._missing_since: float | None = None
         self._problems: dict[str, str] = {}
@@ -231,11 +231,11 @@ class PolicyWatch:
 
     @property
     def refusal(self) -> str | None:
-        """Why the driver refused the newest policies; None if it did not."""
+        """The reason why the driver refused the newest policies; None if it did not."""
         return self._feed.refusal
 
     def states(self) -> Sequence[PolicyState]:
-        """Return what became of each policy, by name."""
+        """Return the state of each policy, by name."""
         return self._table.states()
 
     async def restore(self) -> None:
@@ -274,8 +274,8 @@ class PolicyWatch:
             self._offer()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """The driver must not wait for policies that nobody can read. Those that it has stay, until
-        the resource is missing for certain."""
+        """Handle policies that cannot be read. The driver must not wait for them; its present
+        policies stay until the resource is certainly missing."""
         if not isinstance(error, NotFoundError | ForbiddenError):
             return
         if not self._feed.known:
@@ -298,7 +298,7 @@ class PolicyWatch:
         return await asyncio.to_thread(check_all)
 
     def _offer(self) -> None:
-        """Let the driver apply what is valid now, if that has changed."""
+        """Offer the valid policies to the driver, if they have changed."""
         self._log_problems()
         valid = tuple(self._table.valid)
         if self._offered is None or _differ(valid, self._offered):
@@ -323,8 +323,8 @@ class PolicyWatch:
         self._on_change()
 
     async def _save(self) -> None:
-        """Write what the driver has applied; what it refused would leave it without policies after
-        a restart."""
+        """Store the policies that the driver has applied. Refused policies would leave it without
+        any after a restart."""
         log = ProblemLog(
             logger,
             "policies cannot be stored on the node",
@@ -337,7 +337,7 @@ class PolicyWatch:
             self._applied.clear()
             in_force = self._feed.in_force
             stored = next((each for policies, each in self._offers if policies is in_force), None)
-            # An empty list that was never read from the API server is a guess.
+            # Without a list of the API server, an empty set is an assumption: it is not stored.
             if stored is None or stored == self._saved or not (stored or self._listed):
                 continue
             try:
@@ -366,7 +366,7 @@ class _Policies:
         except ApiError as error:
             self._on_error(error)
             raise
-        # One that cannot be read exists: its last valid version stays.
+        # An unreadable policy still exists, so its last valid version stays.
         unreadable = [{"metadata": dict(each.metadata)} for each in listing.skipped]
         return replace(listing, items=[*listing.items, *unreadable])
 

@@ -5,7 +5,7 @@ A plugin that starts without the API server needs them, or it would withdraw dev
 contains the policies as the API server sent them, so that each version of a driver checks them
 itself. A damaged file is quarantined, and the API server's list replaces it.
 
-Functions block. They must not know types of policies, or when the file is written.
+Functions block. They must not know the types of policies, or the conditions of a write.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] 
         return None
     try:
         body = cast("dict[str, Any]", orjson.loads(content))
-        if body["version"] != VERSION:  # of another release; it reads it again after a rollback
+        if body["version"] != VERSION:  # another release needs it after a rollback
             facts = {"file": str(path), "version": body["version"]}
             logger.warning("policies of another version are not used", extra=facts)
             return None
@@ -71,7 +71,7 @@ def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] 
             return None
         aside = path.with_name(f"{path.name}.damaged")
         facts = {"file": str(path), "moved_to": str(aside), "error": str(error)}
-        logger.error("policies are damaged and quarantined", extra=facts)
+        logger.error("damaged policies quarantined", extra=facts)
         try:
             path.replace(aside)
         except OSError as failure:

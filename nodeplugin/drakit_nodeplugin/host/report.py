@@ -1,11 +1,11 @@
 """
-The NodeDeviceReport of one driver on one node: from facts to the object that people read.
+Builds the NodeDeviceReport of one driver on one node from facts.
 
-Nodes report here to people, to the operator and to ``kubectl drakit``. The content is bounded, and
-stable: lists are sorted, and nothing changes with time alone. Its fields are described in
+Users, the operator and ``kubectl drakit`` read these reports. The content is bounded, and stable:
+lists are sorted, and nothing changes with time alone. Its fields are described in
 ``crds/nodedevicereports.yaml``.
 
-It must not know the API server, or where the facts come from.
+It must not know the API server, or the sources of the facts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_STUCK = 20
 MAX_CONFLICTS = 10
 
 MAX_LABEL = 256
-"""Characters of the name by which people know a device."""
+"""Characters of the name by which users know a device."""
 
 MAX_MESSAGE = 512
 MAX_PROBLEM = 1024
@@ -69,7 +69,7 @@ class DeviceCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StuckClaim:
-    """A claim whose preparation, or unpreparation, does not end."""
+    """A claim whose prepare or unprepare does not end."""
 
     namespace: str
     name: str
@@ -79,7 +79,7 @@ class StuckClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
-    """All that a report shows."""
+    """The content of a report, unbounded."""
 
     registration: str
     """``Registered``, ``Pending`` or ``Rejected``."""
@@ -89,19 +89,19 @@ class ReportFacts:
     devices: DeviceCounts
     left_out: Collection[LeftOut]
     left_out_count: int
-    """With those that are only counted."""
+    """The number in total, including those that are not listed."""
 
     claims: Mapping[str, int]
-    """Numbers by state."""
+    """Numbers of claims by state."""
 
     stuck: Sequence[StuckClaim]
     stuck_count: int
-    """With those that are only counted."""
+    """The number in total, including those that are not listed."""
 
     policies: Sequence[PolicyState] = ()
     outcomes: Collection[PolicyOutcome] = ()
     refusal: str | None = None
-    """Why the driver refused its newest policies."""
+    """The reason why the driver refused its newest policies."""
 
 
 def report_name(node: str, driver: str) -> str | None:
@@ -230,6 +230,6 @@ def _first(
 
 
 def _cut(text: str, limit: int) -> str:
-    # The name of a file may be no valid UTF-8, and then has surrogates.
+    # A file name that is not valid UTF-8 contains surrogates.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -6,8 +6,8 @@ restart without a change writes the same content. Nothing waits for it, and with
 (404) or the permission (403) there are no reports. Reports of drivers that no plugin of this node
 serves any more are removed.
 
-:mod:`.report` decides what a report contains. This module must not know how devices, claims or
-policies get their states.
+:mod:`.report` decides what a report contains. This module must not know the rules for the states of
+devices, claims and policies.
 """
 
 from __future__ import annotations
@@ -52,32 +52,35 @@ logger = logging.getLogger(__name__)
 FIELD_MANAGER = "drakit-nodeplugin"
 
 PACE_SECONDS = 10.0
-"""Minimum time between two writes of a report, and between two reads of what is not notified."""
+"""Minimum time between two writes of a report, and between two reads of facts without
+notifications."""
 
 SETTLE_SECONDS = 1.0
-"""From a change to the write: published slices follow a change of devices within a second."""
+"""Time from a change to the write: published slices follow a change of devices within a second."""
 
 START_SECONDS = 30.0
-"""How long after the start a report is written at the latest."""
+"""The time after the start at which a report is written at the latest."""
 
 REPEAT_SECONDS = 1800.0
-"""After which an unchanged report is written again: somebody may have deleted it."""
+"""The time after which an unchanged report is written again, because another client may have
+deleted it."""
 
 RETRY_SECONDS = (10.0, 300.0)
 """First and longest delay after a failed write."""
 
 STUCK_SECONDS = 60.0
-"""How long a claim must have been preparing or unpreparing to count as stuck."""
+"""The time after which a claim that is preparing or unpreparing counts as stuck."""
 
 FORMER_SECONDS = (60.0, 600.0)
-"""From the start to the first search for reports of former drivers, and between two searches."""
+"""Time from the start to the first search for reports of former drivers, and time between two
+searches."""
 
 _STATES = {"registered": "Registered", "rejected": "Rejected", "never asked": "Pending"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportSources:
-    """Where the facts of one driver's report come from."""
+    """The sources of the facts in one driver's report."""
 
     manager: DeviceManager
     publisher: SlicePublisher
@@ -107,18 +110,18 @@ class DriverReport:
         self._primary = primary
         self._inventory = Inventory(devices=())
         self._unfinished: dict[str, float] = {}
-        """Since when claims are preparing or unpreparing; loop time."""
+        """The times since which claims are preparing or unpreparing; loop time."""
         self._changed = asyncio.Event()
 
     def listed(self, inventory: Inventory) -> None:
-        """The driver has reported this besides its devices."""
+        """Record what the driver reports besides its devices."""
         self._inventory = Inventory(
             devices=(), left_out=inventory.left_out, policies=inventory.policies
         )
         self.wake()
 
     def wake(self) -> None:
-        """Something may have changed."""
+        """Note that the content may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -128,7 +131,7 @@ class DriverReport:
             group.create_task(self._write())
 
     async def remove(self) -> None:
-        """Delete the report: the driver is not hosted any more. Raises nothing."""
+        """Delete the report of a driver that is no longer hosted. Raises nothing."""
         if self._session.done():
             await _remove(self._session.result(), node=self._node.name, driver=self._driver)
 
@@ -173,7 +176,7 @@ class DriverReport:
                     continue
                 await session.apply(path, body, field_manager=FIELD_MANAGER)
             except Exception as error:
-                # Also a value of a driver that is no JSON: a report must not end the daemon.
+                # Such as a driver's value that is not JSON: a report must not end the daemon.
                 log.report(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff.next_seconds())
                 continue
@@ -192,7 +195,7 @@ class DriverReport:
         await asyncio.sleep(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
-        """Return whether what an earlier process reported may be replaced."""
+        """Return whether the report of an earlier process may be replaced."""
         sources = self._sources
         return (
             sources.publisher.listed
@@ -239,7 +242,7 @@ class DriverReport:
         )
 
     async def _stuck(self, states: Mapping[str, int]) -> Sequence[str]:
-        """Return the UIDs of claims that have been in work for long."""
+        """Return the UIDs of stuck claims."""
         checkpoint = self._sources.checkpoint
         now = asyncio.get_running_loop().time()
         uids: set[str] = set()
@@ -281,7 +284,7 @@ async def _remove(session: Session, *, node: str, driver: str) -> bool:
         facts = {"driver": driver, "error": str(error)}
         logger.warning("report of a former driver cannot be removed", extra=facts)
         return False
-    logger.info("report of a former driver is removed", extra={"driver": driver})
+    logger.info("report of a former driver removed", extra={"driver": driver})
     return True
 
 
@@ -293,10 +296,10 @@ async def remove_former_reports(
     session: asyncio.Future[Session],
 ) -> None:
     """
-    Remove the reports of drivers that this node served once, until cancelled.
+    Remove the reports of drivers that this node no longer serves, until cancelled.
 
     `drivers` is the parent of the drivers' data directories, which remain. Another release of the
-    chart may serve a driver: then an instance of it lives.
+    chart may serve a driver. The driver then has a running instance.
     """
     api = await asyncio.shield(session)
     removed: set[str] = set()
@@ -312,7 +315,7 @@ async def remove_former_reports(
 
 
 def _unserved(drivers: Path) -> set[str]:
-    """Return the drivers of which no instance lives. Blocks."""
+    """Return the drivers without a running instance. Blocks."""
     found: set[str] = set()
     for path in drivers.glob("*/checkpoint.db"):
         with suppress(OSError):  # another process may remove it meanwhile

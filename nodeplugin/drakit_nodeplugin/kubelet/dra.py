@@ -1,11 +1,11 @@
 """
-The DRA service, v1 and v1beta1: from the kubelet's messages to our words, and back.
+The DRA service, v1 and v1beta1: translates the kubelet's messages to the plugin's types, and back.
 
 Each call is checked, answered for every claim, and logged in one line. Malformed claims get an
 error each; :mod:`drakit_nodeplugin.claims.queue` handles all others. Both versions are the same
 except for shares, which v1beta1 does not know.
 
-It must not know how claims are prepared.
+It must not know the steps of a prepare.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ __all__ = ("SUPPORTED_VERSIONS", "ClaimCalls", "add_dra_services", "malformed")
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""As reported to the kubelet, which takes the first that it knows."""
+"""The versions as reported to the kubelet, which uses the first one that it knows."""
 
 MAX_CLAIMS = 1024
-"""Of one call: some ten times what the largest pods have. A message of 4 MiB, which gRPC accepts,
-has room for several hundred thousand, and answering those blocks the loop for seconds."""
+"""Claims of one call: some ten times the number of the largest pods. A message of 4 MiB, which gRPC
+accepts, can hold several hundred thousand, and answering those would block the loop for seconds."""
 
 MAX_ERROR_CHARACTERS = 4096
-"""More than an Event shows, and far less than a message may hold: vendors write these texts."""
+"""Characters of an error: more than an Event shows, and far less than a message may contain.
+Vendors write these texts."""
 
 _UID = re.compile(r"[A-Za-z0-9-]{1,128}")
 """A UID becomes part of file names and CDI device names."""
@@ -89,7 +90,7 @@ def _shown(text: str) -> str:
 
 
 def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
-    """Make the error's text valid: a text that gRPC rejects fails the whole call."""
+    """Replace invalid text of an error: text that gRPC rejects would fail the whole call."""
     if answer.error is None:
         return answer
     text = answer.error.encode(errors="backslashreplace").decode()

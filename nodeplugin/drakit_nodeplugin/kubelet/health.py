@@ -1,13 +1,14 @@
 """
-Device health for the kubelet: streams that send everything at once, then changes, then all again.
+Device health for the kubelet: streams that first send all devices, then changes, and periodically
+all devices again.
 
 The kubelet trusts a device's health for a timeout that each message carries, so all of it is sent
-again after a third of that time. A kubelet of 1.36 asks every plugin for the v1alpha1 stream,
-advertised or not, and logs an error every 5 s if it is missing: for a driver without health, that
-stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37 on ask only
-for what is advertised.
+again after a third of that time. A kubelet of 1.36 requests the v1alpha1 stream from every plugin,
+advertised or not, and logs an error every 5 s if it is missing. For a driver without health, that
+stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37 on request
+only advertised services.
 
-The source decides which health a device has. It must not know how health is determined.
+The source decides the health of a device. This module must not know the rules for that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PACE_SECONDS = 0.2
 messages per second."""
 
 MAX_DEVICES = 500
-"""Per message: with the longest names and texts less than 1 MiB, and the kubelet accepts 4."""
+"""Devices of a message. With the longest names and texts, the message is below 1 MiB; the kubelet
+accepts 4 MiB."""
 
 MAX_MESSAGE_BYTES = 1024
 """The kubelet truncates at this length: it counts bytes, and splits characters."""
@@ -73,7 +75,7 @@ class HealthService:
         """``source`` is None for a driver without health. The kubelet trusts a device's health for
         the timeout."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
-        """In whole seconds, as a message carries it."""
+        """The timeout in whole seconds, as in the messages."""
 
         self._source = source
         self._driver = driver
@@ -93,7 +95,7 @@ class HealthService:
         )
         if self._source is None:
             return
-        # Most drivers have no health, and should not pay for the memory of its messages.
+        # Most drivers report no health, and need not load its messages.
         from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
         from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
 
@@ -252,7 +254,7 @@ class Subscription:
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number
         before, states = self._states, source.health_states()
-        # A source that changes all the time must not delay it.
+        # A source that changes continuously must not delay the resend.
         resend = resend or now >= self._resend_at
         if resend:
             self._resend_at = now + self._resend_seconds
@@ -280,7 +282,8 @@ def _gone(state: DeviceHealth) -> DeviceHealth:
 
 
 async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool:
-    """Wait until one of them has ended, or until a time of the loop's clock, which is False."""
+    """Wait until one of the coroutines ends, or until a time of the loop's clock; return whether
+    one ended."""
     left_seconds = max(0.0, until - asyncio.get_running_loop().time())
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:

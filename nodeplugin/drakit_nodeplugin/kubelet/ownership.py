@@ -6,15 +6,15 @@ Names contain the instance (the pod's UID), so that two instances never share a 
 instance with the remains of an old one.
 
 A lock file in the driver's directory lists the sockets of one instance. If another process can lock
-it, the instance is gone, however it ended. A socket is removed only if its owner is gone *and* it
-refuses connections; sockets of live instances and of other drivers are never touched.
+it, the instance is gone, regardless of its exit. A socket is removed only if its owner is gone
+*and* it refuses connections; sockets of live instances and of other drivers are never touched.
 
-One more lock is shared by all instances of the driver: its holder is the primary instance, which
-does alone what two must not do at once: publish slices, collect stale claims. The kernel releases
-the locks of a process that ends, so no instance waits for a killed one.
+All instances of the driver share one more lock. Its holder is the primary instance. Only the
+primary instance publishes slices and collects stale claims. The kernel releases the locks of a
+process that ends, so no instance waits for a killed one.
 
 :class:`Ownership` blocks, for at most `LOCK_SECONDS` per call; :class:`RunningInstances` calls it
-in threads. It must not know gRPC, what is served, or what its answers decide.
+in threads. It must not know gRPC, the services behind the sockets, or the users of its answers.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ __all__ = (
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 5.0
-"""The wait for our own lock: another instance that cleans up holds it for a moment."""
+"""Maximum wait for our own lock. Another instance that cleans up holds it for a moment."""
 
 SETTLED_SECONDS = 0.05
-"""More than the longest tick of common kernels (10 ms)."""
+"""Two changes within this time may have the same timestamp: more than the longest tick of common
+kernels (10 ms)."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _SHORT = r"[A-Za-z0-9_-]{11}"
@@ -189,7 +190,7 @@ class Ownership:
             # The kubelet's own directory, if it exists.
             self.paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._fd = self._lock_own()
-            # Written before the sockets exist, so that they are found however this process ends.
+            # Written before the sockets exist, so that they are found even after a crash.
             text = "".join(f"{path}\n" for path in self.paths.sockets)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, os.fsencode(text), 0)
@@ -198,7 +199,7 @@ class Ownership:
                 f"driver {self.driver}: the directories of its sockets cannot be used: {error}"
             ) from error
         for path in self.paths.sockets:
-            # Ours from before a restart of the container: no other process can hold our lock.
+            # Sockets from before a restart of the container: no other process can hold our lock.
             _unlink_socket(path)
         self._remove_stale()
 
@@ -220,7 +221,7 @@ class Ownership:
             if self._fd is None:
                 return False
             if self._primary_fd is not None and not _is_at(self._primary, self._primary_fd):
-                # The file was removed: another instance may hold a new one by now.
+                # The file was removed, and another instance may already hold a new one.
                 os.close(self._primary_fd)
                 self._primary_fd = None
             if self._primary_fd is None:
@@ -277,7 +278,7 @@ class Ownership:
                 continue
             try:
                 for path in _listed(lock):
-                    # The content of a file is no permission to remove something elsewhere.
+                    # A lock file must not cause the removal of files in other directories.
                     if path.parent in self.paths.directories:
                         self._remove_if_dead(path)
                 lock.unlink(missing_ok=True)
@@ -303,8 +304,8 @@ class Ownership:
 
 
 def new_owner(instance_uid: str) -> str:
-    """Return a name of this process for the entries that it writes: a restarted container keeps its
-    pod's UID, but not the work of its predecessor."""
+    """Return the owner name of this process for the entries that it writes. A restarted container
+    keeps its pod's UID, but not the work of its predecessor."""
     return f"{instance_uid}/{secrets.token_hex(4)}"
 
 
@@ -326,7 +327,8 @@ class RunningInstances:
         self.primary = asyncio.Event()
         """Set while this process is the driver's primary instance."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of that: nothing can wait until an event is cleared."""
+        """Called after each change of `primary`, because no task can wait until an event is
+        cleared."""
 
     def alone(self) -> bool:
         """Return whether the last check found no other process of the driver."""
@@ -336,13 +338,13 @@ class RunningInstances:
         """Return whether another process that wrote an entry is alive."""
         instance_uid, slash, _ = owner.rpartition("/")
         if not slash or instance_uid == self._instance_uid:
-            # Ourselves, or our container before its restart: two cannot have one pod's lock.
+            # This process, or our container before its restart: two cannot hold one pod's lock.
             return False
         try:
             return await asyncio.to_thread(self._ownership.alive, instance_uid)
         except (OSError, SocketError) as error:
             self._log.report(str(error))
-            return True  # if it is unknown, the other process may still be working
+            return True  # unknown: the other process may still be working
 
     async def check(self) -> None:
         """Check once. The sockets, and with them our own lock, must exist before."""

@@ -10,7 +10,7 @@ The state file, ``dra_manager_state``, adds the claims that no container uses an
 kubelet still has to unprepare. It can only add: if it alone is readable, a claim that it does not
 name proves nothing. Its format is private to the kubelet, so any other format is rejected.
 
-:mod:`drakit_nodeplugin.claims` decides what a listed or missing claim means. It must not know the
+:mod:`drakit_nodeplugin.claims` interprets listed and missing claims. It must not know the
 checkpoint.
 """
 
@@ -60,11 +60,13 @@ __all__ = (
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""The kubelet answers from memory; a kubelet that takes longer is starting or hangs."""
+"""Time limit of a call. The kubelet answers from memory; one that takes longer is starting or
+hangs."""
 
 FRESH_SECONDS = 1.0
-"""How long an answer is shared. All drivers check for stale claims at the same time, so one second
-merges their calls. It is shorter than the time between any two answers that must agree."""
+"""The time for which an answer is shared. All drivers check for stale claims at the same time,
+so one second merges their calls. It is shorter than the time between any two answers that must
+agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
 """The limit of the kubelet's own client; gRPC's default is 4 MiB."""
@@ -188,7 +190,7 @@ class PodResources:
         )
 
     def incomplete(self, listed: PodList) -> str | None:
-        """Return why pods may be missing in a list; None if it is complete."""
+        """Return the reason why pods may be missing in a list; None if it is complete."""
         if listed.pods is PodView.UNKNOWN:
             return (
                 "the node plugin does not know which pod it runs in; set POD_NAMESPACE and "
@@ -263,7 +265,7 @@ class PodResources:
     @contextlib.asynccontextmanager
     async def _stub(self, source: str) -> AsyncGenerator[PodResourcesListerAsyncStub]:
         """Connect for one call. Its error is logged and raised as PodResourcesError."""
-        # Not at the module's top: a node without claims never calls it, and saves the memory.
+        # Imported here to save memory: a node without claims never calls it.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
         options = [

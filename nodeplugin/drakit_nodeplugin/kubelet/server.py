@@ -8,8 +8,8 @@ the DRA socket goes, then the lock. In between, a lost socket is recreated. A ku
 registers the driver again. One that rejected it retries only after the registration socket was
 recreated.
 
-:mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` are the kubelet's other two
-contracts. It must not know how claims are prepared.
+:mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` implement the other services.
+This module must not know the steps of a prepare.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ ANSWER_SECONDS = 40.0
 """The time limit of a call's answer, independent of its work: the kubelet hangs up at 45 s."""
 
 DRAIN_SECONDS = 40.0
-"""How long a stop waits for calls and work in flight."""
+"""Maximum time that a stop waits for calls and work in flight."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
-"""How long the kubelet trusts a device's health."""
+"""The time for which the kubelet trusts a device's health."""
 
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
-"""Between two attempts to register, or to recreate a socket; doubling."""
+"""Maximum time between two attempts to register, or to recreate a socket. The time doubles."""
 
 PROBE_SECONDS = 1.0
-"""Per call of a probe: how long the kubelet waits for GetInfo."""
+"""Time limit of each call of a probe, as long as the kubelet waits for GetInfo."""
 
 _CUT_SECONDS = 1.0
 """The grace period of calls whose server is only replaced: their work continues in any case."""
@@ -66,13 +66,13 @@ class RegistrationStatus:
 
     state: Literal["never asked", "registered", "rejected"] = "never asked"
     reason: str | None = None
-    """Why the kubelet rejected it, in its own words."""
+    """The kubelet's reason for a rejection."""
 
     registered_at: float | None = None
     """Time of the last success, loop clock; later rejections do not reset it."""
 
     def readiness_problem(self) -> str | None:
-        """Return what prevents the kubelet from calling the driver; None if it is registered."""
+        """Return the reason why the kubelet does not call the driver; None if it is registered."""
         match self.state:
             case "registered":
                 return None
@@ -158,7 +158,7 @@ class SocketGuard:
     """
     Detects that a socket's path no longer leads to us.
 
-    The server itself does not: it keeps listening on a socket that no client can reach.
+    The server itself does not notice: it keeps listening on a socket that no client can reach.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +217,7 @@ class _SocketServer:
         """
         Listen on a new socket at the same path.
 
-        The old server must stop first: as it stops, it removes whatever is at the path.
+        The old server must stop first, because it then removes any file at the path.
         """
         await self.stop(grace_seconds=_CUT_SECONDS)
         await self.start()
@@ -246,7 +246,7 @@ class DriverServer:
         self.name = driver_name = ownership.driver
         self.paths = ownership.paths
         self._drain_seconds = drain_seconds
-        # Without jitter: there is one kubelet, which waits for nothing else.
+        # No jitter is needed: there is only one kubelet.
         self._retry = Backoff(
             first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
         )
@@ -327,7 +327,7 @@ class DriverServer:
 
     async def probe(self) -> str | None:
         """
-        Call our own sockets as the kubelet does; return what fails, or None.
+        Call our own sockets as the kubelet does; return the failure, or None.
 
         A prepare of no claims must return no claims: it tests all of these servers and no part of
         the engine.
@@ -366,7 +366,7 @@ class DriverServer:
 
     async def _recreate_sockets(self) -> None:
         if await self._lost(self._dra_server):
-            # The kubelet's connection finds the new socket by itself.
+            # The kubelet's connection reconnects to the new socket automatically.
             await self._dra_server.recreate()
         lost = await self._lost(self._registration_server)
         if lost or self._registration.retry_due(asyncio.get_running_loop().time()):

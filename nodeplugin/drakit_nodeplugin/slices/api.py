@@ -1,12 +1,12 @@
 """
-The ResourceSlices of one driver on one node: requests for them, in the version that the API server
-serves, those that it holds, and the Node that owns them.
+The ResourceSlices of one driver on one node: requests in the served API version, a store of the
+slices at the API server, and the Node that owns them.
 
 Inside the node plugin slices are those of ``resource.k8s.io/v1``. Listed slices are projected page
 by page: as JSON, all slices of a full node are large. The answer to a write and the watch both
-report a slice, in any order: the newer report counts. After a restore of etcd a new slice has a
-lower version than an old one had. So a list, and a read after a conflict, count whatever their
-versions are.
+report a slice, in any order: the newer report counts. After a restore of etcd, a new slice can have
+a lower version than an old one. So a list, and a read after a conflict, count regardless of their
+versions.
 
 It must not know which slices are desired, or how errors are handled.
 """
@@ -99,7 +99,7 @@ class SliceApi:
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Delete a slice of this very version; one that is gone counts as deleted."""
+        """Delete a slice of exactly this version; one that is gone counts as deleted."""
         version = await self._served()
         try:
             async with self._guarded(), self._measured("delete"):

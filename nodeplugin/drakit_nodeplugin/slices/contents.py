@@ -1,9 +1,10 @@
 """
-The content of one slice, stored and desired; its JSON, and how two contents differ. All pure.
+The content of one slice, stored and desired; its JSON, and the difference of two contents. All
+pure.
 
 As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
 So the parts of a stored slice that are seldom needed stay compressed text. :mod:`.packing` decides
-which slice contains a device, :mod:`.plan` when a difference is written.
+which slice contains a device; :mod:`.plan` decides when to write a difference.
 
 It must not know pools, generations, or the API server.
 """
@@ -64,23 +65,24 @@ class StoredSlice:
 
     pool: str
     generation: int
-    """The pool's, not the object's."""
+    """The generation of the pool, not of the object."""
 
     count: int
-    """How many slices the pool has at this generation (``resourceSliceCount``)."""
+    """The number of slices of the pool at this generation (``resourceSliceCount``)."""
 
     owners: tuple[str, ...]
-    """UIDs."""
+    """UIDs of the owner references."""
 
-    odd: bool
-    """Whether it selects nodes in another way than our slices do."""
+    foreign_selection: bool
+    """Whether it selects nodes by other fields than ``nodeName``, as no slice of ours does."""
 
     devices: tuple[str, ...]
-    """Names, in their order."""
+    """Names of the devices, in their order."""
 
     counter_sets: tuple[str, ...]
     metadata: Mapping[str, Any]
-    """Without the managed fields. What others put there stays when the slice is replaced."""
+    """The metadata without managed fields. Entries of other clients stay when the slice is
+    replaced."""
 
     content: bytes
     """Devices and counter sets as JSON, compressed."""
@@ -99,11 +101,11 @@ class StoredSlice:
             generation=int(pool.get("generation") or 0),
             count=int(pool.get("resourceSliceCount") or 0),
             owners=tuple(text(owner, "uid") for owner in children(metadata, "ownerReferences")),
-            odd=any(child(body, "spec").get(key) for key in _SELECTIONS),
+            foreign_selection=any(child(body, "spec").get(key) for key in _SELECTIONS),
             devices=tuple(text(device, "name") for device in devices),
             counter_sets=tuple(text(each, "name") for each in sets),
             metadata=metadata,
-            # The fastest level: most of the text is the same names over and over.
+            # The fastest level suffices: most of the text is repeated names.
             content=zlib.compress(orjson.dumps([devices, sets]), 1),
         )
 
@@ -150,16 +152,17 @@ class SliceContent:
 
 
 class Difference(IntEnum):
-    """What must be written of a slice."""
+    """The kind of write that a slice needs."""
 
     NONE = 0
     TAINTS = 1
-    """Only taints: any number of slices can be written so, under the same generation."""
+    """Only taints differ. Any number of slices can be written for that, under the same
+    generation."""
 
     CONTENT = 2
 
 
-# ---------------------------------------------------------------- where the API server drops fields
+# ---------------------------------------------------------------- dropped fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,11 +174,11 @@ class Chosen:
     """None if the published ones stay."""
 
     left_out: Mapping[str, str]
-    """Why devices are not published, in sentences, by their names."""
+    """The reasons why devices are not published, as sentences, by their names."""
 
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
-    """Return what is published of a pool where the API server drops these features."""
+    """Return the part of a pool to publish if the API server drops these features."""
     sets = None if pool.counter_sets is None else {each.name: each for each in pool.counter_sets}
     devices = {device.name: device for device in pool.devices}
     if not dropped:
@@ -199,7 +202,7 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
 
 
 def describe(dropped: Collection[Feature]) -> str:
-    """Name features for people, with the feature gates that are likely off."""
+    """Name features for users, with the feature gates that are likely off."""
     names = sorted(
         f"{feature.value} (feature gate {feature.gate})" if feature.gate else "unknown fields"
         for feature in dropped
@@ -208,7 +211,7 @@ def describe(dropped: Collection[Feature]) -> str:
 
 
 def _uses(devices: Collection[DesiredDevice], dropped: Collection[Feature]) -> bool:
-    # Taints come and go: they must not switch between the devices and the fallback.
+    # Taints change often: they must not switch between the devices and the fallback.
     lasting = {*dropped} - {Feature.TAINTS}
     return any(
         device.device is not None and without(device.device, lasting) is not device.device
@@ -222,7 +225,7 @@ def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevi
             return None
         device = replace(device, taints=())
     if device.device is None:
-        return device  # the API server took what is published of it
+        return device  # the API server accepted the published device
     safe = without(device.device, dropped)
     if safe is None:
         return None
@@ -235,7 +238,7 @@ def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevi
 def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
     """Return how a slice at the API server differs from its desired content."""
     names = sorted(wanted.devices, key=_natural)
-    if stored.odd or list(stored.devices) != names:
+    if stored.foreign_selection or list(stored.devices) != names:
         return Difference.CONTENT
     if set(stored.counter_sets) != set(wanted.counter_sets):
         return Difference.CONTENT
@@ -298,8 +301,9 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
     """
     Return the part of ``ResourceSlice.spec`` that a content describes.
 
-    `stored` is what is published of it. Of a device that is only known by name, all but our taints
-    stays; a taint that is already published keeps the time when it was added.
+    `stored` are the published slices with its devices. If only the name of a device is known, its
+    published body stays, except for our taints. A taint that is already published keeps the time
+    when it was added.
     """
     devices: dict[str, Object] = {}
     sets: dict[str, Object] = {}
@@ -311,7 +315,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
     names = sorted(content.devices, key=_natural)
     spec: dict[str, Any] = {}
     if names or not content.counter_sets:
-        # Beside counters the API server refuses even an empty list.
+        # In a slice with counter sets, the API server refuses even an empty list of devices.
         spec["devices"] = [_device(content.devices[name], devices.get(name, {})) for name in names]
     if content.counter_sets:
         spec["sharedCounters"] = [
@@ -351,7 +355,7 @@ def _comparable(body: Object, wanted: DesiredDevice) -> set[tuple[str, str, str]
 
 
 def _stored_taints(body: Object) -> dict[tuple[str, str, str], str]:
-    """Return since when a device has its taints."""
+    """Return the times at which the taints of a device were added."""
     return {
         (text(taint, "key"), text(taint, "value"), text(taint, "effect")): text(taint, "timeAdded")
         for taint in children(body, "taints")
@@ -371,5 +375,6 @@ def _rfc3339(seconds: int) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort ``kvm-10`` behind ``kvm-9``: the allocator takes devices in this order."""
+    """Return a key that sorts ``kvm-10`` after ``kvm-9``: the allocator takes devices in this
+    order."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

@@ -5,7 +5,7 @@ A device keeps its slice while it exists and the API's limits allow it. A new de
 costs the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
 otherwise into the first slices with room. :mod:`.plan` decides what is written.
 
-It must not know the API server, attributes, or where devices come from.
+It must not know the API server, attributes, or the sources of devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ("Packing", "PackingLimits", "Standing", "pack")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingLimits:
-    """How full a slice gets."""
+    """The limits for filling a slice."""
 
     max_devices: int = MAX_TAINTED_DEVICES_PER_SLICE
     """Devices of a slice. Any device can be tainted at any time, without a move."""
@@ -47,14 +47,14 @@ class Standing:
     """The number of slices."""
 
     free: Collection[int] = ()
-    """Slices that are written in any case, whatever they hold: missing ones, and those that an
-    interrupted round has left behind."""
+    """Slices that are written in any case, regardless of their content: missing slices, and slices
+    that an interrupted round has left behind."""
 
     touched: Collection[int] = ()
-    """Other slices whose content changes. If more than one does, all slices are written."""
+    """Other slices whose content changes. If there is more than one, all slices are written."""
 
     rewritten: Collection[int] = ()
-    """Slices that are written in any case, but not for their content: for taints alone."""
+    """Slices that are written in any case, but only for their taints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ def pack(
         packing = Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
         if packing.count == standing.count:
             return packing
-    # With another number of slices all of them are written anyway.
+    # If the number of slices changes, all of them are written anyway.
     added = _spread_over_all(new, new_sets, slices)
     return Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
 
@@ -103,7 +103,7 @@ _Homes = tuple[dict[str, int], dict[str, int]]
 
 
 class _Slices:
-    """What the slices hold while they are being packed."""
+    """The content of the slices during packing."""
 
     def __init__(self, limits: PackingLimits) -> None:
         self.limits = limits
@@ -168,12 +168,12 @@ def _added_in_place(
     standing: Standing,
     touched: Collection[int],
 ) -> _Homes | None:
-    """Place new ones so that the content of one slice changes at most, besides the free ones."""
+    """Place new devices so that the content of at most one slice changes, besides free slices."""
     if len(touched) > 1:
         return None
     free = sorted(standing.free)
     others = sorted({*range(standing.count)} - {*free})
-    # What costs nothing first: free ones, then a slice that is written anyway.
+    # The cheapest slices come first: free ones, then a slice that is written anyway.
     candidates = [(), tuple(touched)] if touched else [(), sorted(standing.rewritten), others]
     for targets in candidates:
         for reserve in (False, True):
@@ -193,7 +193,7 @@ def _added_in_place(
 
 
 def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slices) -> _Homes:
-    """Fill the first slices with room, and begin new ones: all of the pool is written anyway."""
+    """Fill the first slices with room, and begin new ones: the whole pool is written anyway."""
     end = slices.end
     held = [index for index in range(end) if slices.load[index]]
     empty = [i for i in range(end) if not slices.load[i] and not slices.sets[i]]

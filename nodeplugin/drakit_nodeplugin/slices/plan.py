@@ -13,7 +13,7 @@ between two writes is either correct or not used:
 Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. :mod:`.packing` decides which slice
 contains a device, :mod:`.contents` how two contents differ.
 
-It must not know the API server's client, clocks, or where devices come from.
+It must not know the API server's client, clocks, or the sources of devices.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class KnownSlice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceWrite:
-    """A slice to write. Its body is made when it is needed: all of them are large together."""
+    """A slice to write. Its body is made on demand, because all bodies together are large."""
 
     pool: PoolIdentity
     index: int
@@ -124,7 +124,7 @@ class SliceWrite:
 
     @property
     def may_lose_taints(self) -> bool:
-        """Whether an API server without taints would publish a device that must have one."""
+        """Whether an API server that drops taints would publish a device that must have one."""
         # If a published slice has taints, no API server drops those of its next version, so its
         # answer proves nothing about the taints of other slices.
         return self._repels_pods() and not (
@@ -149,7 +149,7 @@ class SliceWrite:
     def body(self) -> dict[str, Any]:
         """Return the whole object (v1), with the resourceVersion on which it builds."""
         pool = self.pool
-        # What others put into the metadata stays.
+        # Metadata of other clients stays.
         metadata = {} if self.stored is None else dict(self.stored.metadata)
         owner = {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid}
         metadata |= {"name": self.name, "ownerReferences": [owner | {"controller": True}]}
@@ -178,7 +178,7 @@ class Plan:
     """The slices that are correct, by name."""
 
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why devices are not published, by their names."""
+    """The reasons why devices are not published, by their names."""
 
     @property
     def empty(self) -> bool:
@@ -202,9 +202,9 @@ def planning(
     It yields every few milliseconds, so that the caller can let other work run.
 
     `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
-    those that are not written for now, with the content that they would get. The plan does without
-    the features in `dropped`. A pool without devices keeps one empty slice, by which observers
-    distinguish a driver without devices from no driver.
+    those that are not written for now, with the content that they would get. The plan uses no
+    feature in `dropped`. A pool without devices keeps one empty slice, which distinguishes a driver
+    without devices from no driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)
@@ -243,14 +243,14 @@ class _HeldSlices:
         self.next_generation = 1 + max((each.generation for each in stored), default=0)
         counts = {each.count for each in reliable if each.generation == self.generation}
         self.count = counts.pop() if len(counts) == 1 else 0
-        """How many slices the pool should have; 0 if unknown."""
+        """The number of slices that the pool should have; 0 if unknown."""
 
         self.behind = {
             index
             for index, each in ours.items()
             if each.generation != self.generation and each.name not in left
         }
-        # A slice behind, with an index that the pool does not count, is left over from longer ago.
+        # A slice with an index beyond the pool's count is left over from an earlier round.
         old = {i for i in self.behind if self.count and i >= self.count}
         kept = {i: each for i, each in ours.items() if i not in old}
         # If two slices hold a device, the newer one has it.
@@ -272,7 +272,7 @@ class _HeldSlices:
 
 
 class _Planner:
-    """Finds how the held slices differ from what is desired, and from that the writes."""
+    """Compares the held slices with the desired state, and derives the writes."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class _Planner:
         same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
         if same_generation:
             tainted = {i for i, each in self.differences.items() if each is Difference.TAINTS}
-            # Those behind last: with them the pool is whole again.
+            # The last slices are written last: with them, the pool is complete again.
             kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
                 i for i in kept if i in held.behind
             ]
@@ -387,7 +387,7 @@ class _Planner:
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
-    """Return the slices that hold what is needed to write a content, the newest last."""
+    """Return the published slices that a content needs for its body, the newest last."""
     needed = {
         held.devices[name]
         for name, each in content.devices.items()

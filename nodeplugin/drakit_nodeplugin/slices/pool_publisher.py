@@ -5,7 +5,7 @@ A round begins 0.2 s after the first change, and at least 1 s after the last rou
 pool delays no other. Changes that other clients make to our slices are undone, with a backoff.
 :mod:`.plan` decides which slices are written.
 
-What the API server does not accept shows in its answers:
+The answers of the API server show what it does not accept:
 
 * A slice that it rejects is retried later, since a policy of the cluster may have rejected it. The
   other slices are still written.
@@ -54,10 +54,10 @@ __all__ = ("PoolContext", "PoolPublisher", "qualified")
 logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.2
-"""From the first change to the write: an unplugged hub is one write."""
+"""Time from the first change to the write. An unplugged hub causes one write."""
 
 PACE_SECONDS = 1.0
-"""Between two rounds of writes: devices that flap must not load the API server."""
+"""Minimum time between two rounds of writes. Devices that flap must not load the API server."""
 
 RETRY_SECONDS = (2.0, 60.0)
 """First and longest delay after a failed write; it doubles in between, with jitter."""
@@ -66,15 +66,15 @@ MAX_RETRY_AFTER_SECONDS = 60.0
 
 UNDO_SECONDS = (2.0, 60.0)
 """First and longest delay before a repeated change by another client is undone. Another instance of
-the driver, or an admin's tool, may undo in turn what we undo."""
+the driver, or an admin's tool, may revert our change again."""
 
 QUIET_SECONDS = 600.0
-"""After this long without anything to undo, the next change is undone at once."""
+"""The time without foreign changes after which the next one is undone at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolContext:
-    """What the pools of a driver share."""
+    """The objects that the pools of a driver share."""
 
     manager: DeviceManager
     node: str
@@ -92,7 +92,8 @@ class PoolContext:
     """Set once a dry run has shown that the API server keeps taints."""
 
     on_left_out: Callable[[Mapping[str, str]], None]
-    """Receives why devices are not published, by ``pool/device`` with the driver's pool names."""
+    """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
+    names."""
 
 
 class PoolPublisher:
@@ -101,10 +102,10 @@ class PoolPublisher:
     def __init__(self, name: str, context: PoolContext) -> None:
         self.name = name
         self.last_error: str | None = None
-        """Why the last round failed, or a slice of it; None if nothing failed."""
+        """The error of the last round, or of one of its slices; None if nothing failed."""
 
         self.left_out: Mapping[str, str] = {}
-        """Why desired devices are not published, by name."""
+        """The reasons why desired devices are not published, by name."""
 
         self._context = context
         self._facts = {"driver": context.manager.driver, "pool": name}
@@ -113,7 +114,7 @@ class PoolPublisher:
         self._not_before = 0.0
         self._backoff = _backoff(RETRY_SECONDS)
         self._settled = False
-        """Whether a round of ours was the last to write, as far as we know."""
+        """Whether our last round was the last write, as far as we know."""
 
         self._undo_backoff = _backoff(UNDO_SECONDS, jitter=0.0)
         self._undone_at = float("-inf")
@@ -126,7 +127,7 @@ class PoolPublisher:
         self._changed.set()
 
     def forget(self) -> None:
-        """The API server may accept other slices than before: compare everything again."""
+        """Compare everything again: the API server may accept other slices than before."""
         self._writer.forget()
         self._settled = False
         self._changed.set()
@@ -137,7 +138,7 @@ class PoolPublisher:
         loop = asyncio.get_running_loop()
         gone = False
         while True:
-            if gone:  # for as long as its pace: a pool that comes and goes has one as well
+            if gone:  # the pause between rounds applies to a pool that appears repeatedly, too
                 await asyncio.sleep(self._not_before - loop.time())
                 if not self._wanted():
                     return
@@ -150,7 +151,7 @@ class PoolPublisher:
             settle = SETTLE_SECONDS
             if not self._context.primary.is_set():
                 await self._context.primary.wait()
-                self._settled = False  # meanwhile our other instance wrote
+                self._settled = False  # the other instance has written meanwhile
             self._changed.clear()
             try:
                 gone = await self._round()
@@ -160,7 +161,7 @@ class PoolPublisher:
             except _DroppedError:
                 settle = 0.0
                 self._changed.set()
-            except Exception as error:  # also a fault of ours: the pools of other drivers go on
+            except Exception as error:  # even a bug of ours: the pools of other drivers continue
                 self._failed(error)
             else:
                 self._backoff.succeeded()
@@ -171,7 +172,7 @@ class PoolPublisher:
         return self.name in names
 
     def _failed(self, error: Exception) -> None:
-        """Log why a round failed, and schedule the next attempt."""
+        """Log the error of a round, and schedule the next attempt."""
         seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
@@ -243,7 +244,7 @@ class PoolPublisher:
             except StopIteration as end:
                 plan: Plan = end.value
                 break
-            await asyncio.sleep(0)  # a full node's pool takes as long as many claims
+            await asyncio.sleep(0)  # planning a full node's pool takes as long as many claims
         names = {each.name for each in stored}
         writer.known = {
             name: each for name, each in (writer.known | {**plan.known}).items() if name in names
@@ -269,7 +270,7 @@ class PoolPublisher:
         context = self._context
         uid = await context.owner.uid()
         if any(each.owners != (uid,) for each in stored):
-            # Somebody may have replaced the Node.
+            # An admin may have replaced the Node.
             uid = await context.owner.uid(again=True)
         return PoolIdentity(
             driver=context.manager.driver, node=context.node, node_uid=uid, pool=self.name
@@ -326,13 +327,13 @@ class _Writer:
         """The slices that were correct after their last write or check, by name."""
 
         self.error: str | None = None
-        """Why slices are rejected; None if none is."""
+        """The reason why slices are rejected; None if none is."""
 
         self.refused: dict[str, SliceContent] = {}
         """The rejected contents, by the slice's name."""
 
         self.retry_at = 0.0
-        """When rejected slices are retried."""
+        """The time at which rejected slices are retried."""
 
         self._context = context
         self._pool = pool
@@ -341,7 +342,7 @@ class _Writer:
         self._refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
 
     def forget(self) -> None:
-        """The API server may accept other slices than before."""
+        """Retry rejected slices: the API server may accept other slices than before."""
         self.known.clear()
         self.refused.clear()
         self._refused_devices.clear()
@@ -349,7 +350,7 @@ class _Writer:
     # ------------------------------------------------------------ before a plan
 
     def begin_round(self, pool: DesiredPool, now: float) -> tuple[DesiredPool, Mapping[str, str]]:
-        """Return the pool without refused devices, and why these are left out, by name."""
+        """Return the pool without refused devices, and the reasons for those, by name."""
         if now >= self.retry_at:
             self.refused.clear()
         if not self._refused_devices:
@@ -384,7 +385,7 @@ class _Writer:
     async def _write_all(self, plan: Plan, errors: dict[str, InvalidError]) -> bool:
         again = False
         writes = (*plan.replace, *plan.create)
-        # Before anything is written: a broken device must not be offered to pods for a moment.
+        # Checked before any write: a broken device must not be available even briefly.
         for write in writes:
             if not self._context.taints_kept.is_set() and write.may_lose_taints:
                 again |= await self._try(write, errors, dry_run=True)
@@ -410,8 +411,8 @@ class _Writer:
     async def _try(
         self, write: SliceWrite, errors: dict[str, InvalidError], *, dry_run: bool = False
     ) -> bool:
-        """Write one slice. A refusal goes to `errors`; returns whether it names devices, without
-        which there is something to write."""
+        """Write one slice. A rejection is added to `errors`. Returns whether it names devices; the
+        slice can then be written without them."""
         if not dry_run:
             self._check_primary()
         api, body = self._context.api, write.body()

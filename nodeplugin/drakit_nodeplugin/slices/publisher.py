@@ -34,8 +34,8 @@ __all__ = ("SlicePublisher",)
 logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0
-"""When the watch begins again, the API server may be a newer one: fields that it dropped are
-retried, at most this often, since it costs writes."""
+"""Minimum time between two retries of dropped fields, which cost writes. When the watch restarts,
+the API server may be a newer one."""
 
 
 class SlicePublisher:
@@ -55,13 +55,13 @@ class SlicePublisher:
         on_write: OnWrite,
     ) -> None:
         """
-        While `primary` is not set another instance of the driver publishes: two with different
-        configurations would undo each other's writes for as long as an update takes.
+        While `primary` is not set, another instance of the driver publishes. Two instances with
+        different configurations would undo each other's writes during an update.
 
         `on_first_list` receives the slices that were published before, and is called before the
         manager is; `on_pools` the pools that the API server holds, whenever these or the desired
-        ones change; `on_left_out` why devices are newly not published, as in `left_out`;
-        `on_dropped` a sentence on the fields that the API server drops, once.
+        ones change; `on_left_out` the reasons for devices that are newly not published, as in
+        `left_out`; `on_dropped` a sentence on the fields that the API server drops, once.
         """
         self._manager = manager
         self._session = session
@@ -99,8 +99,8 @@ class SlicePublisher:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why desired devices are not published, by ``pool/device`` with the driver's pool names;
-        devices of the pool with the node's name by their names alone."""
+        """The reasons why desired devices are not published, by ``pool/device`` with the driver's
+        pool names; devices of the pool with the node's name by their names alone."""
         left_out: dict[str, str] = {}
         for pool in self._pools.values():
             left_out |= qualified(short_pool(self._node, pool.name), pool.left_out)
@@ -108,8 +108,8 @@ class SlicePublisher:
 
     @property
     def last_error(self) -> str | None:
-        """Why slices are not in the desired state, as of the last attempts; None if nothing
-        failed."""
+        """The reason why slices are not in the desired state, as of the last attempts; None if
+        nothing failed."""
         if not self.listed and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -205,7 +205,7 @@ class SlicePublisher:
                             pool.wake()
             self._on_pools(self._store.pools())
 
-    # ------------------------------------------------------------ fields that are dropped
+    # ------------------------------------------------------------ dropped fields
 
     def _drops(self, features: Collection[Feature]) -> bool:
         """Record the features that an answer lacks; return whether this invalidates plans."""
@@ -226,13 +226,13 @@ class SlicePublisher:
             )
             self._on_dropped(note)
         if all(feature is Feature.OTHER for feature in new):
-            return False  # no plan does without fields that we do not know
+            return False  # a plan cannot avoid unknown fields
         for pool in self._pools.values():
             pool.forget()
         return True
 
     def _forget(self) -> None:
-        """The watch began again: the API server may be another one."""
+        """Note that the watch restarted: the API server may be another one."""
         self._taints_kept.clear()
         now = asyncio.get_running_loop().time()
         if now - self._forgot_at < FORGET_SECONDS:

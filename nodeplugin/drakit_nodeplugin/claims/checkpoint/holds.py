@@ -1,13 +1,13 @@
 """
 Holds: the devices and hardware of each claim, from the rows of the checkpoint.
 
-A device is held by one claim exclusively, or by any number of shares, never both; admin access goes
-beside either and consumes nothing. In addition, claims together must not exceed the counter sets
-that their devices consume, nor the capacity that their shares consume. The limits are those of the
-main inventory. Each decision belongs to the transaction that writes it, so that it also holds among
-processes. :mod:`.rows` decides when to write rows.
+A device is held by one claim exclusively, or by any number of shares, never both. Admin access is
+possible in addition to either, and consumes nothing. In addition, claims together must not exceed
+the counter sets that their devices consume, nor the capacity that their shares consume. The limits
+are those of the main inventory. Each decision is part of the transaction that writes it, so it is
+valid across processes. :mod:`.rows` decides when to write rows.
 
-Functions block. It must not know generations, bodies, or what the states of a claim lead to.
+Functions block. It must not know generations, bodies, or the meaning of a claim's states.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Rest:
 
 def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Held | None:
     """
-    Return why a claim cannot have its devices beside those of all other rows; None if it can.
+    Return the reason why a claim conflicts with other rows; None if it has no conflict.
 
     Without `hardware`, devices are compared only by name.
     """
@@ -255,7 +255,7 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 
 def _holder(device: StoredDevice, rest: Rest) -> int | None:
     """Return the row of a claim that has a device and does not share it."""
-    # Shares go beside each other: the shares of others, maybe thousands, are not read.
+    # Shares do not exclude each other: the shares of others, maybe thousands, are not read.
     for hold in ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",):
         # A partial index applies only if the query repeats its condition literally.
         query = _HOLDER.format(hold)

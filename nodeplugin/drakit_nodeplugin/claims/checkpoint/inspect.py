@@ -2,9 +2,9 @@
 Manual operations on a checkpoint: inspect it, and forget a claim.
 
 An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
-Forgetting is one transaction like those of the daemon, which may be running: the missing row fences
-what the daemon does for the claim at that moment. :mod:`drakit.cli` decides when that is allowed,
-and does the rest.
+Forgetting is one transaction, like those of the daemon, which may be running. The missing row
+fences the daemon's current work on the claim. :mod:`drakit.cli` decides when that is allowed, and
+updates everything outside the checkpoint.
 
 Functions block. It must not know CDI files, the kubelet, or how results are shown.
 """
@@ -40,16 +40,16 @@ class InspectionError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """A checkpoint as it is at a moment."""
+    """A snapshot of a checkpoint."""
 
     version: int | None
     """The schema version; None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
-    """By UID. Of a damaged database, those whose rows are sound."""
+    """Claims, ordered by UID. For a damaged database, only claims whose rows are sound."""
 
     endpoints: tuple[StoredEndpoint, ...] = ()
-    """By name; without those whose rows are damaged."""
+    """Endpoints, ordered by name, without those whose rows are damaged."""
 
     problems: tuple[str, ...] = ()
     """Problems of the database itself; the node plugin quarantines it at its next start."""
@@ -58,7 +58,7 @@ class Inspection:
     """Damaged rows of endpoints; the node plugin drops them at its next start."""
 
     damage: str | None = None
-    """Why entries were lost that are not rebuilt yet."""
+    """The cause of lost entries that are not rebuilt yet."""
 
     quarantined: tuple[str, ...] = ()
     """Names of the quarantined files beside it."""
@@ -115,7 +115,7 @@ def _inspect(path: Path) -> Inspection:
         for _ in range(_ATTEMPTS):
             quiet = not schema.has_log(path)
             found = _read(path, version)
-            # Without a log, it was read as a file that no process writes: was that so to the end?
+            # Without a log, the file was read as one without writers. Check that none has begun.
             if not quiet or not schema.has_log(path):
                 return found
     except schema.UnfitError as error:
@@ -128,7 +128,8 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _read(path: Path, version: int) -> Inspection:
-    """Errors are results too: a process that opens the database meanwhile can cause them."""
+    """Read a database. Errors are returned in the result, because a process that opens the database
+    at the same time can cause them."""
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")
@@ -146,7 +147,7 @@ def _read(path: Path, version: int) -> Inspection:
 
 
 def _of_damage(path: Path, version: int | None, error: Exception) -> Inspection:
-    """Raise an error that is no damage."""
+    """Return the inspection of a damaged database; raise an error that is not damage."""
     if not opening.is_damage(error):
         raise error
     return _of_damaged(path, version, str(error))

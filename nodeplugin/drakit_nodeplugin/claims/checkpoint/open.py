@@ -1,5 +1,5 @@
 """
-Opening a checkpoint's database, in whatever state its file is.
+Opens a checkpoint's database, whatever the state of its file.
 
 1. a quarantine that a crash interrupted is finished
 2. the file is recognized without a write: one that only later versions can use stays unchanged
@@ -22,7 +22,7 @@ A row is copied if its bytes pass their checksum. The rows are read from both en
 
 Only one process at a time does this for a folder. Errors of the environment (no space, no
 permission, a read-only file system) quarantine nothing: that would lose the claims. A damaged row
-of an endpoint is only dropped. Functions block. It must not know asyncio, or what claims are for.
+of an endpoint is only dropped. Functions block. It must not know asyncio, or the purpose of claims.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Opened:
 
     connection: sqlite3.Connection
     opens: int
-    """How often it has been opened, this time included: if the number changes later, another
-    process has opened it."""
+    """The number of times that it was opened, including this one. If the number changes later,
+    another process has opened it."""
 
     damage: str | None
-    """Why entries were lost, until :func:`forget_damage`."""
+    """The cause of lost entries, until :func:`forget_damage`."""
 
     uids: set[str]
     """The claims that have a row."""
@@ -99,7 +99,7 @@ class Opened:
 def is_damage(error: Exception) -> bool:
     """Return whether an error shows that the database itself is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # a row's checksum, or text that is none
+    if code is None:  # a wrong checksum, or text that is not UTF-8
         return isinstance(error, DamagedRowError | UnicodeDecodeError | sqlite3.OperationalError)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
@@ -142,7 +142,7 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
 
 
 def remembered_damage(connection: sqlite3.Connection) -> str | None:
-    """Return why entries were lost that are not rebuilt yet."""
+    """Return the cause of lost entries that are not rebuilt yet; None if there are none."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
     return None if row is None else str(row[0])
 

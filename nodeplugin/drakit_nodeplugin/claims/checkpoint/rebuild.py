@@ -1,10 +1,10 @@
 """
 Rebuilds the entries that a damaged checkpoint has lost from the sources that still have them.
 
-    kubelet's podresources   which claims its containers use, with which devices, and with which
-                             CDI devices of others
-    CDI files                what those containers get
-    API server               all the rest of a claim: requests, configs, admin access
+    kubelet's podresources   the claims that containers use, their devices, and the CDI devices of
+                             others
+    CDI files                the edits of those containers
+    API server               the rest of a claim: requests, configs, admin access
 
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
 server's confirmation, its entry has devices and no requests or configs: enough to refuse the
@@ -42,13 +42,13 @@ __all__ = ("Rebuilder", "Rebuilt")
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 15.0
-"""For one attempt: calls of the kubelet wait meanwhile, and have 45 s."""
+"""Time limit of one attempt. Calls of the kubelet, which have 45 s, wait for it."""
 
 FETCH_SECONDS = 7.0
-"""For the API server's answers on all claims: the kubelet may have taken 5 s before."""
+"""Time limit for reading all claims from the API server. The kubelet may have taken 5 s before."""
 
 LABELS_SECONDS = 4.0
-"""For the node's labels, by which claims may select it."""
+"""Time limit for reading the node's labels, which node selectors of claims need."""
 
 AGAIN_SECONDS = 60.0
 """Pause after an attempt for which the kubelet did not list all its pods."""
@@ -66,7 +66,7 @@ class Rebuilt:
     """The outcome for the lost entries."""
 
     complete: tuple[str, ...] = ()
-    """Claims (namespace/name) that are as they were."""
+    """Claims (namespace/name) that are fully restored."""
 
     incomplete: tuple[str, ...] = ()
     """Claims whose devices are known, but not their requests and configs."""
@@ -76,10 +76,11 @@ class Rebuilt:
     of claims whose UID is unknown."""
 
     error: str | None = None
-    """Why it ended early."""
+    """The reason why the rebuild ended early; None if it did not."""
 
     pods: PodView = PodView.UNKNOWN
-    """How many of its pods the kubelet has listed: if not all, a later attempt may find more."""
+    """The completeness of the kubelet's pod list. If pods are missing, a later attempt may find
+    more."""
 
     def __str__(self) -> str:
         parts = [
@@ -124,13 +125,13 @@ class Rebuilder:
             damage = self._checkpoint.damage
             if damage is None:
                 rebuilt.clear()
-                # At any time: if a disk was full at the start, the checkpoint is opened later.
+                # Entries can be lost at any time: after a full disk, the checkpoint opens late.
                 await poller.until(lambda: self._checkpoint.damage is not None)
                 continue
             self.damaged = True
             attempts = attempts + 1 if reported == damage else 1
             outcome, final = await self._attempt(last=attempts >= ATTEMPTS)
-            # Waiting does not find what this attempt could not find: claims are answered now.
+            # Waiting cannot improve the result, so claims are answered now.
             rebuilt.set()
             if reported != damage:
                 reported = damage
@@ -153,7 +154,7 @@ class Rebuilder:
         except CheckpointError as error:
             return f"it could not be rebuilt: {error}", False
         except Exception as error:
-            logger.exception("a rebuild failed", extra={"driver": self._driver})
+            logger.exception("checkpoint rebuild failed", extra={"driver": self._driver})
             return f"it could not be rebuilt: {type(error).__name__}", False
 
     async def rebuild(self) -> Rebuilt:

@@ -6,7 +6,7 @@ A small set of types apart from the engine's, so that no change of the engine ch
 checksum. A new field gets a default here, and a reader ignores unknown fields: a version reads
 the rows of its predecessor and of its successor (:mod:`.schema`).
 
-It must not know SQLite, or what the states lead to.
+It must not know SQLite, or the meaning of the states.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
 
 Hold = Literal["exclusive", "share", "admin"]
-"""How a claim holds a device: exclusively, as a share, or with admin access."""
+"""The kind of a claim's hold on a device: exclusive, a share, or admin access."""
 
 RecordT = TypeVar("RecordT")
 
@@ -65,7 +65,7 @@ class StoredDevice:
     """Indexes of the claim's configs that apply to it, in their order."""
 
     consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
-    """What the device consumes from the pool's counter sets, from the main inventory; None if it is
+    """The consumption from the pool's counter sets, as in the main inventory; None if it is
     unknown, because the entry was rebuilt. It does not take part in comparisons, because a changed
     inventory does not make it another device."""
 
@@ -75,7 +75,7 @@ class StoredDevice:
 
     @property
     def hold(self) -> Hold:
-        """How it is held: admin access holds nothing, even of a share."""
+        """The kind of the hold. Admin access holds nothing, not even a share."""
         if self.admin_access:
             return "admin"
         return "exclusive" if self.share_id is None else "share"
@@ -90,7 +90,7 @@ class StoredClaim:
     name: str
     state: State
     boot_id: str
-    """The boot in which it was prepared: what is not on disk is gone after the next one."""
+    """The boot in which it was prepared. A reboot loses everything that is not on disk."""
 
     devices: tuple[StoredDevice, ...]
     configs: tuple[str, ...] = ()
@@ -100,7 +100,8 @@ class StoredClaim:
     equal texts."""
 
     cdi_spec: str | None = None
-    """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
+    """The text of the claim's CDI file once it is prepared, so that a lost file can be restored
+    without the driver."""
 
     side_effects: bool = True
     """Whether its driver has side effects to undo, as of its preparation."""
@@ -132,7 +133,7 @@ def dump(record: StoredClaim | StoredEndpoint) -> bytes:
 
 
 def checksum(body: bytes) -> int:
-    """CRC-32 of a row's bytes, as the kubelet's own checkpoint uses it."""
+    """Return the CRC-32 of a row's bytes. The kubelet's own checkpoint uses the same checksum."""
     return zlib.crc32(body)
 
 

@@ -7,7 +7,7 @@ written without a generation, because endpoints have one writer; a damaged one i
 an endpoint reports its devices again when it returns. :mod:`.store` opens connections and handles
 errors.
 
-Functions block. They must not know asyncio, files, or what the states of a claim lead to.
+Functions block. They must not know asyncio, files, or the meaning of a claim's states.
 """
 
 from __future__ import annotations
@@ -75,16 +75,17 @@ class Outcome:
     """The outcome of one write; each claim is in exactly one of the three groups."""
 
     written: Mapping[str, StoredClaim]
-    """As they are stored now, with their new generation and owner."""
+    """The written claims, with their new generation and owner."""
 
     held: Mapping[str, Held]
-    """Not written: other claims hold one of their devices, or hardware that they need."""
+    """Claims that were not written, because other claims hold one of their devices, or hardware
+    that they need."""
 
     fenced: frozenset[str]
-    """Not written: the stored row is not the one that the writer knows."""
+    """Claims that were not written, because the stored row is not the one that the writer knows."""
 
     unplaced: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
-    """Written, but their CDI files could not be put in place."""
+    """Claims that were written, but whose CDI files could not be written."""
 
 
 class _Row(NamedTuple):
@@ -100,7 +101,8 @@ _Entry = tuple[StoredClaim, _Row | None]
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """One write transaction; taken at once, so that a second process waits and does not fail."""
+    """Run one write transaction. It takes the lock at once, so that a second process waits and does
+    not fail."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -115,12 +117,12 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
-    """Return the claims that are stored of these; raise DamagedRowError."""
+    """Return the stored claims with these UIDs; raise DamagedRowError."""
     return [row.claim for row in _rows(connection, "uid", uids)]
 
 
 def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, int]:
-    """Return the generations of the rows that are stored of these."""
+    """Return the generations of the stored rows with these UIDs."""
     found: dict[str, int] = {}
     for chunk in _chunks(uids):
         query = f"SELECT uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
@@ -387,7 +389,7 @@ def _complete(
 
     Their generation stays: only the knowledge about them changes.
     """
-    # Those of the batch are written as they are given.
+    # The claims of the batch are written as given.
     wanted = incomplete(connection, claims) - {claim.uid for claim in claims}
     for id_, claim in [*_rows(connection, "uid", [*wanted])]:
         completed = replace(
@@ -407,7 +409,7 @@ def _complete(
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
-    """Take as many generations from the counter; return the first."""
+    """Reserve this many generations from the counter; return the first."""
     ((last,),) = connection.execute(
         "UPDATE meta SET value = value + ? WHERE name = 'generation' RETURNING value", (number,)
     ).fetchall()

@@ -13,10 +13,10 @@ fields from each row that it writes; the successor must cope with both. Any othe
 :data:`READABLE_FROM`.
 
 A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.open`
-decides what becomes of an unsound database.
+fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.open` decides how to handle an
+unsound database.
 
-Functions block. It must not know asyncio, or what claims are for.
+Functions block. It must not know asyncio, or the purpose of claims.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _APPLICATION_ID = 0x44524B54
 """``DRKT``: distinguishes our databases from those of other programs (``application_id``)."""
 
 BUSY_SECONDS = 5.0
-"""How long a writer waits for the other process of a rolling update."""
+"""The time that a writer waits for the other process of a rolling update."""
 
 # These texts identify a database: any change, even of a blank, changes the schema. The columns of a
 # primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
@@ -191,13 +191,13 @@ def readable_from(connection: sqlite3.Connection) -> int:
 
 
 def opens(connection: sqlite3.Connection) -> int:
-    """Return how often a daemon opened the database."""
+    """Return the number of times that a daemon opened the database."""
     (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
     return number
 
 
 def count_open(connection: sqlite3.Connection) -> int:
-    """Count that a daemon opens the database, within the caller's transaction."""
+    """Increment the number of opens within the caller's transaction, and return it."""
     connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
     return opens(connection)
 
@@ -210,7 +210,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """
     yield from _integrity(connection)
     generation = 0
-    # What is left of these at the end does not match the bodies.
+    # Rows that remain in these sets at the end do not match the bodies.
     devices: set[tuple[object, ...]] = set(
         connection.execute("SELECT claim, pool, device, hold, amounts FROM devices")
     )

@@ -1,19 +1,19 @@
 """
-The checkpoint: which claims of a driver this node has begun to prepare, and with which devices;
-and which endpoints it had.
+The checkpoint: the claims of a driver that this node has begun to prepare, their devices, and the
+driver's endpoints.
 
-SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
-size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
-row's generation, also across processes. Whether an entry must be prepared again is decided in
-:mod:`drakit_nodeplugin.claims.allocation`; the effects of an unavailable endpoint in
-:mod:`drakit_nodeplugin.devices`.
+SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, whatever its
+size. After a crash, it contains the whole batch or nothing of it. Every write is compare-and-swap
+on a row's generation, also across processes. :mod:`drakit_nodeplugin.claims.allocation` decides
+whether an entry must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an
+unavailable endpoint.
 
 A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
 row of a prepared claim, and removed before the row goes.
 
-This module has the writer's thread, the memory of recent rows, and what becomes of errors;
-:mod:`.rows` and :mod:`.holds` have the statements, :mod:`.open` opens a database in whatever state
-its file is. It must not know gRPC, the API server, what endpoints are, what a CDI file contains, or
+This module owns the writer's thread, the cache of recent rows, and the handling of errors.
+:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.open` opens a database in any state.
+It must not know gRPC, the API server, endpoints beyond their rows, the content of a CDI file, or
 the types of the engine.
 """
 
@@ -63,7 +63,7 @@ MAX_RECENT_BYTES = 4096
 """Bytes of opaque parameters of a claim in the cache; a row can hold 128 KiB."""
 
 WRITTEN_SECONDS = 10.0
-"""A reader sees a write only once it is flushed, which takes a slow disk seconds."""
+"""A reader sees a write only after the flush, which takes seconds on a slow disk."""
 
 _RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -86,18 +86,19 @@ class Checkpoint:
         owner: str = "",
         files: ClaimSpecs | None = None,
     ) -> None:
-        """Without `files`, there are rows and no CDI files."""
+        """If `files` is None, the checkpoint has rows only, and writes no CDI files."""
         self._files = files
         self.path = path
         self.owner = owner
         """Written into every row as its owner."""
         self.damage: str | None = None
-        """Why entries were lost, until :meth:`rebuilt`; None if none were."""
+        """The cause of lost entries, until :meth:`rebuilt`; None if none were lost."""
         self.broken: str | None = None
         """Damage that was found since it was opened: nothing is written any more. Only opening it
         again, at a restart, can quarantine it."""
         self.unusable: str | None = None
-        """Why it cannot be used at the moment (no space, no permission, a newer version)."""
+        """The reason why it is currently unusable (no space, no permission, a newer version); None
+        if it is usable."""
         self.alone = True
         """Whether no other process has opened the database since we did, as of the last write."""
         self.on_transaction: Callable[[float], None] | None = None
@@ -107,10 +108,10 @@ class Checkpoint:
         self._file: tuple[int, int] | None = None
         self._opens = 0
         self._uids: set[str] = set()
-        """Of all rows that there may be; the rows of other processes since the start are unknown.
-        The writer's thread changes both, the loop reads them."""
+        """The UIDs of all rows that may exist, except those that other processes have written since
+        the start. The writer's thread changes this set and the cache below; the loop reads them."""
         self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
-        """Rows that we wrote or read, as they are unless another process has changed them."""
+        """A cache of rows that we wrote or read. Another process may have changed them."""
         self._wanted = self._closed = False
         self._next_attempt = float("-inf")
 
@@ -126,7 +127,7 @@ class Checkpoint:
         await self._run(lambda _: None)
 
     async def close(self) -> None:
-        """Close the database for good; what was answered is on disk already."""
+        """Close the database permanently. Everything that was answered is already on disk."""
         if self._closed:
             return
         self._closed = True
@@ -137,12 +138,12 @@ class Checkpoint:
         self, uids: Collection[str], *, from_memory: bool = False
     ) -> Mapping[str, StoredClaim]:
         """
-        Return the claims that are known of these.
+        Return the known claims with these UIDs.
 
-        The cache does not know what another process has written in the meantime. A caller that acts
-        on it finds that out, because each method below compares generations with the rows. That
-        holds for claims that are prepared; an entry that is not may be retried without a write for
-        as long as a driver fails, and an admin may remove it.
+        The cache does not see later writes of another process. A caller that acts on the cache
+        detects them, because each method below compares generations with the rows. That holds for
+        claims that are prepared; an entry that is not may be retried without a write for as long as
+        a driver fails, and an admin may remove it.
         """
         if from_memory and self.alone and self._is_usable():
             known = [self._recent.get(uid) for uid in uids]
@@ -190,13 +191,13 @@ class Checkpoint:
         """
         Write claims in one transaction, each if it carries its stored row's generation.
 
-        Generation 0: there is no row. A claim is left out where the row is another one, or
-        where another claim has a device of it and one of the two wants it alone: an exclusive
-        device has one holder, shares go beside each other, admin access beside all. With
-        `hardware`, the main inventories, it also leaves out a claim if all claims together would
-        exceed a counter set or a device's capacity. One that is written
-        straight as ``prepared``, with generation 0, is left out too if another process has
-        opened the database since this one did: that one may have undone it already.
+        Generation 0: there is no row. A claim is not written if its row has another generation, or
+        if another claim holds one of its devices and one of the two needs it exclusively. An
+        exclusive device has one holder. Shares do not exclude each other, and admin access excludes
+        nothing. With `hardware`, the main inventories, it also leaves out a claim if all claims
+        together would exceed a counter set or a device's capacity. One that is written straight as
+        ``prepared``, with generation 0, is left out too if another process has opened the database
+        since this one did: that one may have undone it already.
 
         With `files`, the CDI files of the claims that were written are put in place afterwards.
         """

@@ -1,5 +1,5 @@
 """
-The calls of a backend for claims: the requests, and which part of an answer is for which claim.
+The calls of a backend for claims: the requests, and the parts of an answer for each claim.
 
 An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
 claim alone. :mod:`drakit_nodeplugin.endpoints.batches` orders the calls and words the errors that
@@ -55,7 +55,7 @@ REQUEST_ID = "drakit-request-id"
 """Metadata of each call: the id on the node plugin's log lines about it."""
 
 LOST_SECONDS = 1.0
-"""How long a connection may seem to live after a call that did not reach the backend."""
+"""Maximum wait for the end of a connection after a call that did not reach the backend."""
 
 _CLAIMS = frozenset({1})
 """The field of every answer that holds the claims."""
@@ -67,7 +67,8 @@ the claim has failed."""
 
 
 class BackendClaims:
-    """Calls a backend about claims; one for each connection. As :class:`.contract.Calls`."""
+    """Calls a backend for claims; one object for each connection. Implements
+    :class:`.contract.Calls`."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class BackendClaims:
         rights: Rights | None,
         ended: Callable[[float], Awaitable[ConnectionEndedError | None]],
     ) -> None:
-        """Without `rights`, any edit is permitted. `ended` waits for the end of the connection, at
-        most this many seconds, and returns it."""
+        """If `rights` is None, any edit is permitted. `ended` waits for the end of the connection,
+        for at most the given seconds, and returns the end."""
         self._driver = driver
         self._client = client
         self._rights = rights
@@ -192,8 +193,8 @@ async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
     Wait for a call, even if its caller no longer needs the answer.
 
-    A cancelled call ends here at once, while its handler may go on, and would prepare what the next
-    call has found unprepared. So the call is not cancelled; its deadline bounds it.
+    A cancelled call ends here at once, but its handler may continue: it could prepare a device that
+    the next call has found unprepared. So the call is not cancelled; its deadline bounds it.
     """
     task = asyncio.create_task(calling)
     try:
@@ -201,7 +202,7 @@ async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task})
-        except asyncio.CancelledError:  # again: the loop ends
+        except asyncio.CancelledError:  # a second cancellation: the loop ends
             task.cancel()
         raise
 

@@ -1,6 +1,6 @@
 """
-One connection to a backend, with its streams and calls; and the endpoint of its driver, which
-exists even while its backend does not.
+One connection to a backend, with its streams and calls, and the endpoint of its driver. The
+endpoint exists even while its backend does not.
 
 A connection lives as long as its stream of devices. The health stream beside it is optional, and is
 opened again when it ends. Messages are received as they arrive, but only the latest is parsed after
@@ -78,7 +78,7 @@ _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
 
 class BackendConnection:
-    """One life of a backend: a :class:`.Connection`."""
+    """One connection to a backend: a :class:`.Connection`."""
 
     blocked: str | None = None
     """A backend has no loop in this process."""
@@ -98,7 +98,7 @@ class BackendConnection:
         calls = BackendClaims(driver, client, rights=rights, ended=self._latest.ended_within)
         self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
     async def start(self, *, node: str, version: str) -> None:
         """Request its name, and start its streams; raises :class:`ConnectionEndedError`."""
@@ -119,7 +119,7 @@ class BackendConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """Why nothing can be called now; None while calls are possible."""
+        """The reason why calls are currently impossible; None while they are possible."""
         if (over := self._latest.over) is not None:
             return over.reason
         return None if self._has_listed else "it has not listed its devices yet"
@@ -143,7 +143,7 @@ class BackendConnection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ------------------------------------------------------------ its devices
+    # ------------------------------------------------------------ devices
 
     async def inventories(self) -> AsyncIterator[Update]:
         """Yield what it reports, until it ends; raises :class:`ConnectionEndedError`."""
@@ -177,7 +177,7 @@ class BackendConnection:
                     self._latest.replace(raw)
             ended = ConnectionEndedError("its backend ended its stream of devices")
         except GarbageError as error:
-            # Only a flood: the messages are read later.
+            # Too many messages at once only delay the reader: the messages are read later.
             ended = _disorder(f"sent {error}; it must list its devices only after a change")
         except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
@@ -189,7 +189,7 @@ class BackendConnection:
             ended = ConnectionEndedError(f"reading its stream of devices failed ({kind})")
         self._latest.end(ended)
 
-    # ------------------------------------------------------------ their health
+    # ------------------------------------------------------------ health
 
     async def _watch_health(self) -> None:
         """Receive messages of health while the connection lives; failures end nothing else."""
@@ -248,13 +248,14 @@ def _disorder(text: str) -> ConnectionEndedError:
 # ---------------------------------------------------------------- the endpoint
 
 LIST_SECONDS = 2.0
-"""How long the daemon's start waits for a backend to report its name, and as long for its devices;
-then the daemon serves without it."""
+"""Maximum wait of the daemon's start for a backend's name, and the same again for its devices. Then
+the daemon serves without it."""
 
 EARLY_AT_ONCE = 5
 EARLY_AGAIN_SECONDS = 60.0
-"""A new socket is a new backend, which is connected at once: this often in a short time, and once
-more after each such period. A backend that crashes faster waits like any other endpoint."""
+"""A new socket is a new backend, which is connected at once. This number of times is allowed at
+first, and one more after each period. A backend that crashes more often waits like any other
+endpoint."""
 
 TRAITS = DriverTraits(
     side_effects=True,
@@ -263,8 +264,8 @@ TRAITS = DriverTraits(
     prepare_granularity=Granularity.BATCH,
     unprepare_granularity=Granularity.BATCH,
 )
-"""The same for all backends, because they must be known without a backend. A method that a backend
-does not implement costs one call for each connection."""
+"""All backends have the same traits, because the traits must be known without a backend. A method
+that a backend does not implement costs one call for each connection."""
 
 
 class BackendSource:
@@ -311,7 +312,7 @@ class BackendEndpoint(Endpoint):
         with suppress(TimeoutError):
             async with asyncio.timeout(LIST_SECONDS):
                 await self._directory.at_start(self.name)
-        # Without a backend nothing is reported: its devices stay published for the start grace.
+        # Without a backend nothing is reported: devices stay published for the start grace period.
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(2 * LIST_SECONDS):
                 await super().start()

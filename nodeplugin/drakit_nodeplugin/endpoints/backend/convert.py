@@ -1,5 +1,5 @@
 """
-From a backend's messages to the library's plain values and inventories.
+Converts a backend's messages to the library's plain values and inventories.
 
 The values that the API or CDI refuses are found where devices of any driver are checked. A message
 without a value in our types (a taint without an effect, an attribute without a value) becomes one
@@ -290,16 +290,16 @@ class InventoryReader:
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """By a digest of their bytes, which would take several times the memory."""
+        """Devices by a digest of their bytes. The bytes would take several times the memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
     async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
         """Return the inventory of a message, or None if it equals the one before. Raises
         :class:`GarbageError`."""
-        devices = _Things("devices", self._devices, pb.Device, device_of)
-        fallback = _Things("devices", self._devices, pb.Device, device_of)
-        sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
+        devices = _Collection("devices", self._devices, pb.Device, device_of)
+        fallback = _Collection("devices", self._devices, pb.Device, device_of)
+        sets = _Collection("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
         has_fallback = False
         for number, part in parts(raw, _LISTED, limit=len(raw)):
             if number == _DEVICES:
@@ -323,7 +323,7 @@ class InventoryReader:
         return None if before is not None and same_inventory(inventory, before) else inventory
 
 
-class _Things(Generic[MessageT, ThingT]):
+class _Collection(Generic[MessageT, ThingT]):
     """The devices, or the counter sets, of one message."""
 
     def __init__(

@@ -3,7 +3,7 @@ The registration directory: the backends on this node, and the driver that each 
 
 A backend registers with its socket in this directory. Each new socket is asked for its driver's
 name. If several report the same name, the first keeps it while it lives. The files belong to the
-backends: the directory never removes one. Connections and calls are :mod:`.connection`'s.
+backends: the directory never removes one. :mod:`.connection` connects to a backend and calls it.
 
 It must not know devices, claims, or how a driver is hosted.
 """
@@ -53,13 +53,13 @@ CONCURRENCY = 64
 """Sockets that are asked for their name at the same time. More than :data:`MAX_SOCKETS` need if
 each hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not wait."""
 
-PATIENCE = 3
+REPORTED_FAILURES = 3
 """Failures in a row before they are reported: a socket exists before its backend listens on it, and
 before its permissions are set."""
 
 HANDOVER_SECONDS = 30.0
-"""How long a second backend may have the same name before it is reported: an update may start the
-new backend first."""
+"""The time for which a second backend may have the same name before it is reported. An update may
+start the new backend first."""
 
 INFO_SECONDS = 5.0
 """The time limit of GetInfo."""
@@ -136,7 +136,7 @@ class _Candidate:
         self.wanted: str | None = None
         """The name that it reports, while another socket holds that name."""
         self.waits_since: float | None = None
-        """When it was first found to want that name, by the loop's clock."""
+        """The time when it first reported that name; loop clock."""
         self.note: str | None = None
         """The last problem that was reported; None after success."""
         self.task: asyncio.Task[None] | None = None
@@ -164,8 +164,8 @@ class BackendDirectory:
     ) -> None:
         """
         The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
-        the reason why a backend cannot have a name, or None. `report` notifies users. Without
-        `allowed`, any driver may register.
+        the reason why a backend cannot have a name, or None. `report` notifies users. If `allowed`
+        is None, any driver may register.
         """
         self.path = path
         self.node = node
@@ -212,8 +212,8 @@ class BackendDirectory:
         return socket
 
     def lost(self, socket: BackendSocket) -> None:
-        """A connection to a socket has ended: the socket is asked again. If it does not answer,
-        another one may get its name."""
+        """Note that a connection to a socket has ended. The socket is asked again; if it does not
+        answer, another one may get its name."""
         candidate = self._candidates.get(socket.path.name)
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
@@ -221,7 +221,7 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """A driver is no longer hosted: it appears again when its backend does."""
+        """Note that a driver is no longer hosted. It appears again when its backend does."""
         self._appeared.discard(driver)
         self._hurry.set()
 
@@ -291,7 +291,7 @@ class BackendDirectory:
             socket = BackendSocket(path=self.path / name, file=file)
             candidate = self._candidates[name] = _Candidate(socket)
             if before is not None:
-                # Only these belong to the path, and not to the file.
+                # These fields belong to the path, not to the file.
                 candidate.note, candidate.waits_since = before.note, before.waits_since
                 self._drop(before)
 
@@ -330,7 +330,7 @@ class BackendDirectory:
                 note = f"the backend at {shown(path)} is refused: {error}"
         except CallFailedError as error:
             reason = "BackendUnreachable"
-            if candidate.backoff.failures >= PATIENCE:
+            if candidate.backoff.failures >= REPORTED_FAILURES:
                 note = f"the backend's socket {shown(path)} {error}"
         except Exception:
             logger.exception("backend's socket cannot be checked", extra={"path": shown(path)})

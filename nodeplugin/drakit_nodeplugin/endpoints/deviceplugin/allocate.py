@@ -1,9 +1,9 @@
 """
 The answer of Allocate: the edits that a container gets by a claim.
 
-They are what a runtime would have made of the answer for the kubelet. Of several entries for one
-path in the container the first one counts. What CDI does not allow is refused here, so that the
-sentence names the device plugin. :mod:`.plugin_client` makes the call.
+They equal the edits that a runtime would make from the answer for the kubelet. If several entries
+have the same path in the container, the first one counts. This module refuses answers that CDI does
+not allow, so that the sentence names the device plugin. :mod:`.plugin_client` makes the call.
 
 It must not know how a device plugin is called, the checkpoint, or the kubelet.
 """
@@ -31,7 +31,7 @@ __all__ = (
 )
 
 MAX_ANSWER_BYTES = 1024 * 1024
-"""Of an answer to Allocate: it is kept in the checkpoint and in a CDI file."""
+"""Bytes of an answer to Allocate, which is kept in the checkpoint and in a CDI file."""
 
 MAX_PARTS = 256
 """Environment variables, mounts, device nodes and CDI devices of one answer, each; with the device

@@ -2,8 +2,8 @@
 The devices of a device plugin: its messages of ListAndWatch, as inventories with names that
 Kubernetes accepts.
 
-A device that cannot be published is left out, alone and with a sentence. All else is pure: the
-connection owns the stream, and reports what is left out.
+A device that cannot be published is left out, with a sentence; the others stay. This module is
+pure: the connection owns the stream, and reports left-out devices.
 
 The name of a device is a DNS label, its ID is any text. An ID that is a label stays as it is.
 Otherwise, the characters that a label cannot hold are escaped, so that people can still read it:
@@ -50,7 +50,7 @@ __all__ = (
 )
 
 MAX_DEVICE_BYTES = 4 * 1024
-"""Of a device in a list: ten times the size of a long ID and many NUMA nodes."""
+"""Bytes of a device in a list: ten times the size of a long ID and many NUMA nodes."""
 
 MAX_LEFT_OUT = 5
 """Sentences about a list: the first ones show the cause."""
@@ -73,7 +73,7 @@ _HASH_CHARACTERS = 26
 _PLAIN = re.compile(r"[a-z0-9]")
 _NAME_PART = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _QUOTA_PREFIX = "requests."
-"""What Kubernetes puts before an extended resource's name in quotas; it is checked with it."""
+"""The prefix of an extended resource's name in quotas. Kubernetes validates the name with it."""
 
 
 # ------------------------------------------------------------ lists
@@ -106,7 +106,7 @@ class DeviceRoom:
         self._taken[resource] = devices
 
     def release(self, resource: str) -> None:
-        """A resource has no devices any more."""
+        """Release the room of a resource, which no longer has devices."""
         self._taken.pop(resource, None)
 
 
@@ -125,10 +125,10 @@ class ListedDevices:
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=()))
 
     listed: Mapping[str, ListedDevice] = field(default_factory=dict[str, ListedDevice], repr=False)
-    """The plugin's own words, by the devices' names."""
+    """The devices as the plugin lists them, by their published names."""
 
     left_out: tuple[str, ...] = ()
-    """Sentences about what is left out, each once; only the first of many."""
+    """Sentences about left-out devices, each once. If there are many, only the first ones."""
 
 
 def devices_in(raw: bytes) -> Iterator[pb.Device]:

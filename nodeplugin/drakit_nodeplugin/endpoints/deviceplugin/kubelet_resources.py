@@ -1,6 +1,6 @@
 """
-The resources that are free of the kubelet's own device manager: it does not serve them, and no
-container has devices of them from it. Otherwise a device could be allocated twice.
+Determines which resources the kubelet's own device manager does not use: it does not serve them,
+and no container has devices of them from it. Otherwise a device could be allocated twice.
 
 A resource that the kubelet had must be missing in several complete answers over two minutes before
 it is free. Any other resource must be missing in two complete answers, because a kubelet that has
@@ -28,8 +28,8 @@ SETTLE_SECONDS = 2.0
 """Minimum time between two complete answers before a resource that is in neither is free."""
 
 CLEAR_SECONDS = 120.0
-"""How long a resource that the kubelet had must be missing: the grace period of a stale claim.
-After a restart of the kubelet its device manager serves nothing until its plugins have
+"""The time for which a resource that the kubelet had must be missing: the grace period of a stale
+claim. After a restart of the kubelet, its device manager serves nothing until its plugins have
 registered again."""
 
 PERIOD_SECONDS = 30.0
@@ -45,7 +45,7 @@ class KubeletAnswer:
     """Resources that it serves (True), or whose devices containers only still hold (False)."""
 
     unknown: str | None = None
-    """Why the answer is incomplete; None if it is complete."""
+    """The reason why the answer is incomplete; None if it is complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class KubeletResources:
         self._named: Mapping[str, bool] = {}
         """The resources in the last answer."""
         self._unknown: str | None = None
-        """Why the last answer is missing or incomplete."""
+        """The reason why the last answer is missing or incomplete; None if it is complete."""
         self._complete_since: float | None = None
         """Loop time since when all answers are complete, without a gap."""
         self._complete_at = 0.0
@@ -138,7 +138,7 @@ class KubeletResources:
                 answer = await self._read()
         except TimeoutError:
             self._note({}, f"the kubelet did not answer within {ANSWER_SECONDS:g} s")
-        except Exception as error:  # of a client that is handed in
+        except Exception as error:  # the client is passed in, so its errors are unknown
             self._note({}, str(error) or type(error).__name__)
         else:
             self._note(answer.resources, answer.unknown)

@@ -69,12 +69,12 @@ PRE_START_SECONDS = 30.0
 """The kubelet's limit of PreStartContainer."""
 
 IN_LOOP_BYTES = 16 * 1024
-"""Of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5 ms. Larger ones
-are parsed in a thread."""
+"""Maximum bytes of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5
+ms. A thread parses larger ones."""
 
 ANSWER_IN_LOOP_BYTES = 2 * 1024
-"""The same for an answer of Allocate. Converting it takes less than a tenth of a millisecond, and a
-thread twice as long."""
+"""Maximum bytes of an answer to Allocate that is converted in the daemon's loop. That takes less
+than a tenth of a millisecond; a thread takes twice as long."""
 
 _SERVICE = "v1beta1.DevicePlugin"
 
@@ -256,7 +256,7 @@ class PluginClient:
 
     @property
     def unavailable(self) -> str | None:
-        """Why it cannot be called now; None while it can."""
+        """The reason why it cannot be called now; None while it can."""
         if (over := self._latest.over) is not None:
             return over.reason
         return None if self._listed is not None else "it has not listed its devices yet"
@@ -276,7 +276,8 @@ class PluginClient:
         )
         answer = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
         if self._pre_start_required:
-            # The kubelet calls it before each start of a container. Nobody notifies us of one.
+            # The kubelet makes this call before each start of a container. A DRA driver does not
+            # learn of these starts, so the call is made once.
             pre_start = pb.PreStartContainerRequest(devices_ids=ids)
             await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
         edits, annotations_lost = await self._edits_in(answer)
@@ -290,7 +291,7 @@ class PluginClient:
         return edits
 
     async def _edits_in(self, answer: bytes) -> tuple[Edits, bool]:
-        """Only large answers and directories take long enough for a thread."""
+        """Convert an answer, in a thread only if it is large or names directories."""
         read = partial(edits_in, answer, plugin=self._plugin, rights=self._rights)
         if len(answer) <= ANSWER_IN_LOOP_BYTES:
             with suppress(DirectoryError):

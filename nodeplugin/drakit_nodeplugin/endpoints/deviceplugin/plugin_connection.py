@@ -35,7 +35,7 @@ __all__ = ("DevicePlugin", "PluginConnection")
 logger = logging.getLogger(__name__)
 
 LIST_SECONDS = 2.0
-"""How long a new connection may take to list its devices before it is reported as unavailable."""
+"""The time that a new connection has to list its devices before it is reported as unavailable."""
 
 REPLACE_SECONDS = 1.0
 """Minimum time between two attempts to connect, however often a plugin registers."""
@@ -55,7 +55,7 @@ class PluginConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """Why nothing can be called now; None while calls are possible."""
+        """The reason why calls are currently impossible; None while they are possible."""
         return self.client.unavailable
 
     async def inventories(self) -> AsyncIterator[Update]:
@@ -72,7 +72,7 @@ class PluginConnection:
             if client is self.client:
                 began_at = loop.time()
                 yield inventory
-                # The receiver has worked with it before it asked for more.
+                # The receiver processes the last list before it requests the next one.
                 client.hold(pause_after(loop.time() - began_at))
 
     async def close(self) -> None:
@@ -116,20 +116,20 @@ class DevicePlugin:
         self._changed = asyncio.Event()
         """Whether there may be another registration to connect to."""
         self._registration: Registration | None = None
-        """The last one; None if it is not valid any more."""
+        """The last registration; None if it is no longer valid."""
         self._barred: str | None = None
         self._opening: PluginClient | None = None
         """A client that is being connected; there are never two."""
         self._connection: PluginConnection | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self.unavailable_since: float | None = asyncio.get_running_loop().time()
-        """Loop time since when it has no connection. None while it has one."""
+        """The loop time since which it has no connection; None while it has one."""
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
 
     # ------------------------------------------------------------ registrations
 
     def register(self, registration: Registration) -> None:
-        """The plugin has registered; only its last registration is valid."""
+        """Use a new registration; only the last one is valid."""
         self._registration = registration
         opening = self._opening
         if opening is not None and opening.registration.socket != registration.socket:
@@ -137,18 +137,17 @@ class DevicePlugin:
         self._changed.set()
 
     def forget(self, reason: str) -> None:
-        """Its registration is no longer valid; it is unavailable for this reason until it registers
-        again."""
+        """Discard its registration; it is unavailable for this reason until it registers again."""
         self._registration = None
         self._end(reason)
 
     def bar(self, reason: str) -> None:
-        """It must not be used, for this reason, until `unbar`; its registration is kept."""
+        """Prevent its use, for this reason, until `unbar`; its registration is kept."""
         self._barred = reason
         self._end(reason)
 
     def unbar(self) -> None:
-        """It may be used again, by its last registration."""
+        """Allow its use again, by its last registration."""
         if self._barred is None:
             return
         self._barred = None
@@ -183,12 +182,12 @@ class DevicePlugin:
 
     @property
     def barred(self) -> str | None:
-        """Why it must not be used; None if it may be used."""
+        """The reason why it must not be used; None if it may be used."""
         return self._barred
 
     @property
     def unavailable(self) -> str | None:
-        """Why it cannot be called now; None if it can."""
+        """The reason why it cannot be called now; None if it can."""
         if self._barred is not None:
             return self._barred
         reason = self._lifecycle.unavailable

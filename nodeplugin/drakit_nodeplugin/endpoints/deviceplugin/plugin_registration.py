@@ -3,10 +3,10 @@ Registration: ``kubelet.sock``, and the service behind it with which device plug
 
 The socket is served while this process is the driver's primary one. Like the kubelet at its start,
 the node plugin first removes all sockets from the directory, so that plugins notice and register
-again. It binds the socket under another name and links it to its place: there it listens from the
-first moment on, and gRPC, which removes the file that it has bound, never removes the socket that
-another instance has put in its place since. It is a link and no rename, because many plugins watch
-the directory for created files, and a rename creates none.
+again. It binds the socket under another name, and then links it to its place. So the socket listens
+from the moment when it appears. gRPC removes the file that it has bound, and never the socket that
+another instance has since put in its place. A rename would not do, because many plugins watch the
+directory for created files, and a rename creates none.
 
 Refusals use the kubelet's texts where it has one. :mod:`.plugins` decides which resources are
 accepted, and the plugin of a resource decides when it connects.
@@ -48,11 +48,12 @@ REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
 MAX_PER_SECOND = 50.0
 MAX_BURST = 200.0
-"""Registrations of all plugins: after a restart all of them come at once. Further ones wait a
-second before they are refused."""
+"""Registrations of all plugins at once, as after a restart. Further ones wait a second before they
+are refused."""
 
 POLL_SECONDS = 1.0
-"""Between two checks whether this process is still the primary one, and the socket in its place."""
+"""Time between two checks that this process is still primary, and that the socket is in its
+place."""
 
 MAX_RETRY_SECONDS = 60.0
 """The longest time between two attempts to serve the socket."""
@@ -78,7 +79,7 @@ class Registration:
 
 
 class RefusedError(Exception):
-    """A plugin may not register. The text is a sentence for its log."""
+    """A refused registration. The text is a sentence for the plugin's log."""
 
     def __init__(
         self,
@@ -181,7 +182,8 @@ class RegistrationSocket:
         self._cleaned = False
         """Whether the directory was emptied since this process is the primary one."""
         self.problem: str | None = None
-        """Why the socket cannot be served, as a sentence; None while it is, or need not be."""
+        """The reason why the socket cannot be served, as a sentence; None while it is, or need not
+        be."""
 
     async def run(self) -> None:
         """Serve while this process is the primary one, until cancelled."""

@@ -58,11 +58,11 @@ __all__ = ("DevicePlugins", "DevicePluginsSource", "PluginUnavailableError")
 logger = logging.getLogger(__name__)
 
 MAX_RESOURCES = 256
-"""Of a node. An unavailable resource is remembered until another one needs its place."""
+"""Resources of a node. An unavailable resource is remembered until another one needs its place."""
 
 FORGET_SECONDS = 3600.0
-"""How long a plugin must be unavailable before another one may take its place. Its devices are gone
-long before; if they are not, only an error sentence depends on it."""
+"""The time for which a plugin must be unavailable before another one may take its place. Its
+devices are gone long before that. If claims still hold some, only the text of an error changes."""
 
 TRAITS = DriverTraits(
     # There is nothing to undo. But Allocate may change a device (reset it, load a program), and
@@ -115,7 +115,7 @@ class DevicePluginsSource:
         self.allowed = allow_list("devicePlugins.allowed", allowed, devices=self.devices)
 
     def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
-        """Return what is run and called; called once, within the daemon's loop."""
+        """Make the endpoint; called once, in the daemon's loop."""
         return DevicePlugins(self, surroundings)
 
 
@@ -132,14 +132,14 @@ class DevicePlugins:
         self._devices = source.devices
         self._allowed = source.allowed
         self._plugins: dict[str, DevicePlugin] = {}
-        """By resource."""
+        """Plugins by resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._diagnostics = Diagnostics(surroundings.report)
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
-        """A resource is new, or must not be used yet."""
+        """Set when a resource is new, or must not be used yet."""
         calls = ClaimRouter(driver)
         self._by_pool = calls.plugins
         batches = Batches(driver, traits=TRAITS, node=surroundings.node, reach=lambda: calls)
@@ -156,7 +156,7 @@ class DevicePlugins:
     # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """There is nothing to connect to before a plugin has registered."""
+        """Return at once: there is nothing to connect to before a plugin has registered."""
 
     async def run(self) -> None:
         """Let plugins register and keep them connected, until cancelled."""
@@ -170,7 +170,7 @@ class DevicePlugins:
                 group.create_task(tasks.until_stopped(name, part))
 
     async def close(self) -> None:
-        """End it; what is prepared stays prepared."""
+        """End it; prepared claims stay prepared."""
         self._tasks = None
         await self._socket.stop()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
@@ -309,12 +309,12 @@ class ClaimRouter:
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self.plugins: dict[str, DevicePlugin] = {}
-        """By pool."""
+        """Plugins by pool."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """Allocate the devices of one claim, its requests side by side."""
+        """Allocate the devices of one claim; requests are allocated concurrently."""
         (item,) = batch
         requests: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(item.devices):
@@ -355,9 +355,9 @@ class ClaimRouter:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """Nothing to call: the protocol has no call that ends an allocation."""
+        """Return success for all claims: the protocol has no call that ends an allocation."""
         return {item.claim.uid: None for item in batch}
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """The protocol has no call to check a device."""
+        """Return True for all claims: the protocol has no call to check a device."""
         return {item.claim.uid: True for item in batch}

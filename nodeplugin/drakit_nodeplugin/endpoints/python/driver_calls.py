@@ -1,5 +1,5 @@
 """
-From a batch of claims to the methods of a Python driver, in the driver's loop.
+Calls the methods of a Python driver for a batch of claims, in the driver's loop.
 
 Vendor code runs only here, including reading its answers and formatting its exceptions. The result
 is a snapshot, or a sentence. :mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits
@@ -35,7 +35,7 @@ __all__ = ("AnyDriver", "DriverCalls")
 logger = logging.getLogger(__name__)
 
 POLICIES_SECONDS = 30.0
-"""How long a driver may take to apply its policies."""
+"""Time limit of `apply_policies`."""
 
 AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")
@@ -52,7 +52,7 @@ class DriverCalls:
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
 
     def published(self, inventory: Inventory) -> None:
-        """The driver's own devices, whose edits it is given back."""
+        """Record the driver's own devices: the driver gets their edits back."""
         self._inventory, self._by_key = inventory, None
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
@@ -171,7 +171,7 @@ class DriverCalls:
         return {**results, **_errors(await self._by_device(undone, self._reset))}
 
     async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
-        """Reset a device if the driver wants that, but not if others may be using it."""
+        """Reset a device if the driver has that trait, but not if others may be using it."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
             await self._answer(lambda: self._driver.reset(device), what="reset", index=index)
 
@@ -182,7 +182,7 @@ class DriverCalls:
         results: dict[str, bool] = {}
         for uid, each in (await self._by_device(batch, self._check_device)).items():
             if isinstance(each, DeviceFailedError):
-                # A driver that fails to check does not know that all is well.
+                # If the check fails, the state of the device is unknown.
                 facts = {"driver": self._name, "claim_uid": uid, "error": str(each)}
                 logger.warning("driver cannot check a claim", extra=facts)
                 results[uid] = False
@@ -217,7 +217,7 @@ class DriverCalls:
     def _published_edits(self, device: AllocatedDevice) -> Edits | None:
         """Return the edits that a device carries; None if it is not listed."""
         if self._by_key is None:
-            # Of several devices with one name the first, those of the fallback last.
+            # If several devices have the same name, the first one counts; the fallback comes last.
             listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
             self._by_key = {key_of(each): each for each in reversed(listed)}
         published = self._by_key.get((device.pool, device.name))
@@ -263,7 +263,7 @@ class DriverCalls:
         batch: Sequence[AllocatedClaim],
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
-        """Call for each device of each claim; a claim that fails does so alone."""
+        """Call for each device of each claim; a failure affects only its claim."""
 
         results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
 

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- calls
 
 ENDING = "it ended in the meantime"
-"""Why calls fail while the driver's loop ends, before its thread can report more."""
+"""The reason of failed calls while the driver's loop ends, before its thread can report more."""
 
 ResultT = TypeVar("ResultT")
 
@@ -73,7 +73,7 @@ _Handler = Callable[[_Call], None]
 
 
 class _Mailbox:
-    """One direction: what is put in during one turn of the sender's loop costs one wake-up."""
+    """One direction: all items from one turn of the sender's loop cost one wake-up."""
 
     def __init__(self, *, sender: _Loop, receiver: _Loop) -> None:
         self._sender = sender
@@ -119,17 +119,17 @@ class Bridge:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why calls are no longer possible; None while they are."""
+        """The reason why calls are no longer possible; None while they are."""
         return ENDING if self._closed is None and self._ending else self._closed
 
     async def call(self, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """
         Call an async function in the other loop, in the caller's context.
 
-        What it raises is raised here, but for :class:`ConnectionEndedError` if its loop has ended,
-        and :class:`CallCancelledError` if it was cancelled, but not from here. If the caller is
-        cancelled, so is the function, and its end is waited for; a second cancellation ends the
-        wait.
+        Raises the function's exception; :class:`ConnectionEndedError` if the other loop has ended;
+        :class:`CallCancelledError` if the function was cancelled, but not by the caller. If the
+        caller is cancelled, so is the function, and the caller waits for its end. A second
+        cancellation ends the wait.
         """
         if (reason := self.stop_reason) is not None:
             raise ConnectionEndedError(reason)
@@ -161,7 +161,7 @@ class Bridge:
         return call.outcome[1]
 
     def close(self, reason: str) -> None:
-        """The other loop is closed: unanswered calls fail with the reason."""
+        """Record that the other loop is closed: unanswered calls fail with the reason."""
         self._closed = reason
         for call in self._open:
             call.outcome = call.outcome or (None, ConnectionEndedError(reason))
@@ -174,7 +174,7 @@ class Bridge:
     # ------------------------------------------------------------ in the driver's loop
 
     def end(self) -> None:
-        """The loop is about to end and will cancel its tasks: begin nothing any more."""
+        """Begin no more calls: the loop is about to end, and will cancel its tasks."""
         self._ending = True
 
     def _begin(self, call: _Call) -> None:
@@ -193,7 +193,7 @@ class Bridge:
         self._answer(call, outcome)
 
     def _ended(self, call: _Call, task: _Task) -> None:
-        """A call that was cancelled, or whose SystemExit ends the loop, has not answered."""
+        """Answer a call that was cancelled, or whose SystemExit ends the loop."""
         if call.outcome is not None:
             return
         if task.cancelled() and not self._ending:
@@ -216,14 +216,13 @@ class Bridge:
 # ---------------------------------------------------------------- the watchdog
 
 PERIOD_SECONDS = 1.0
-"""Between two checks."""
+"""Time between two checks."""
 
 LOG_SECONDS = (2, 10, 60, 300)
-"""How long a loop must have been blocked before it is logged; after that, it is logged every 300
-s."""
+"""The times after which a blocked loop is logged; after the last one, it is logged every 300 s."""
 
 INNERMOST = 3
-"""Frames that are named besides the driver's own."""
+"""Frames that the log names besides the driver's own."""
 
 _OURS = frozenset({"drakit", "drakit_nodeplugin"})
 
@@ -234,16 +233,16 @@ class Watchdog:
     def __init__(
         self, driver: str, *, loop: asyncio.AbstractEventLoop, thread: int, package: str
     ) -> None:
-        """`thread` is the thread's identifier. `package` is that of the driver's class: a call in
-        it explains most."""
+        """`thread` is the thread's identifier. `package` is the package of the driver's class: a
+        call in it is the best explanation."""
         self._driver = driver
         self._loop = loop
         self._thread = thread
         self.package = package
         self._answered_at: float | None = None
-        """By the loops' clock: all have the same."""
+        """Time of the last answer. All loops have the same clock."""
         self.blocked: str | None = None
-        """What the driver's loop is blocked in; None while it answers."""
+        """The call that blocks the driver's loop; None while the loop responds."""
 
     async def run(self) -> None:
         """Watch until cancelled, or until the loop is closed."""
@@ -268,7 +267,7 @@ class Watchdog:
             await asyncio.sleep(PERIOD_SECONDS)
             if (answered_at := self._answered_at) is not None:
                 break
-            # Not by the clock: when all of the process stood still, that was not the driver.
+            # Not by the clock: a pause of the whole process is not the driver's fault.
             waited += PERIOD_SECONDS
             if waited >= log_after:
                 last = LOG_SECONDS[-1]
@@ -287,7 +286,8 @@ class Watchdog:
 
 
 def where_is(thread: int, *, package: str) -> str:
-    """Return what a thread is doing: the driver's innermost call, then those that it has made."""
+    """Return the current calls of a thread: the driver's innermost call, then those that it has
+    made."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     calls: list[tuple[str, str]] = []
     while frame is not None:
@@ -310,16 +310,17 @@ def _first(calls: Sequence[tuple[str, str]], fits: Callable[[str], bool]) -> int
 # ---------------------------------------------------------------- the end of the loop
 
 CALLS_SECONDS = 30.0
-"""How long calls that were cancelled may take to undo what they began."""
+"""The time that cancelled calls have to undo their work."""
 
 TASKS_SECONDS = 5.0
-"""The same for tasks that the driver left behind, for its generators, and for its threads."""
+"""The time that leaked tasks, generators and threads of the driver have to end."""
 
 MAX_NAMED = 10
 """Tasks that a log line names."""
 
 MAX_EXITS = 10
-"""How often tasks may raise SystemExit through the loop while one step of its end runs."""
+"""The number of times that tasks may raise SystemExit through the loop during one step of its
+end."""
 
 _OUR_CODE = str(Path(__file__).parent)
 
@@ -335,7 +336,7 @@ def end_loop(
     executor: Executor,
     driver: str,
 ) -> None:
-    """End all that runs in a loop, and close it; called in its thread, and raises nothing."""
+    """End everything that runs in a loop, and close it. Called in its thread; raises nothing."""
     steps = (
         _end_calls(),
         _close(getattr(stream, "aclose", None), driver),
@@ -402,7 +403,7 @@ async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> 
     await asyncio.wait({closing}, timeout=TASKS_SECONDS)
     if closing.done() and not closing.cancelled() and (error := closing.exception()) is not None:
         facts = {"driver": driver, "exception": traceback_of(error)}
-        logger.error("driver fails to end its stream", extra=facts)
+        logger.error("driver failed to end its stream", extra=facts)
 
 
 def _other_tasks() -> set[_Task]:

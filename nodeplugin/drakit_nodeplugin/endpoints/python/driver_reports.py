@@ -1,13 +1,13 @@
 """
-What a driver reports, read in its own loop: the inventories that it yields, and the health of each
-device if it is polled.
+Reads a driver's reports in its own loop: the inventories that it yields, and the health of each
+device if the driver is polled.
 
 A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
 here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are taken only of the newest
 inventory. The device manager checks each device, and leaves out only those that cannot be
 published.
 
-It must not know threads, what health leads to, or the receiver of inventories and reports.
+It must not know threads, the effects of health, or the receiver of inventories and reports.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ COUNTED_DEVICES = 8_192
 """This many devices count as one more inventory: processing them takes as long."""
 
 SNAPSHOT_SECONDS = 0.05
-"""Between two snapshots: 1,000 devices take 2 ms of this thread, and a driver may yield 2,000 times
-a second."""
+"""Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
+times a second."""
 
 TURN_SECONDS = 0.005
-"""How long a stream that does not wait keeps the driver's loop from its calls."""
+"""The time for which a stream that does not wait may keep the driver's loop from its calls."""
 
 
 class FloodError(DriverError):
@@ -106,7 +106,7 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
             listed = await anext(stream)
         except StopAsyncIteration:
             return
-        # Only the driver's own time counts: ours would hide the flood of a stream that never waits.
+        # Only the driver's own time counts: ours would hide the flood of an endless stream.
         allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
         try:
             given = inventory_of(listed)
@@ -147,16 +147,18 @@ async def take_snapshots(
 # ---------------------------------------------------------------- health
 
 CONCURRENCY = 16
-"""Calls at a time: enough to hide a slow bus, few enough to leave the loop to claims."""
+"""Concurrent calls: enough to hide a slow bus, few enough to leave the loop to claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""After which a call is cancelled, and the health of its device is unknown."""
+"""Time limit of a call. After it, the call is cancelled, and the health of its device is
+unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
-"""The minimum, even if the driver sets a shorter period."""
+"""The minimum polling period, even if the driver sets a shorter one."""
 
 TOLERANCE_SECONDS = 0.001
-"""How much too early a device may be polled, because timers are not more precise."""
+"""Devices that are due within this time are polled together, because timers are not more
+precise."""
 
 MAX_MESSAGE = 1024
 """Characters that the kubelet accepts."""
@@ -201,14 +203,14 @@ class HealthPolling:
         self._logged: set[str] = set()
 
     def replaced(self, given: Inventory, ours: Inventory) -> None:
-        """Poll these devices from now on, those of the fallback as well, new ones at once. The
+        """Poll these devices and those of the fallback from now on; poll new ones at once. The
         driver gets its own objects; the keys are those of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
         present: set[DeviceKey] = set()
         for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
             if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
                 key = DeviceKey(known.pool, known.name)
-                if key not in present:  # of two with one name the first
+                if key not in present:  # if two have the same name, the first one counts
                     present.add(key)
                     self._add(key, device)
         for key in self._polled.keys() - present:
@@ -298,7 +300,7 @@ class HealthPolling:
             polled.reported = health
             self._report(polled.key, health)
 
-    # ------------------------------------------------------------ what the answer is
+    # ------------------------------------------------------------ answers
 
     def _health(self, task: asyncio.Task[object]) -> Health:
         if task.cancelled():
@@ -306,7 +308,7 @@ class HealthPolling:
         error = task.exception()
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
-        if error is not None:  # SystemExit is on its way through the loop, and logged there
+        if error is not None:  # SystemExit passes through the loop, which logs it
             kind = kind_of(error)
             text = f"{kind}: {text_of(error)}"
             if isinstance(error, Exception):
@@ -321,7 +323,7 @@ class HealthPolling:
         return Health.unknown(text)
 
     def _log_once(self, kind: str, text: str, error: BaseException | None) -> None:
-        """Once in each life of the driver, not for each of its devices every few seconds."""
+        """Log a problem once per connection, not for each device every few seconds."""
         if kind not in self._logged:
             self._logged.add(kind)
             facts = {"driver": self._name, "error": text}

@@ -2,9 +2,8 @@
 One run of a Python driver: created, served and closed in its own thread and event loop.
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
-its thread affects only its own calls. What a thread cannot contain (crashes, code that holds the
-GIL) needs a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides whether another life
-follows.
+its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
+those need a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides about the next connection.
 :mod:`.driver_loop` calls into the driver's loop, watches it and ends it, :mod:`.driver_calls` calls
 the driver's methods, and :mod:`.driver_reports` reads its inventories.
 
@@ -51,20 +50,21 @@ __all__ = ("PythonConnection", "PythonConnector")
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""How long a driver's constructor may take before the daemon continues without it."""
+"""The time that a driver's constructor has before the daemon continues without it."""
 
 LIST_SECONDS = 2.0
-"""How long a driver that was made may take to list its devices, before the daemon starts to serve
-without it: the kubelet may be waiting for a claim, and would have to retry."""
+"""The time that a new driver has to list its devices before the daemon serves without it. The
+kubelet may be waiting for a claim, and would have to retry."""
 
 POLICIES_PACE_SECONDS = 0.5
-"""Minimum time between two calls of `apply_policies`: a changed chart changes many at once."""
+"""Minimum time between two calls of `apply_policies`. An upgrade of the chart changes many policies
+at once."""
 
 POLICIES_RETRY_SECONDS = 60.0
-"""Before policies that the driver refused are tried again."""
+"""Pause before refused policies are tried again."""
 
 CLOSE_SECONDS = 5.0
-"""How long a driver may take to end; its thread does not delay the process."""
+"""The time that a driver has to end. Its thread does not delay the process."""
 
 
 class PythonConnector:
@@ -78,8 +78,8 @@ class PythonConnector:
         *,
         policies: PolicyFeed | None = None,
     ) -> None:
-        """`make` is called in the driver's thread, for each of its lives. A driver that has
-        `policies` lists its devices only after it got them."""
+        """`make` is called in the driver's thread, once per run. A driver that has `policies` lists
+        its devices only after it got them."""
         self._name = name
         self._make = make
         self._traits = traits
@@ -91,10 +91,10 @@ class PythonConnector:
         Start the driver.
 
         Raises :class:`DriverError` if it refuses its configuration, and anything else if it cannot
-        be started now. A driver that is only slow is returned as it is, and continues to start.
+        be started now. A slow driver is returned before it is ready, and continues to start.
         """
         if self._last is not None:
-            # Two lives of a driver never overlap: it may still hold what the next one needs.
+            # Two runs of a driver never overlap: the first may hold hardware that the next needs.
             await self._last.gone()
         connection = self._last = PythonConnection(
             self._name, self._make, self._traits, policies=self._policies
@@ -104,8 +104,8 @@ class PythonConnector:
             if self._policies is None or self._policies.known:
                 await connection.listed(timeout_seconds=LIST_SECONDS)
         except TimeoutError:
-            # Nothing can end its thread. Another beside it would hang as well, and a driver that
-            # takes longer than this would never be there.
+            # Nothing can end its thread. A second thread would hang as well, and a driver that
+            # takes longer than this would never be available.
             facts = {"driver": self._name, "where": connection.where()}
             logger.error("driver is slow to start", extra=facts)
         except asyncio.CancelledError:
@@ -115,7 +115,7 @@ class PythonConnector:
 
 
 class PythonConnection:
-    """One life of a driver: a :class:`.Connection`."""
+    """One run of a driver: a :class:`.Connection`."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class PythonConnection:
         await asyncio.shield(self._gone)
 
     def where(self) -> str:
-        """Return what its thread is doing."""
+        """Return the current calls of its thread."""
         return where_is(self._thread.ident or 0, package=self._package)
 
     @property
@@ -208,7 +208,7 @@ class PythonConnection:
 
     async def close(self) -> None:
         """As :meth:`.Connection.close`; a driver that does not end in time is abandoned."""
-        self._is_closing = True  # one that is only just starting is ended once it has started
+        self._is_closing = True  # a driver that is still starting is ended once it has started
         self._cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -257,8 +257,8 @@ class PythonConnection:
             self._cancel()
 
     async def _configure(self, feed: PolicyFeed, calls: DriverCalls, bridge: Bridge) -> None:
-        """Let the driver apply its policies, at the start and at each change. What it refuses is
-        tried again: the reason may be the state of the node."""
+        """Let the driver apply its policies, at the start and at each change. Refused policies are
+        tried again, because the reason may be the state of the node."""
         policies: AnyPolicies | None = None
         refusal: str | None = None
         while True:
@@ -293,7 +293,7 @@ class PythonConnection:
             self._started.exception()  # retrieved, whether or not anybody awaits it
 
     def _is_silent(self) -> None:
-        """Its loop is closed: calls without an answer never get one."""
+        """Record that its loop is closed: calls without an answer never get one."""
         if self._started.exception() is None and self._over is not None:
             self._started.result()[1].close(self._over.reason)
 
@@ -318,7 +318,7 @@ class PythonConnection:
                 driver.held_devices = lambda: feed.held
             try:
                 self._serve_in_loop(driver)
-            except BaseException as error:  # there may be no file left for a loop
+            except BaseException as error:  # such as no file descriptor for a loop
                 self._end(error)
             try:
                 driver.close()
@@ -391,12 +391,13 @@ class PythonConnection:
         if error is not None and _is_a_bug(error):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)
-        # Not the driver's own error, which may be of a class of the vendor's.
+        # The driver's own error is not passed on: its class may be vendor code.
         self._notify(self._is_over, ended, DriverError(ended.reason) if refuses else None)
 
 
 async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run the parts of a life; the first that ends cancels the others, and its error is raised."""
+    """Run the parts of a connection; the first that ends cancels the others, and its error is
+    raised."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

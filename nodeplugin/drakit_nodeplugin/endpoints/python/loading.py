@@ -56,14 +56,14 @@ class LoadedDriver:
     """Creates it; called in the driver's own thread at each start."""
 
     traits: DriverTraits
-    """Which calls it needs; known of its class, also while it is stopped."""
+    """The calls that it needs. Its class defines them, so they are known while it is stopped."""
 
     where: str
     """File and key of its configuration, for errors when it is created."""
 
     @property
     def foreign(self) -> bool:
-        """It runs in this process."""
+        """Return False: it runs in this process."""
         return False
 
     @property
@@ -72,7 +72,7 @@ class LoadedDriver:
         return (self.name,)
 
     def endpoint(self, surroundings: Surroundings) -> Endpoint:
-        """Make what runs it."""
+        """Make its endpoint."""
         return Endpoint(
             self.name,
             PythonConnector(
