@@ -45,25 +45,25 @@ SAMPLES_OF_ENDURANCE = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The size of a run."""
 
     cycles: int
-    """How often the numbers of resident claims take turns."""
+    """Repetitions of each number of resident claims, in turns."""
 
     resident: tuple[int, ...]
     repetitions: Mapping[int, int]
-    """By size of batch, in each turn."""
+    """Samples in each turn, by size of batch."""
 
     pods_repetitions: int
-    """In each turn."""
+    """Samples in each turn."""
 
     pairs: int
-    """Of prepare and unprepare of one claim, in the endurance run."""
+    """Pairs of prepare and unprepare of one claim, in the endurance run."""
 
     idle_seconds: float
     endpoints_idle_seconds: float
     changes: int
-    """Of devices, a thousand a second."""
+    """Changes of devices, a thousand per second."""
 
 
 FULL = Plan(

@@ -15,13 +15,13 @@ _CPU_BUDGETS_MS: Mapping[tuple[str, int], float] = {("prepare", 1): 2.5, ("unpre
 _CPU_BUDGETS_BEYOND_CLIENT_MS: Mapping[tuple[str, int], float] = {("prepare", 64): 25.0}
 
 ITERATIONS = 25.0
-"""Of the main loop, for a pair of prepare and unprepare."""
+"""Budget of main loop iterations, for a pair of prepare and unprepare."""
 
 ROUND_TRIPS: Mapping[str, float] = {"effects": 6.0, "plain": 2.0}
-"""Of threads, for a pair, by driver."""
+"""Budget of round trips to threads, for a pair, by driver."""
 
 PODS_PER_SECOND = 300.0
-"""With four cores; with fewer the rate is reported only."""
+"""Minimum rate with four cores. With fewer cores, the rate is only reported."""
 
 CORES = 4
 

@@ -33,7 +33,7 @@ class Counts:
 
     main_iterations: int
     other_iterations: int
-    """Of the loops of drivers, which run in threads of their own."""
+    """Counts of the loops of drivers, which run in separate threads."""
 
     round_trips: int
     """Times that another thread woke the main loop."""

@@ -29,7 +29,7 @@ SHARED = 100
 
 class BenchConfig(DriverConfig):
     device_time: Duration = timedelta(0)
-    """How long a device takes, to prepare and to unprepare."""
+    """Duration of a device's prepare, and of its unprepare."""
 
 
 class Effects(Driver[BenchConfig]):

@@ -14,13 +14,13 @@ from bench.rows import percentile
 __all__ = ("Endpoints", "Overhead")
 
 OVERHEAD_MS = 3.0
-"""Of the p50 of a prepare above that of a driver in the plugin's own process."""
+"""Budget of the additional p50 of a prepare, compared with a driver in the plugin's own process."""
 
 ENDPOINTS_MIB = 128.0
-"""With fifty endpoints, at rest."""
+"""Budget with fifty idle endpoints."""
 
 IDLE_SHARE = 0.01
-"""Of a core, at rest."""
+"""Share of a core while idle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +73,12 @@ class Endpoints:
     device_plugins: int
     backends: int
     published_seconds: float
-    """From the start of the plugin until the API server holds the devices of all."""
+    """Seconds from the start of the plugin until the API server has the devices of all
+    endpoints."""
 
     rss_mib: float
     cpu_share: float
-    """Of a core, at rest."""
+    """Share of a core while idle."""
 
     threads: int
 

@@ -36,7 +36,7 @@ class Folders:
     """The folders of one plugin, empty at first."""
 
     root: Path
-    """In the place of the kubelet's root: sockets and checkpoints."""
+    """A directory in place of the kubelet's root, for sockets and checkpoints."""
 
     cdi: Path
 

@@ -64,7 +64,7 @@ class Plugin:
 
     pid: int
     served_seconds: float
-    """From the start of the process until all its drivers have answered GetInfo."""
+    """Seconds from the start of the process until all its drivers have answered GetInfo."""
 
     sockets: Mapping[str, Path]
     """The DRA sockets, by driver."""

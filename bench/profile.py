@@ -28,7 +28,7 @@ __all__ = ("OPERATIONS", "profile")
 OPERATIONS = ("prepare", "repeat", "unprepare")
 REPETITIONS: Mapping[int, int] = {1: 500, 8: 300, 64: 100}
 THREADS = 5
-"""How many are printed, the busiest first."""
+"""Threads that are printed, the busiest first."""
 
 LINES = 40
 

@@ -26,26 +26,28 @@ __all__ = (
 )
 
 RESIDENT_RATIO = 1.2
-"""Of the p50 with resident claims to that with none."""
+"""Budget of the ratio of the p50 with resident claims to that without."""
 
 NEIGHBOR_RATIO = 1.1
-"""Of the p50 beside a driver that misbehaves to that beside a quiet one; two runs beside a quiet
-one differ by as much."""
+"""Budget of the ratio of the p50 beside a misbehaving driver to that beside a quiet one. Two runs
+beside a quiet one differ by as much."""
 
 GET_INFO_MS = 1000.0
-"""What the kubelet waits."""
+"""The time that the kubelet waits for GetInfo."""
 
 SPEED_UP = 4.0
-"""Of pods prepared at once to pods prepared one after the other."""
+"""Minimum speedup of concurrent pods over sequential pods."""
 
 GROWTH_MIB = 1.0
-"""From the highest VmRSS of the first fifth of an endurance run to that of the last fifth. The
-heap's fragments move it by a few tenths; a leak of 32 bytes a pair would be 2.4 MiB."""
+"""Budget of the growth from the highest VmRSS in the first fifth of an endurance run to that in the
+last fifth. The heap's fragments move it by a few tenths; a leak of 32 bytes a pair would be 2.4
+MiB."""
 
 WRITES_PER_SLICE_AND_SECOND = 1.0
 
 CHANGES_A_SECOND = 950.0
-"""Of the thousand that a burst is to have: fewer would show less than the row claims."""
+"""Minimum changes per second, of the thousand that a burst should have. A lower rate would not show
+what the row claims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +99,7 @@ class Times:
     operation: str
     batch: int
     resident: int
-    """How many other claims were prepared."""
+    """Number of other claims that were prepared."""
 
     driver: str
     p50_ms: float
@@ -179,7 +181,7 @@ class Pods:
 
     pods: int
     claims: int
-    """Of each pod."""
+    """Claims of each pod."""
 
     resident: int
     sequential_ms: float
@@ -223,7 +225,7 @@ class Neighbor:
     """A row of a driver whose neighbor in the same process misbehaves."""
 
     action: str
-    """What the neighbor does."""
+    """Behavior of the neighbor."""
 
     batch: int
     p50_ms: float
@@ -322,13 +324,13 @@ class Slices:
     name: str
     devices: int
     slices: int
-    """That the API server holds in the end."""
+    """Slices that the API server has at the end."""
 
     writes: int
-    """That succeeded, as the API server counts them."""
+    """Successful writes, as the API server counts them."""
 
     seconds: float | None
-    """Until it holds all of it; None where there is nothing to wait for."""
+    """Seconds until it has all devices; None if there is nothing to wait for."""
 
     rss_mib: float
     """The highest VmRSS of the plugin until then."""
@@ -361,13 +363,13 @@ class Burst:
     devices: int
     changes: int
     changes_seconds: float
-    """From the first change until the driver has made the last one."""
+    """Seconds from the first change until the driver has made the last one."""
 
     seconds: float
-    """From the first change until the API server holds the last one."""
+    """Seconds from the first change until the API server has the last one."""
 
     writes: Mapping[str, int]
-    """By slice, as the API server counts the changes of its spec."""
+    """Writes by slice, as the API server counts the changes of its spec."""
 
     rss_mib: float
 
@@ -377,7 +379,8 @@ class Burst:
 
     @property
     def writes_per_second(self) -> float:
-        """Of the slice that was written most: the first write has no pause before it."""
+        """Rate of the slice with the most writes, without its first write, which has no pause
+        before it."""
         return max(0, max(self.writes.values()) - 1) / self.seconds
 
     def line(self) -> str:

@@ -33,7 +33,7 @@ _TOLERATIONS = [{"operator": "Exists"}]
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """How many objects there are."""
+    """Numbers of objects."""
 
     slices: int = 2_000
     """One per node."""

@@ -24,7 +24,7 @@ __all__ = ("measure_slices",)
 
 DEVICES = 1_000
 SLICES_BUDGET = 18
-"""Of as many devices, with room in each slice and taints possible."""
+"""Slices of that number of devices, with room in each slice and taints possible."""
 
 MANY_DEVICES = 12_800
 MANY_BUDGET_MIB = 160.0
@@ -33,7 +33,7 @@ PUBLISHED_SECONDS = 120.0
 """Timeout until the API server has everything."""
 
 QUIET_SECONDS = 3.0
-"""How long to wait for a write that must not happen."""
+"""Time in which no write must happen."""
 
 POLL_SECONDS = 0.1
 
@@ -82,7 +82,7 @@ class _Stage:
     def publish(
         self, *, slices_budget: int | None = None, rss_budget_mib: float | None = None
     ) -> Slices:
-        """From the start of a plugin to a pool that the scheduler can use."""
+        """Measure from the start of a plugin to a pool that the scheduler can use."""
         before = self.api.slice_writes()
         with self._running() as plugin:
             began = time.monotonic() - plugin.served_seconds

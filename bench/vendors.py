@@ -28,7 +28,7 @@ from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as p
 __all__ = ("DEVICES", "backend_name", "resource_name")
 
 DEVICES = 8
-"""Of each backend and each device plugin."""
+"""Devices of each backend and each device plugin."""
 
 LOOK_SECONDS = 0.1
 """Between two polls for a new kubelet.sock: device plugins watch the directory."""

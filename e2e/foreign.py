@@ -71,7 +71,7 @@ PROGRAMS = {
     BACKEND_SET: "/blinkers",
 }
 NAMESPACES = {BACKEND_SET: "blinkers"}
-"""Of the programs that are not in the release's namespace."""
+"""Namespaces of programs that are not in the release's namespace."""
 
 STOP_GRACE_SECONDS = 12
 START_GRACE_SECONDS = 20
@@ -101,7 +101,7 @@ FUSE_DEVICES = {
     }
     for number in range(2)
 }
-"""By IDs that are no DNS labels."""
+"""Devices by IDs that are not DNS labels."""
 
 
 def foreign_values(cluster: Cluster) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Yard(Space):
     # ------------------------------------------------------------ what is there
 
     def devices(self, driver: str = PLUGINS) -> dict[str, dict[str, Any]]:
-        """What is published of a driver's devices; those of device plugins by the plugins' IDs."""
+        """Return a driver's published devices; those of device plugins by the plugins' IDs."""
         found: dict[str, dict[str, Any]] = {}
         for body in slices(self.cluster, self.node, driver=driver):
             for device in body["spec"].get("devices") or []:
@@ -277,7 +277,7 @@ class Yard(Space):
         return plugin_pod(self.cluster, self.node, release=FOREIGN)
 
     def log(self) -> list[dict[str, Any]]:
-        """What the daemon logged, a dictionary a line."""
+        """Return the log of the daemon, one dictionary per line."""
         return plugin_log(self.cluster, self.node, release=FOREIGN)
 
     def inside(self, pod: str, script: str) -> list[str]:
@@ -307,11 +307,12 @@ class Yard(Space):
         return alive[0] if alive else None
 
     def calls(self, name: str, call: str) -> int:
-        """How often the program of a DaemonSet has logged a call; of its container as it is now."""
+        """Return the number of calls in the log of a DaemonSet's present container."""
         return self.logged(name, f'"{call}"')
 
     def logged(self, name: str, words: str) -> int:
-        """How many lines with these words the program of a DaemonSet has logged since its start."""
+        """Return the number of lines with these words in the log of a DaemonSet's present
+        container."""
         body = self.program(name)
         assert body is not None
         name = body["metadata"]["name"]
@@ -405,7 +406,8 @@ def fuse_plan(**changes: Any) -> dict[str, Any]:
 
 
 def objects_of(name: str) -> list[dict[str, Any]]:
-    """What an example applies, with an image that the nodes have and pods that end at once."""
+    """Return the manifests of an example, with an image that the nodes have, and pods that end at
+    once."""
     objects: list[dict[str, Any]] = list(
         yaml.safe_load_all((EXAMPLES / "device-plugin" / name).read_text())
     )

@@ -19,13 +19,13 @@ __all__ = ("GPU", "GPU_CLASS", "GPU_IDS", "NVIDIA_SET", "UUID", "nvidia_objects"
 
 GPU, GPU_CLASS = "nvidia.com/gpu", "gpu.nvidia.com"
 NVIDIA_SET = "nvidia-device-plugin-daemonset"
-"""As the manifest calls it."""
+"""The DaemonSet's name in the manifest."""
 
 UUID = "tegra"
 """The variables that the plugin gives a container, for any of the device's IDs."""
 
 GPU_IDS = frozenset(f"{UUID}::{replica}" for replica in range(4))
-"""Of which no DNS label can be made by cutting."""
+"""IDs that truncation cannot turn into DNS labels."""
 
 KUBELETS = "/var/lib/kubelet/device-plugins"
 CONFIGURATION = "nvidia-device-plugin"

@@ -29,7 +29,7 @@ GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", 
 OTHER_GPU = f"fpga.{OTHER}"
 
 STAY = "trap exit TERM; sleep 3600 & wait"
-"""What a container does that is to be there until its pod is deleted, and then to end at once."""
+"""The command of a container that runs until its pod is deleted, and then ends at once."""
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "simulated"
 
@@ -80,7 +80,7 @@ def _well(devices: dict[str, dict[str, Any]]) -> bool:
 
 
 def published_devices(cluster: Cluster, driver: str) -> dict[str, dict[str, Any]]:
-    """What is published of a driver's devices, by name."""
+    """Return a driver's published devices, by name."""
     return {
         device["name"]: device
         for item in slices(cluster, driver=driver)
@@ -161,7 +161,7 @@ class Lab(Space):
             self._control(driver).unlink(missing_ok=True)
 
     def devices(self, driver: str = DRIVER) -> dict[str, dict[str, Any]]:
-        """What is published of a driver's devices, by name."""
+        """Return a driver's published devices, by name."""
         return published_devices(self.cluster, driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
@@ -180,12 +180,13 @@ class Lab(Space):
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     def results(self, pod_name: str, claim_name: str) -> list[dict[str, Any]]:
-        """What was allocated to a claim of a pod."""
+        """Return the allocation results of a pod's claim."""
         body = self.claim_of(pod_name, claim_name)
         return body["status"]["allocation"]["devices"]["results"]
 
     def times_prepared(self, device: str, uid: str) -> int:
-        """How often a driver has prepared a device for a claim; not how often it was asked for."""
+        """Return the number of times that a driver has prepared a device for a claim, without
+        joined calls."""
         lines = plugin_log(self.cluster, self.node, release=SIMULATED)
         done = [line for line in lines if line["msg"] == "claims prepared"]
         return sum(device in line["device"] and uid in line["claim_uid"] for line in done)

@@ -30,7 +30,7 @@ CORPUS = Path(__file__).parents[1] / "tests" / "data" / "cdi"
 FOLDER = "/var/lib/kubelet/drakit-cdi-corpus"
 """On a node; programs cannot run from /run in a node of kind's."""
 NAMESPACE = "drakit-cdi-corpus"
-"""Of containerd's objects: out of the kubelet's sight."""
+"""The namespace of containerd's objects, which the kubelet does not see."""
 
 BEGIN = f"""
 set -u
@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What containerd made of a case."""
+    """The result of a case in containerd."""
 
     code: int
     error: str
@@ -264,7 +264,7 @@ def startable(path: Path, spec: Any) -> bool:
 
 
 def not_in(oci: Mapping[str, Any], edits: Mapping[str, Any]) -> Iterable[str]:
-    """What of these edits a container's OCI spec lacks."""
+    """Return the edits that a container's OCI spec lacks."""
     linux, process = oci["linux"], oci["process"]
     yield from (entry for entry in edits.get("env", ()) if entry not in process["env"])
     for node in edits.get("deviceNodes", ()):

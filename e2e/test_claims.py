@@ -1,4 +1,4 @@
-"""What a claim can carry, and that it reaches the driver and the right containers."""
+"""The content of claims reaches the driver and the right containers."""
 
 from __future__ import annotations
 

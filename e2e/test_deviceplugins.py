@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("deviceplugins")]
 STOPPED = "drakit.dev/stopped:NoSchedule"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 REGISTERED = f"Registered device plugin for '{GPU}'"
-"""What NVIDIA's plugin logs once it has."""
+"""The line that NVIDIA's plugin logs after its registration."""
 
 WELL, OTHER = sorted(FUSE_DEVICES)
 
@@ -85,7 +85,7 @@ def mounted(yard: Yard, name: str) -> set[str]:
 
 
 def allocations(yard: Yard) -> int:
-    """How often the sample was asked to allocate; since it was started last."""
+    """Return the number of Allocate calls of the sample since its last start."""
     return yard.calls(SAMPLE_SET, "Allocate")
 
 
@@ -99,12 +99,12 @@ def with_gpu(yard: Yard, name: str, given: str) -> None:
 
 
 def visible(yard: Yard, name: str) -> list[str]:
-    """What a container sees of NVIDIA's devices."""
+    """Return NVIDIA's devices in a container."""
     return yard.inside(name, 'echo "$NVIDIA_VISIBLE_DEVICES"')
 
 
 def results_of(yard: Yard, name: str) -> list[dict[str, Any]]:
-    """What the one claim of a pod was given."""
+    """Return the allocation results of a pod's only claim."""
     (claim,) = [
         claim
         for claim in yard.items("resourceclaims")

@@ -217,7 +217,8 @@ def test_a_class_that_comes_later_lets_the_pod_start(space, release):
 
 
 def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(space, release):
-    """As a user that is not root, who owns the node at the path of the policy."""
+    """The pod runs as a user that is not root, and that owns the device node at the policy's
+    path."""
     name = f"hotplug-loop{HOTPLUGGED}"
     opens = "stat -c '%u %a %n' $HOSTDEV_DISK && head -c 1 $HOSTDEV_DISK && echo opened"
     body = pod("waits", ("disk", from_template("plugged")), command=["sh", "-c", opens])

@@ -282,7 +282,7 @@ def one_horn(stage: Stage, name: str) -> None:
 
 
 def horn_calls(stage: Stage) -> list[float]:
-    """How long the kubelet waited for each answer about a horn; seconds."""
+    """Return the seconds that the kubelet waited for each answer about a horn."""
     return [
         line["seconds"]
         for line in stage.log()
@@ -292,7 +292,7 @@ def horn_calls(stage: Stage) -> list[float]:
 
 @contextmanager
 def neighbours_unharmed(stage: Stage) -> Generator[None]:
-    """What is done to the lamps' driver within harms nothing but lamps; the caller runs horns."""
+    """Check that faults of the lamps' driver affect only lamps. The caller runs horns."""
     stage.apply(template("horn", ("horn", "horn.test")))
     one_horn(stage, "before")
     restarted, registered = restarts(stage.plugin()), registrations(stage)
@@ -359,7 +359,7 @@ MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
     "within a second": lambda lamps: lamps.flood(30),
     "str, which is no": lambda lamps: lamps.report(["lamp-0"]),
 }
-"""By what it is stopped for."""
+"""Faults of the driver, by a part of the reported reason."""
 
 
 @pytest.mark.slow
@@ -386,5 +386,5 @@ def test_a_driver_that_ends_its_thread_floods_or_reports_nonsense_is_stopped_alo
 
 
 def stops(stage: Stage) -> list[str]:
-    """Why drivers have stopped."""
+    """Return the reasons of stopped drivers."""
     return [line["reason"] for line in stage.log() if line["msg"] == "endpoint stopped"]

@@ -1,4 +1,4 @@
-"""What breaks in a cluster, and what must not break with it."""
+"""Faults in a cluster, and the parts that they must not affect."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def with_lamp(
 
 
 def lamps(stage: Stage, **unwell: dict[str, Any]) -> None:
-    """From now on, these lamps are not well: ``lamp_0=...``."""
+    """Set the health of these lamps from now on: ``lamp_0=...``."""
     health = {name.replace("_", "-"): word for name, word in unwell.items()}
     stage.lamps.stock(Stock(health=health))
 

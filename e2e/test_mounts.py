@@ -25,7 +25,7 @@ VOLUMES = (
     f"{KUBELET}/plugins/csi.example.com/staging",
     f"{KUBELET}/pods/00000000-0000-0000-0000-000000000000/volumes/kubernetes.io~csi/0/mount",
 )
-"""Where CSI drivers and the kubelet mount volumes."""
+"""Directories in which CSI drivers and the kubelet mount volumes."""
 
 
 @dataclass(frozen=True, kw_only=True)

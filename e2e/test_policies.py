@@ -48,7 +48,7 @@ SIGN_POLICIES: dict[str, Any] = {
 
 
 def permissions() -> list[dict[str, Any]]:
-    """What a vendor grants the node plugin."""
+    """The permissions that a vendor grants the node plugin."""
     return [
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",

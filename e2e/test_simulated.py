@@ -1,5 +1,5 @@
 """
-What DRA can do beyond whole devices, with devices that are not there: the driver `simulated`.
+Features of DRA beyond whole devices, with the driver `simulated`.
 
 The real scheduler counts partitions and shares, the real API server drops what it does not know;
 the pods are those of `examples/simulated` where they fit, as they are what users try first.

@@ -1,5 +1,5 @@
 """
-How often ResourceSlices were written, as the API server itself counts it.
+Writes of ResourceSlices, as the API server counts them.
 
 Dry runs are no writes. The counters are of all clients; a test that compares two readings has to be
 the only one that causes writes meanwhile. It must not know who writes, or why.
@@ -18,7 +18,8 @@ from e2e.kit import holds_for, wait_for
 __all__ = ("SliceWrites", "slice_writes", "written")
 
 QUIET_SECONDS = 1.5
-"""For how long there must be no more: longer than from one write of a slice to the next."""
+"""Time without a write before the count is final: longer than the time between two writes of a
+slice."""
 
 _LINE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -58,7 +59,8 @@ def slice_writes(cluster: Cluster) -> SliceWrites:
 def written(
     cluster: Cluster, *, creates: int = 0, updates: int = 0, deletes: int = 0, seconds: float = 30
 ) -> Generator[None]:
-    """What happens within leads to so many writes, at its end or so many seconds later at most."""
+    """Check the number of writes that the block causes, at its end or within some seconds after
+    it."""
     expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
     before = slice_writes(cluster)
     yield

@@ -8,4 +8,4 @@ image. It imports nothing but `drakit` and the standard library.
 from pathlib import Path
 
 IMAGE = Path(__file__).with_name("image")
-"""What the drivers' image is made of."""
+"""The content of the drivers' image."""

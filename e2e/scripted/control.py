@@ -20,19 +20,19 @@ from typing import Any, Literal
 Operation = Literal["prepare", "unprepare", "check"]
 Moment = Literal["began", "ended", "failed", "cancelled"]
 OTHER_MOMENTS = ("overlap", "made", "commanded", "obeyed")
-"""Of lines that are about no call."""
+"""Moments of lines that do not belong to a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What the calls do that fit."""
+    """The behavior of matching calls."""
 
     operation: Operation
     device: str | None = None
     """The calls for this device; None: for every one."""
 
     times: int | None = None
-    """For so many calls; None: for all of them."""
+    """The number of calls that it applies to; None for all."""
 
     delay_seconds: float = 0
     hang: Literal["cooperative", "blocking"] | None = None
@@ -42,7 +42,7 @@ class Rule:
     """The text of the error, raised after the delay."""
 
     answer: Any = None
-    """What prepare answers instead of edits: nonsense, after the effect."""
+    """An invalid answer of prepare in place of edits, after the effect."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -52,7 +52,7 @@ class Stock:
     """The devices that the driver reports."""
 
     devices: int | None = None
-    """How many lamps (or horns); None: as many as in the config."""
+    """The number of lamps (or horns); None for the number in the config."""
 
     missing: Sequence[str] = ()
     """Names of devices that are left out, though later ones are reported."""
@@ -64,7 +64,7 @@ class Stock:
     """Further devices: the fields of `drakit.Device` as JSON has them, right or wrong."""
 
     counter_sets: Sequence[Mapping[str, Any]] = ()
-    """What further devices consume: the fields of `drakit.CounterSet`."""
+    """The counter sets that further devices consume: the fields of `drakit.CounterSet`."""
 
     taints: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     """Taints by device, each with key, effect and perhaps value."""
@@ -74,7 +74,8 @@ class Stock:
     none."""
 
     stop: str | None = None
-    """Why the stream ends. Connected again, the driver reports nothing until this is removed."""
+    """The reason for which the stream ends. After a reconnect, the driver reports nothing until
+    this is removed."""
 
 
 def unwell(message: str = "it flickers", *, evict_pods: bool = False) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Call:
 
     moment: Moment
     at: float
-    """When, in seconds since 1970."""
+    """The time, in seconds since 1970."""
 
     operation: Operation
     claim: str
@@ -110,11 +111,12 @@ class Script:
         self.folder = folder
 
     def play(self, *rules: Rule) -> None:
-        """From now on, these rules and no others."""
+        """Apply exactly these rules from now on."""
         self._write("script.json", [asdict(rule) for rule in rules])
 
     def stock(self, stock: Stock | None = None) -> None:
-        """From now on, these devices; the config's, all of them well, if none is given."""
+        """List these devices from now on; if none is given, the devices of the config, all
+        healthy."""
         self._write("inventory.json", asdict(stock or Stock()))
 
     def forget(self) -> None:
@@ -151,7 +153,7 @@ class Script:
         return [words[line["moment"]].format(line["command"]) for line in lines]
 
     def lives(self) -> int:
-        """How often the driver was made since everything was forgotten."""
+        """Return the number of times that the driver was created since the last reset."""
         return sum(line["moment"] == "made" for line in self._lines())
 
     def _write(self, name: str, content: Any) -> None:
@@ -195,7 +197,8 @@ class Script:
         ]
 
     def overlaps(self) -> list[dict]:
-        """Where a device was prepared for a claim while it was another's."""
+        """Return the cases in which a device was prepared for a claim while another claim had
+        it."""
         return [line for line in self._lines() if line["moment"] == "overlap"]
 
     def held(self) -> set[str]:

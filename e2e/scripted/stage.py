@@ -54,7 +54,7 @@ DEVICE_TIMES = {
 """Long enough for what a test does meanwhile, short enough to be waited for."""
 
 PROCESS = "-m drakit_nodeplugin --config"
-"""What the daemon's command line has, and that of drakit's own does not."""
+"""A part of the daemon's command line that no other command of drakit has."""
 
 
 def folder(driver: str) -> str:
@@ -177,7 +177,7 @@ class Stage(Space):
 
     def log(self) -> list[dict[str, Any]]:
         """
-        What the daemon logged in this test, a dictionary a line.
+        Return the log of the daemon in this test, one dictionary per line.
 
         From the node's files: they are there without a kubelet, and of killed containers, too.
         """
@@ -237,7 +237,7 @@ class Stage(Space):
         return self.cluster.kubectl(*argv, *arguments).stdout
 
     def checkpoint(self, driver: str) -> dict[str, Any]:
-        """What the daemon keeps of a driver, as ``drakit node checkpoint show`` has it."""
+        """Return the daemon's stored state of a driver, as in ``drakit node checkpoint show``."""
         text = self.drakit("node", "checkpoint", "show", "--json", "--driver", driver)
         (checkpoint,) = json.loads(text)["checkpoints"]
         return checkpoint

@@ -17,15 +17,15 @@ from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from tests.conformance.shipped import Tested, modules, targets
 
 JOBS = 6
-"""Nodes at a time, of all targets together: many of them wait for something most of the time."""
+"""Concurrent nodes of all targets. Many of them are idle most of the time."""
 
 
 def main() -> int:
     arguments = _parser().parse_args()
-    # Clients that are killed end their requests anyhow.
+    # Killed clients abort their requests.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="drakit-modules-") as folder:
-        # The node plugin of a kit finds what this process finds.
+        # The node plugin of a kit finds the same modules as this process.
         sys.path[:0] = map(str, modules(Path(folder)))
         chosen = [
             tested
@@ -56,15 +56,15 @@ async def _run_all(chosen: Sequence[Tested], *, jobs: int) -> int:
     good = sum(report.good for report in reports)
     checks = sum(len(report.results) for report in reports)
     seconds = time.monotonic() - began
-    print(f"{good} of {len(reports)} targets keep the rules: {checks} checks in {seconds:.0f} s")
+    print(f"{good} of {len(reports)} targets follow the rules: {checks} checks in {seconds:.0f} s")
     return 0 if reports and good == len(reports) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument("target", nargs="*", help="only those with this in their names")
-    parser.add_argument("--quick", action="store_true", help="one driver of each kind alone")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="nodes at a time")
+    parser.add_argument("target", nargs="*", help="run only targets whose names contain this")
+    parser.add_argument("--quick", action="store_true", help="run only one driver of each kind")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="concurrent nodes")
     return parser
 
 

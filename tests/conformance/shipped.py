@@ -1,4 +1,5 @@
-"""What is tested: drivers that ship, examples, listings of the docs, programs in Go."""
+"""The targets of the conformance kit: shipped drivers, examples, listings of the docs, programs in
+Go."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ PLUGGED = {
     },
     "vendor.example/key": {"devices": {f"key-{i}": {"env": {f"KEY_{i}": "yes"}} for i in range(4)}},
 }
-"""What our own device plugin has, of two resources."""
+"""The devices of our own device plugin, of two resources."""
 
 
 def modules(folder: Path) -> Iterator[Path]:
-    """Give directories with the modules of examples and listings, which are not installed."""
+    """Yield the directories of example and listing modules, which are not installed."""
     (folder / "lamp.py").write_text(listing("docs/vendors/driver-contract.md", "lamp.py"))
     yield folder
     yield ROOT / "examples" / "driver"
@@ -51,7 +52,8 @@ CONFIGURED = (
     "shares",
     "unprepare",
 )
-"""Rules about what depends on a configuration: a second one of a driver is held to these alone."""
+"""Rules that depend on the configuration. A second configuration of a driver is tested with these
+only."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Tested:
     name: str
     target: Target
     only: Sequence[str] = ()
-    """Rules, if it is not all."""
+    """The rules to run; all if empty."""
 
     chosen: bool = False
-    """Whether it stands for its kind of driver where there is little time."""
+    """Whether a quick run uses it for its kind of driver."""
 
 
 def targets() -> Iterator[Tested]:
-    """Give all that is tested, first what waits most."""
+    """Yield all targets, the slowest first."""
     yield Tested(
         "device plugin: Kubernetes' sample",
         DevicePluginTarget(line=f"exec {device_plugin(SAMPLE)}"),
@@ -130,7 +132,7 @@ def _simulated(**values: Mapping[str, object]) -> Target:
 
 
 def _policies() -> dict[str, dict[str, object]]:
-    """Devices that every Linux has, and that nobody needs a right for."""
+    """Return policies for devices that every Linux has, and that need no permissions."""
     return {
         "sinks": {"match": [{"subsystem": "mem", "paths": ["/dev/null", "/dev/full"]}]},
         "zeros": {
@@ -145,7 +147,7 @@ def _policies() -> dict[str, dict[str, object]]:
 
 
 def _made(where: str, *names: str, folders: bool = False) -> Callable[[Path], None]:
-    """Give a set-up that makes files, or folders."""
+    """Return a setup function that creates files or folders."""
 
     def make(root: Path) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""Play the crash matrix, or a part of it: see the package's docstring."""
+"""Run the crash matrix, or a part of it. See the package's docstring."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.crash.forkserver import ForkServer, fork_server
-from tests.crash.matrix import Failure, Matrix, Result, play
+from tests.crash.matrix import Failure, Matrix, Result, run_scenario
 from tests.crash.scenarios import ALL, Scenario, all_scenarios
 
 JOBS = 2
-"""Runs at a time, and scenarios: the end of one fills the gaps of the next."""
+"""Concurrent runs, and concurrent scenarios, so that the end of one scenario leaves no job idle."""
 
 
 def main() -> None:
     arguments = _parser().parse_args()
     names = {scenario.name for scenario in all_scenarios()}
     if unknown := set(arguments.scenario or ()) - names:
-        sys.exit(f"no scenario is called {', '.join(sorted(unknown))}; there are {sorted(names)}")
+        sys.exit(
+            f"unknown scenario: {', '.join(sorted(unknown))}; the scenarios are {sorted(names)}"
+        )
     scenarios = [
         scenario
         for scenario in all_scenarios()
         if not arguments.scenario or scenario.name in arguments.scenario
     ]
     if arguments.all:
-        scenarios = [replace(scenario, plays=len(ALL)) for scenario in scenarios]
-    # Clients that are killed end their requests anyhow.
+        scenarios = [replace(scenario, variants_per_point=len(ALL)) for scenario in scenarios]
+    # Killed clients abort their requests.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    sys.exit(asyncio.run(_play_all(scenarios, arguments)))
+    sys.exit(asyncio.run(_run_all(scenarios, arguments)))
 
 
-async def _play_all(scenarios: Sequence[Scenario], arguments: argparse.Namespace) -> int:
+async def _run_all(scenarios: Sequence[Scenario], arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     async with fork_server() as server:
         if arguments.list:
@@ -43,15 +45,15 @@ async def _play_all(scenarios: Sequence[Scenario], arguments: argparse.Namespace
         matrix = Matrix(server, jobs=arguments.jobs)
         slots = asyncio.Semaphore(arguments.jobs)
 
-        async def play_one(scenario: Scenario) -> Result:
+        async def run_one(scenario: Scenario) -> Result:
             async with slots:
-                result = await play(
+                result = await run_scenario(
                     matrix, scenario, wanted=arguments.point, variant=arguments.variant
                 )
             _print_result(result, logs=arguments.point is not None)
             return result
 
-        results = await asyncio.gather(*(play_one(scenario) for scenario in scenarios))
+        results = await asyncio.gather(*(run_one(scenario) for scenario in scenarios))
     points = [point for result in results for point in result.points]
     failures = [failure for result in results for failure in result.failures]
     failed = {failure.point for failure in failures}
@@ -101,12 +103,14 @@ def _print(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
-    parser.add_argument("--scenario", action="append", help="only this one (repeatable)")
-    parser.add_argument("--point", help="only points whose label holds this; failures show logs")
-    parser.add_argument("--variant", choices=ALL, help="only this one, at each point")
-    parser.add_argument("--all", action="store_true", help="every variant at every point")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="runs at a time")
-    parser.add_argument("--list", action="store_true", help="list the points and end")
+    parser.add_argument("--scenario", action="append", help="run only this scenario (repeatable)")
+    parser.add_argument(
+        "--point", help="run only points whose label contains this; failures show logs"
+    )
+    parser.add_argument("--variant", choices=ALL, help="run only this variant, at each point")
+    parser.add_argument("--all", action="store_true", help="run every variant at every point")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="concurrent runs")
+    parser.add_argument("--list", action="store_true", help="list the points and exit")
     return parser
 
 

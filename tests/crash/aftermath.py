@@ -1,10 +1,11 @@
 """
-What comes after a kill: the plugin is started again, somebody asks or nobody, and all is compared.
+The steps after a kill: the plugin starts again, the kubelet calls or not, and the state is
+compared.
 
-The comparison is with a small model: the claims that should be prepared at that moment, and nothing
-else. In the end nothing is prepared, and another pod gets all devices.
+The comparison uses a small model: exactly the claims that must be prepared at that moment. At the
+end nothing is prepared, and another pod gets all devices.
 
-It must not know steps, or how runs are chosen.
+It must not know steps, or the selection of runs.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ NEXT: Claims = {"uid-next": DEVICES}
 
 
 class LeakError(Exception):
-    """What is held is not what should be held."""
+    """The state of the node differs from the model."""
 
 
-async def play_aftermath(stage: Stage, scenario: Scenario, variant: Variant, *, pod: str) -> None:
-    """Start the plugin again and go on to the end; raise :class:`LeakError` or what went wrong."""
+async def run_aftermath(stage: Stage, scenario: Scenario, variant: Variant, *, pod: str) -> None:
+    """Start the plugin again, and continue to the end. Raises :class:`LeakError`, or the
+    failure."""
     stage.allocate(RIVAL | NEXT)
     if not scenario.spare:
         await stage.start(pod=pod)
     match variant:
         case "prepare":
-            await _pod_goes_on(stage, scenario)
+            await _prepare_again(stage, scenario)
         case "nobody":
-            await _nobody_asks(stage, scenario)
+            await _without_calls(stage, scenario)
     await stage.call_until_done("unprepare", scenario.pod)
     await compare(stage, scenario, {}, when="after the unprepare")
-    _mend(stage, scenario)
+    _repair(stage, scenario)
     await stage.call_until_done("prepare", NEXT)
     await compare(stage, scenario, NEXT, when="with the devices given to another pod")
     await stage.call_until_done("unprepare", NEXT)
     await compare(stage, scenario, {}, when="after the other pod's unprepare")
 
 
-async def _pod_goes_on(stage: Stage, scenario: Scenario) -> None:
+async def _prepare_again(stage: Stage, scenario: Scenario) -> None:
     if scenario.broken:
         await stage.call("prepare", scenario.pod)
         whole = {
@@ -52,42 +54,42 @@ async def _pod_goes_on(stage: Stage, scenario: Scenario) -> None:
             if not set(scenario.broken) & set(devices)
         }
         await compare(stage, scenario, whole, when="with a broken device")
-        _mend(stage, scenario)
+        _repair(stage, scenario)
     await stage.call_until_done("prepare", scenario.pod)
     await compare(stage, scenario, scenario.pod, when="after the prepare")
     for uid, devices in scenario.pod.items():
         kind = f"{scenario.driver.name}/claim"
-        told = [(device, [f"{kind}={uid}-{i}"]) for i, device in enumerate(devices)]
-        if stage.answers[uid] != told:
-            raise LeakError(f"the kubelet was told {stage.answers[uid]} for {uid}, not {told}")
+        expected = [(device, [f"{kind}={uid}-{i}"]) for i, device in enumerate(devices)]
+        if stage.answers[uid] != expected:
+            raise LeakError(f"the kubelet got {stage.answers[uid]} for {uid}, not {expected}")
     await _refused(stage, "prepare", RIVAL)
     await compare(stage, scenario, scenario.pod, when="after another claim asked for its devices")
 
 
-def _mend(stage: Stage, scenario: Scenario) -> None:
+def _repair(stage: Stage, scenario: Scenario) -> None:
     for device in scenario.broken:
         (stage.node.hardware.broken / device).unlink(missing_ok=True)
 
 
-async def _nobody_asks(stage: Stage, scenario: Scenario) -> None:
+async def _without_calls(stage: Stage, scenario: Scenario) -> None:
     await stage.connect()
     try:
         await settled(stage, scenario)
     except TimeoutError as error:
-        raise LeakError(f"nobody asked, and it did not get in order by itself: {error}") from None
+        raise LeakError(f"the plugin did not repair the state without a call: {error}") from None
 
 
 async def _refused(stage: Stage, operation: Operation, claims: Claims) -> None:
     for uid, error in (await stage.call(operation, claims)).items():
         if not error:
-            raise LeakError(f"claim {uid} was given devices that another claim holds")
+            raise LeakError(f"claim {uid} got devices that another claim holds")
 
 
 async def compare(stage: Stage, scenario: Scenario, expected: Claims, *, when: str) -> None:
-    """Raise :class:`LeakError` if not exactly these claims are prepared."""
+    """Raise :class:`LeakError` unless exactly these claims are prepared."""
     held = await asyncio.to_thread(stage.node.look)
     if scenario.spare:
-        # No runtime reads them, and the next start removes them; the spare one started before.
+        # No runtime reads them, and the next start removes them; the spare plugin started before.
         held = replace(held, temporary=())
     if found := differences(held, expected, driver=scenario.driver):
         raise LeakError(f"{when}: {'; '.join(found)}")

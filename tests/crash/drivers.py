@@ -1,9 +1,10 @@
 """
-Two drivers for processes that are killed: one marks its devices in a directory, one does nothing.
+Two drivers for processes that are killed: one marks its devices in a directory, the other has no
+side effects.
 
-The directory stands for the hardware: it is not drakit's, it outlives every process, and it tells
-what is prepared in truth. Both keep the contract of `drakit/driver.py`: every call may be repeated,
-and ends in the same state, wherever the one before was cut.
+The directory simulates the hardware: it outlives every process, and shows what is really prepared.
+Both drivers follow the contract of `drakit/driver.py`: every call may be repeated, and leads to the
+same state, wherever the previous one was interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WHOLE = "whole"
 """The whole device; each of the others is a quarter of it."""
 
 SLOW_SECONDS = 0.1
-"""So long that the claims of a batch are ready one after the other."""
+"""Duration of a slow call. The claims of a batch then end one after the other."""
 
 
 class HardwareConfig(DriverConfig):
@@ -27,11 +28,11 @@ class HardwareConfig(DriverConfig):
 
 class Hardware:
     """
-    The directory, as drivers use it and tests look at it.
+    The directory, for drivers and for tests.
 
-    ``marks/<device>`` holds the UID of the claim that has the device, ``broken/<device>`` lets its
-    prepare fail once the mark is made, ``slow/<device>`` lets its calls take some time, ``away``
-    keeps the driver from starting, ``wrong`` lists calls that should never be made.
+    ``marks/<device>`` contains the UID of the claim that has the device. ``broken/<device>`` makes
+    its prepare fail after the mark is made. ``slow/<device>`` delays its calls. ``away`` prevents
+    the start of the driver. ``wrong`` lists calls that must never be made.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,7 +55,7 @@ class Hardware:
             return None
 
     def overlaps(self, device: str, uid: str) -> list[str]:
-        """Return devices of others that are parts of this one, or its whole."""
+        """Return other claims' devices that overlap this one."""
         others = DEVICES if device == WHOLE else (WHOLE,)
         return [other for other in others if self.holder(other) not in (None, uid)]
 
@@ -98,7 +99,7 @@ class Marking(Driver[HardwareConfig]):
             self.hardware.note_wrong(f"prepare of {device.name} for {claim.uid} beside {others}")
         self.hardware.mark(device.name, claim.uid)
         if (self.hardware.broken / device.name).exists():
-            raise DriverError(f"{device.name} is broken; mend it")
+            raise DriverError(f"{device.name} is broken; repair it")
         return edits(device.name)
 
     async def unprepare(self, claim, device):
@@ -114,7 +115,7 @@ class Marking(Driver[HardwareConfig]):
 
 
 class Plain(Driver[HardwareConfig]):
-    """A driver without side effects: all that a claim gets is its CDI file."""
+    """A driver without side effects: a claim gets only a CDI file."""
 
     name = "plain.example.com"
     config_type = HardwareConfig
@@ -131,7 +132,7 @@ class Plain(Driver[HardwareConfig]):
     async def prepare(self, claim, device):
         await self.hardware.take_time(device.name)
         if (self.hardware.broken / device.name).exists():
-            raise DriverError(f"{device.name} is broken; mend it")
+            raise DriverError(f"{device.name} is broken; repair it")
         return edits(device.name)
 
 

@@ -1,9 +1,9 @@
 """
 A process that changes the endpoints of a checkpoint, and is killed at one of its steps.
 
-    python -m tests.crash.endpointwrites <change> <orders as JSON> <checkpoint>
+python -m tests.crash.endpointwrites <change> <options as JSON> <checkpoint>
 
-It must not know what should be stored then.
+It must not know the expected rows.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ CHANGES: Mapping[str, tuple[list[StoredEndpoint], Change, list[StoredEndpoint]]]
     "removing": ([OTHER, STOPPED], writing(REMOVING), [OTHER, REMOVING]),
     "forgotten": ([OTHER, REMOVING], lambda c: c.forget_endpoints(["usb", "none"]), [OTHER]),
 }
-"""What was stored, what is done, and what is stored after."""
+"""By name: the stored rows before, the change, and the stored rows after."""
 
 
 async def main() -> None:
-    name, orders, path = sys.argv[1:]
-    facts = json.loads(orders)
-    told = {key: Path(facts[key]) for key in ("root", "trail", "armed")}
-    seen = steps.Steps(steps.Orders(**told, kill_at=facts["kill_at"]))
-    seen.install()
-    steps.set_endpoints_apart(seen)
+    name, options, path = sys.argv[1:]
+    facts = json.loads(options)
+    paths = {key: Path(facts[key]) for key in ("root", "labels", "armed")}
+    observed = steps.Steps(steps.StepOptions(**paths, kill_at=facts["kill_at"]))
+    observed.install()
+    steps.set_endpoints_apart(observed)
     checkpoint = Checkpoint(Path(path))
     await checkpoint.open()
     _, change, _ = CHANGES[name]

@@ -1,14 +1,15 @@
 """
-Node plugins by the hundred: a clean process imports everything once, and forks one for each start.
+Starts many node plugins: a clean process imports everything once, and forks a plugin for each
+start.
 
-An ordinary start spends more on imports than on all the rest. The server makes no loop, no thread
-and no gRPC object before it forks; what it forks runs `drakit_nodeplugin.__main__.main` with flags
-and environment of its own, just as `python -m drakit_nodeplugin` does.
+Imports take most of the time of an ordinary start. The server makes no loop, no thread and no gRPC
+object before it forks. A fork runs `drakit_nodeplugin.__main__.main` with its own flags and
+environment, as `python -m drakit_nodeplugin` does.
 
-Orders come as lines of JSON on its standard input, and it tells of births and deaths on its
-standard output. It ends, with all that it has forked, when its input does.
+It reads commands as lines of JSON from standard input, and reports started and ended processes on
+standard output. It ends, with all its forks, when its input ends.
 
-It must not know scenarios or steps beyond handing orders on.
+It must not know scenarios, or steps beyond passing their options on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("drakit_nodeplugin.__main__", "drakit_nodeplugin.app", "tests.crash.drivers")
-"""What every plugin imports, with all that it leads to."""
+"""The modules that are imported before a fork, with all their imports."""
 
 LINE_BYTES = 2**20
 
@@ -40,7 +41,7 @@ class Process:
 
     pid: int
     status: asyncio.Future[int] = field(default_factory=asyncio.Future)
-    """The exit code, or the signal's number negated; known when it has ended."""
+    """The exit code, or the negative number of the signal; set when the process has ended."""
 
     def kill(self) -> None:
         if not self.status.done():
@@ -48,7 +49,7 @@ class Process:
                 os.kill(self.pid, signal.SIGKILL)
 
     async def ended(self, *, timeout_seconds: float) -> int | None:
-        """Give the status; None if it still runs after the timeout."""
+        """Return the status; None if the process still runs after the timeout."""
         await asyncio.wait({self.status}, timeout=timeout_seconds)
         return self.status.result() if self.status.done() else None
 
@@ -59,44 +60,44 @@ class ForkServer:
     def __init__(self, server: asyncio.subprocess.Process) -> None:
         self._server = server
         self._numbers = itertools.count()
-        self._births: dict[int, asyncio.Future[Process]] = {}
+        self._starting: dict[int, asyncio.Future[Process]] = {}
         self._alive: dict[int, Process] = {}
 
     async def start(
-        self, *arguments: str, environment: Mapping[str, str], orders: Mapping[str, Any], log: Path
+        self, *arguments: str, environment: Mapping[str, str], options: Mapping[str, Any], log: Path
     ) -> Process:
         """Start a node plugin with these flags; its output goes to the log."""
         number = next(self._numbers)
-        birth = self._births[number] = asyncio.get_running_loop().create_future()
+        started = self._starting[number] = asyncio.get_running_loop().create_future()
         order = {
             "number": number,
             "arguments": arguments,
             "environment": dict(environment),
-            "orders": {name: value and str(value) for name, value in orders.items()},
+            "options": {name: value and str(value) for name, value in options.items()},
             "log": str(log),
         }
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(order).encode() + b"\n")
-        return await birth
+        return await started
 
     async def listen(self) -> None:
-        """Hear of births and deaths until the server ends."""
+        """Receive reports of started and ended processes until the server ends."""
         assert self._server.stdout is not None
         async for line in self._server.stdout:
             said = json.loads(line)
             number = said["number"]
             if "pid" in said:
                 process = self._alive[number] = Process(pid=said["pid"])
-                self._births.pop(number).set_result(process)
+                self._starting.pop(number).set_result(process)
             else:
                 self._alive.pop(number).status.set_result(said["status"])
-        for birth in self._births.values():
-            birth.set_exception(RuntimeError("the fork server has ended"))
+        for started in self._starting.values():
+            started.set_exception(RuntimeError("the fork server has ended"))
 
 
 @contextlib.asynccontextmanager
 async def fork_server() -> AsyncIterator[ForkServer]:
-    """Start the server; at the end nothing of it is left."""
+    """Start the server; at the end, it and its forks are gone."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", "-m", "tests.crash.forkserver"),
         stdin=asyncio.subprocess.PIPE,
@@ -106,7 +107,7 @@ async def fork_server() -> AsyncIterator[ForkServer]:
     assert process.stdout is not None
     if not await process.stdout.readline():
         await process.wait()
-        raise RuntimeError("the fork server did not start; what it said is above")
+        raise RuntimeError("the fork server did not start; its output is above")
     server = ForkServer(process)
     listening = asyncio.create_task(server.listen())
     try:
@@ -122,23 +123,23 @@ async def fork_server() -> AsyncIterator[ForkServer]:
 
 
 def main() -> None:
-    # What grpc reads at its import; nothing of it is running when we fork.
+    # grpc reads this at its import. No part of grpc runs when we fork.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     # The API server speaks no TLS, and reading all authorities takes a third of a start.
     os.environ["SSL_CERT_FILE"] = os.devnull
     for module in MODULES:
         importlib.import_module(module)
     lean = importlib.import_module("drakit.kube.lean")
-    lean._library()  # else at the first session
+    lean._library()  # otherwise loaded at the first session
     importlib.import_module("kubernetes_asyncio.config.kube_config")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not survive the fork"
     gc.freeze()
-    _tell(ready=1)
+    _report(ready=1)
     _serve()
 
 
 def _serve() -> None:
-    alive: dict[int, tuple[int, int]] = {}  # pidfd: number of the order, pid
+    alive: dict[int, tuple[int, int]] = {}  # pidfd: number of the command, pid
     rest = b""
     while True:
         ready, _, _ = select.select([0, *alive], [], [])
@@ -146,7 +147,7 @@ def _serve() -> None:
             number, pid = alive.pop(pidfd)
             os.close(pidfd)
             _, status = os.waitpid(pid, 0)
-            _tell(number=number, status=os.waitstatus_to_exitcode(status))
+            _report(number=number, status=os.waitstatus_to_exitcode(status))
         if 0 not in ready:
             continue
         data = os.read(0, 65536)
@@ -157,19 +158,19 @@ def _serve() -> None:
             order = json.loads(line)
             pid = os.fork()
             if pid == 0:
-                _become_a_node_plugin(order)
+                _run_node_plugin(order)
             alive[os.pidfd_open(pid)] = (order["number"], pid)
-            _tell(number=order["number"], pid=pid)
+            _report(number=order["number"], pid=pid)
     for _, pid in alive.values():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _tell(**facts: int) -> None:
+def _report(**facts: int) -> None:
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
-def _become_a_node_plugin(order: Mapping[str, Any]) -> None:
+def _run_node_plugin(order: Mapping[str, Any]) -> None:
     code = 1
     try:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -177,7 +178,7 @@ def _become_a_node_plugin(order: Mapping[str, Any]) -> None:
         for descriptor, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, descriptor)
         os.environ.update(order["environment"])
-        code = _run(order["arguments"], order["orders"])
+        code = _run(order["arguments"], order["options"])
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -185,12 +186,12 @@ def _become_a_node_plugin(order: Mapping[str, Any]) -> None:
         os._exit(code)
 
 
-def _run(arguments: Sequence[str], orders: Mapping[str, str | None]) -> int:
+def _run(arguments: Sequence[str], options: Mapping[str, str | None]) -> int:
     from drakit_nodeplugin.__main__ import main as run_node_plugin
     from tests.crash import steps
 
-    paths = {name: Path(value) for name, value in orders.items() if value and name != "kill_at"}
-    steps.install(steps.Orders(**paths, kill_at=orders["kill_at"]))
+    paths = {name: Path(value) for name, value in options.items() if value and name != "kill_at"}
+    steps.install(steps.StepOptions(**paths, kill_at=options["kill_at"]))
     sys.argv = ["drakit-nodeplugin", *arguments]
     try:
         run_node_plugin()

@@ -1,10 +1,11 @@
 """
-The crash matrix: every scenario is played once to find its steps, then once more to die at each.
+The crash matrix: each scenario runs once to find its steps, and once more for each step, at which
+it is killed.
 
 A run fails if its step was found and is not reached, if a call does not succeed in the end, or if
-anything is held that should be free, or free that should be held.
+the node holds other devices than expected.
 
-It must not know what scenarios do, or what drivers and files look like.
+It must not know the content of scenarios, or the formats of drivers and files.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from tests.crash.aftermath import LeakError, play_aftermath
+from tests.crash.aftermath import LeakError, run_aftermath
 from tests.crash.forkserver import ForkServer
-from tests.crash.node import Node, inexplicable
+from tests.crash.node import Node, irreparable
 from tests.crash.scenarios import Scenario, Variant
 from tests.crash.stage import PODS, PluginDiedError, Stage, new_folder, new_stage
 from tests.crash.steps import ENDPOINTS, FRONT_DOOR, NODE_LABELS
 
 OVER = "over: the reply was received"
-"""The last point of each scenario, where the kubelet's side kills: all is done, and it knows."""
+"""The last point of each scenario, where the test kills the process: the kubelet has its reply."""
 
 RUN_SECONDS = 60.0
 ATTEMPTS = 3
 UNREACHED_SECONDS = 1.0
-"""How long a process gets to reach its step after all was done."""
+"""The time that a process has to reach its step after the scenario has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What went wrong in one run."""
+    """The failure of one run."""
 
     point: Point
     variant: Variant
@@ -54,7 +55,7 @@ class Failure:
 
 
 class NotReachedError(Exception):
-    """The process did not come to the step at which it should have been killed."""
+    """The process did not reach the step of its kill."""
 
 
 class Matrix:
@@ -65,24 +66,24 @@ class Matrix:
         self._slots = asyncio.Semaphore(jobs)
         self.runs = 0
 
-    # ------------------------------------------------------------ what a scenario begins with
+    # ------------------------------------------------------------ start of a scenario
 
     @contextlib.asynccontextmanager
     async def prepared_node(self, scenario: Scenario) -> AsyncIterator[Node]:
-        """Make the node with which every run of a scenario begins."""
+        """Make the initial node of all runs of a scenario."""
         folder = new_folder()
         try:
             empty = Node(folder / "n", scenario.driver, settings=scenario.settings)
             empty.root.mkdir()
             empty.make()
             async with self._slots, new_stage(self._server, empty) as stage:
-                await self._play_before(stage, scenario)
+                await self._run_before(stage, scenario)
                 node = stage.node.copy_to(folder / "m")
             yield node
         finally:
             shutil.rmtree(folder)
 
-    async def _play_before(self, stage: Stage, scenario: Scenario) -> None:
+    async def _run_before(self, stage: Stage, scenario: Scenario) -> None:
         if scenario.before is not None:
             stage.allocate(scenario.before)
             await stage.start(pod=PODS[0])
@@ -108,12 +109,12 @@ class Matrix:
 
     async def find_points(self, scenario: Scenario, node: Node) -> list[Point]:
         """
-        Play a scenario to its end and give its steps.
+        Run a scenario to its end, and return its steps.
 
-        Twice, and those that came up both times: how many transactions the claims of a batch share
-        is a matter of time, and on a busy machine there are more than ever again.
+        The scenario runs twice, and only steps of both runs count. The number of transactions that
+        the claims of a batch share depends on timing, and is higher on a busy machine.
         """
-        first, second = [await self._trail(scenario, node) for _ in range(2)]
+        first, second = [await self._labels(scenario, node) for _ in range(2)]
         labels = [label for label in first if label in second]
         kinds = (
             (scenario.front_door, FRONT_DOOR),
@@ -125,21 +126,21 @@ class Matrix:
                 labels = [label for label in labels if not pattern.fullmatch(label)]
         return [Point(scenario=scenario.name, label=label) for label in (*labels, OVER)]
 
-    async def _trail(self, scenario: Scenario, node: Node) -> list[str]:
+    async def _labels(self, scenario: Scenario, node: Node) -> list[str]:
         async with self._slots, new_stage(self._server, node) as stage:
             await self._begin(stage, scenario, kill_at=None)
             await scenario.act(stage, scenario)
             stage.arm(on=False)
-            return list(stage.trail())
+            return list(stage.step_labels())
 
     async def run(
         self, scenario: Scenario, node: Node, point: Point, variant: Variant, *, pod: str
     ) -> Failure | None:
         """
-        Kill at a point and play what comes after.
+        Kill at a point, and run the steps after it.
 
-        Where it was not reached, it is tried again: which claims of a batch share a transaction is
-        a matter of time, so the last of several may not come up in a run.
+        A point that is not reached is tried again. Timing decides which claims of a batch share a
+        transaction, so the last of several may be missing in a run.
         """
         for _ in range(ATTEMPTS):
             failure = await self._run(scenario, node, point, variant, pod=pod)
@@ -156,7 +157,7 @@ class Matrix:
             try:
                 async with asyncio.timeout(RUN_SECONDS):
                     await self._die(stage, scenario, point)
-                    await play_aftermath(stage, scenario, variant, pod=pod)
+                    await run_aftermath(stage, scenario, variant, pod=pod)
                 return None
             except LeakError as error:
                 kind, text = "leak", str(error)
@@ -183,14 +184,14 @@ class Matrix:
         try:
             await scenario.act(stage, scenario)
             if kill_at and not await stage.killed(timeout_seconds=UNREACHED_SECONDS):
-                raise NotReachedError(f"it was never reached; the trail was {stage.trail()}")
+                raise NotReachedError(f"it was never reached; the steps were {stage.step_labels()}")
         except PluginDiedError as error:
             if not await stage.killed(timeout_seconds=0):
                 raise RuntimeError(f"before its step: {error}") from error
         await stage.kill()
         if scenario.orderly:
             held = await asyncio.to_thread(stage.node.look)
-            if found := inexplicable(held, untouched=scenario.untouched):
+            if found := irreparable(held, untouched=scenario.untouched):
                 raise LeakError(f"at the kill: {'; '.join(found)}")
         if scenario.after is not None:
             scenario.after(stage.node)
@@ -198,7 +199,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What became of a scenario."""
+    """The result of a scenario."""
 
     scenario: str
     points: Sequence[Point]
@@ -206,10 +207,10 @@ class Result:
     seconds: float
 
 
-async def play(
+async def run_scenario(
     matrix: Matrix, scenario: Scenario, *, wanted: str | None, variant: Variant | None
 ) -> Result:
-    """Play a scenario: all of its points, or those whose label holds the wanted text."""
+    """Run a scenario at all of its points, or at those whose label contains the wanted text."""
     began = asyncio.get_running_loop().time()
     points: list[Point] = []
     try:

@@ -1,7 +1,7 @@
 """
-What happens to a node's directories while no plugin runs: reboots, damage, loss, faulty hardware.
+Changes of a node's directories while no plugin runs: reboots, damage, loss, faulty hardware.
 
-It must not know scenarios, or how a plugin is started.
+It must not know scenarios, or the start of a plugin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def remove_files(node: Node) -> None:
 
 
 def reboot(node: Node) -> None:
-    """Another boot: what was in memory is gone."""
+    """Reboot the node: everything in memory is lost."""
     node.boot_id.write_text("boot-2\n")
     shutil.rmtree(node.cdi)
     for mark in node.hardware.marks.iterdir():
@@ -41,24 +41,24 @@ def damage_row(node: Node) -> None:
 def damage_file(node: Node) -> None:
     with closing(sqlite3.connect(node.checkpoint)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    node.checkpoint.write_text("no database, but long enough to be taken for one" * 400)
+    node.checkpoint.write_text("not a database, but long enough to be taken for one" * 400)
 
 
 def upgrade(node: Node) -> None:
-    """A later version that this one can follow has written the checkpoint, and was rolled back."""
+    """Let a later, compatible version write the checkpoint, as before a rollback."""
     with closing(sqlite3.connect(node.checkpoint)) as database, database:
         as_successor(database)
 
 
 def add_orphan(node: Node) -> None:
-    """A file that drakit wrote, for a claim of which nothing else is known."""
+    """Add a CDI file of drakit for an unknown claim."""
     (path,) = node.cdi.glob("*uid-a.json")
     text = path.read_text().replace("uid-a", "uid-gone")
     path.with_name(path.name.replace("uid-a", "uid-gone")).write_text(text)
 
 
 def add_endpoint(node: Node) -> None:
-    """An endpoint that was there, and has been away for long."""
+    """Add a stored endpoint that has been unavailable for a long time."""
     pools = {f"{NAME}/{LOST_ENDPOINT}": ("lamp-1",)}
     lost = StoredEndpoint(name=LOST_ENDPOINT, pools=pools, stopped_at=1.0)
     with closing(sqlite3.connect(node.checkpoint)) as database:
@@ -75,9 +75,9 @@ def remove_checkpoint(node: Node) -> None:
         path.unlink()
 
 
-def send_away(node: Node) -> None:
+def stop_hardware(node: Node) -> None:
     node.hardware.away.touch()
 
 
-def bring_back(node: Node) -> None:
+def start_hardware(node: Node) -> None:
     node.hardware.away.unlink()

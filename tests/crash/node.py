@@ -1,10 +1,10 @@
 """
-A node's directories, and what is held on it: rows, CDI files, marks of the hardware.
+A node's directories and its state: rows, CDI files, marks of the hardware.
 
-The checkpoint is read from a copy and by SQL, because opening it would tell its owner that another
-process did. What should be held is told by the caller; this says where it is not so.
+The checkpoint is read by SQL from a copy, because its owner would notice that another process opens
+it. The caller supplies the expected state; this module reports the differences.
 
-It must not know scenarios, steps, or how a plugin is started.
+It must not know scenarios, steps, or the start of a plugin.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ NAME = "node-1"
 
 DriverClass = type[Marking] | type[Plain]
 Claims = Mapping[str, tuple[str, ...]]
-"""Names of devices by the UID of the claim that has them."""
+"""Names of devices, by the UID of the claim that holds them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What is held on a node at a moment."""
+    """The state of a node at one moment."""
 
     rows: Mapping[str, StoredClaim]
     files: Mapping[str, Any]
-    """CDI specs by claim UID; text where it is no JSON, None where it goes at this moment."""
+    """CDI specs by claim UID: text if the file is not JSON, None if it is being removed."""
 
     marks: Mapping[str, str]
     """Claim UIDs by device."""
 
     temporary: Sequence[str]
-    """What is in the CDI directory beside CDI files: only a process that writes may have it."""
+    """Other files in the CDI directory. Only a process that is writing may have some."""
 
     endpoints: Collection[str]
     """Names of the endpoints that are stored."""
 
-    strange: Sequence[str]
-    """What should never be: half-made marks, calls that a driver should not have got, rows of
+    unexpected: Sequence[str]
+    """Inconsistencies that must never occur: half-made marks, forbidden calls of a driver, rows of
     endpoints that are neither the old nor the new one."""
 
     @property
@@ -67,7 +67,7 @@ class Node:
     def __init__(
         self, root: Path, driver: DriverClass, *, settings: Mapping[str, Any] | None = None
     ) -> None:
-        """Settings of the plugin's configuration file can be given beside those of the paths."""
+        """`settings` are added to the plugin's configuration file, which has the paths."""
         self.root, self.driver, self._settings = root, driver, settings or {}
         self.cdi, self.config = root / "cdi", root / "plugin.yaml"
         self.boot_id = root / "boot_id"
@@ -82,7 +82,7 @@ class Node:
         self._write_config()
 
     def copy_to(self, root: Path) -> Node:
-        """Make another node that is just like this one, the sockets of the dead included."""
+        """Make an identical node, including the sockets of killed processes."""
         shutil.copytree(self.root, root, dirs_exist_ok=True, ignore=_sockets)
         for path in self.root.rglob("*.sock"):
             with socket.socket(socket.AF_UNIX) as dead:
@@ -106,14 +106,15 @@ class Node:
         }
         self.config.write_text(yaml.safe_dump(config))
 
-    # ------------------------------------------------------------ what is held
+    # ------------------------------------------------------------ state
 
     def look(self) -> Held:
-        """See what is held; sqlite3.Error or DamagedRowError where the checkpoint is damaged."""
+        """Return the present state. Raises sqlite3.Error or DamagedRowError if the checkpoint is
+        damaged."""
         prefix = f"{self.driver.name}-claim_"
         files: dict[str, Any] = {}
         temporary: list[str] = []
-        strange: list[str] = []
+        unexpected: list[str] = []
         for path in sorted(self.cdi.glob("*")):
             if path.name.startswith(prefix) and path.suffix == ".json":
                 files[path.stem.removeprefix(prefix)] = _parsed(path)
@@ -122,11 +123,11 @@ class Node:
         marks: dict[str, str] = {}
         for path in sorted(self.hardware.marks.iterdir()):
             if path.name.startswith("."):
-                strange.append(f"file {path.name} of the hardware")
+                unexpected.append(f"file {path.name} of the hardware")
             else:
                 marks[path.name] = self.hardware.holder(path.name) or "nobody"
         if self.hardware.wrong.exists():
-            strange += self.hardware.wrong.read_text().splitlines()
+            unexpected += self.hardware.wrong.read_text().splitlines()
         claims, endpoints, damaged = self._stored()
         return Held(
             rows={claim.uid: claim for claim in claims},
@@ -134,11 +135,11 @@ class Node:
             marks=marks,
             temporary=temporary,
             endpoints={endpoint.name for endpoint in endpoints},
-            strange=[*strange, *damaged],
+            unexpected=[*unexpected, *damaged],
         )
 
     def _stored(self) -> tuple[list[StoredClaim], list[StoredEndpoint], list[str]]:
-        """Give claims and endpoints, and say which rows of endpoints are damaged."""
+        """Return the claims, the endpoints, and a sentence for each damaged row of an endpoint."""
         if not self.checkpoint.exists():
             return [], [], []
         with tempfile.TemporaryDirectory(dir=self.root.parent) as folder:
@@ -173,17 +174,15 @@ def _names(row: StoredClaim) -> tuple[str, ...]:
     return tuple(device.device for device in row.devices)
 
 
-# -------------------------------------------------------------------- what is not as it should be
+# -------------------------------------------------------------------- differences
 
 
 def differences(held: Held, expected: Claims, *, driver: DriverClass) -> list[str]:
-    """Say where what is held is not exactly these prepared claims, in sentences."""
-    found = [*held.strange, *(f"file {name} was left" for name in held.temporary)]
+    """Return the differences from a state with exactly these prepared claims, as sentences."""
+    found = [*held.unexpected, *(f"file {name} was left" for name in held.temporary)]
     for uid in sorted(held.rows.keys() - expected.keys()):
         row = held.rows[uid]
-        found.append(
-            f"claim {uid} is {row.state} with {_listed(_names(row))}: a row without reason"
-        )
+        found.append(f"claim {uid} is {row.state} with {_listed(_names(row))}: an unexpected row")
     for uid, devices in expected.items():
         row = held.rows.get(uid)
         if row is None:
@@ -225,27 +224,26 @@ def _environment(spec: Any) -> list[str]:
 
 def _wrong_marks(held: Held, wanted: Mapping[str, str]) -> list[str]:
     found = [
-        f"device {device} is held by {uid}, and should be free"
+        f"device {device} is held by {uid}, but must be free"
         for device, uid in sorted(held.marks.items())
         if device not in wanted
     ]
     for device, uid in sorted(wanted.items()):
         if held.marks.get(device) is None:
-            found.append(f"device {device} is free, and should be held by {uid}")
+            found.append(f"device {device} is free, but must be held by {uid}")
         elif held.marks[device] != uid:
             found.append(f"device {device} is held by {held.marks[device]}, not by {uid}")
     return found
 
 
-def inexplicable(held: Held, *, untouched: Collection[str]) -> list[str]:
+def irreparable(held: Held, *, untouched: Collection[str]) -> list[str]:
     """
-    Say what nobody could ever put in order: what a crash may not leave at any moment.
+    Return the problems that no recovery can repair, and that no crash may leave.
 
-    A mark or a CDI file needs a row, or nothing says whose it is; claims that run on, whatever is
-    done beside them, stay prepared.
+    A mark or a CDI file needs a row, which names its owner. Claims in use stay prepared.
     """
     found = [
-        f"device {device} is held by {uid}, and no row says so"
+        f"device {device} is held by {uid}, but has no row"
         for device, uid in sorted(held.marks.items())
         if uid not in held.rows or device not in _names(held.rows[uid])
     ]
@@ -254,7 +252,7 @@ def inexplicable(held: Held, *, untouched: Collection[str]) -> list[str]:
     ]
     for uid in sorted(untouched):
         if uid not in held.prepared:
-            found.append(f"claim {uid} is in use, and no row says that it is prepared")
+            found.append(f"claim {uid} is in use, but no row shows it as prepared")
     return found
 
 

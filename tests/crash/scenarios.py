@@ -1,10 +1,11 @@
 """
-What is played: what the node holds before, what happens while steps count, what must come of it.
+The scenarios: the state of the node before, the operation while steps count, and the expected
+result.
 
-Each scenario ends with one pod's claims. After a kill the plugin is started again, and then the
-kubelet asks for the pod, or for its end, or nobody asks at all (:mod:`.aftermath`).
+Each scenario ends with one pod's claims. After a kill the plugin starts again. Then the kubelet
+prepares or unprepares the claims, or does not call (:mod:`.aftermath`).
 
-It must not know how processes are started and killed.
+It must not know the start and the kill of processes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from tests.crash.mishaps import (
     LOST_ENDPOINT,
     add_endpoint,
     add_orphan,
-    bring_back,
     damage_file,
     damage_row,
     reboot,
     remove_checkpoint,
     remove_files,
-    send_away,
     slow_down,
+    start_hardware,
+    stop_hardware,
     upgrade,
 )
 from tests.crash.node import Claims, DriverClass, Node, differences
 from tests.crash.stage import Operation, Stage
 
 Variant = Literal["prepare", "unprepare", "nobody"]
-"""What comes after the restart: the kubelet's call, or none."""
+"""The kubelet's call after the restart, if any."""
 
 POD: Claims = {"uid-a": ("dev-1", "dev-2"), "uid-b": ("dev-3",)}
 RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3"), "uid-whole": (WHOLE,)}
@@ -44,97 +45,98 @@ RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3"), "uid-whole": (WHOLE,)
 ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
 
 STALE = ("period", "gracePeriod", "unconfirmedGracePeriod")
-"""Settings that say when stale claims are collected, in seconds."""
+"""Settings of the collection of stale claims, in seconds."""
 
 GRACES = ("startGracePeriod", "endpointStopGracePeriod")
-"""Settings that say how long an endpoint that is away is waited for, in seconds."""
+"""Settings of the grace periods of endpoints, in seconds."""
 
 Act = Callable[[Stage, "Scenario"], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One story that is cut at each of its steps."""
+    """A sequence of operations that is interrupted at each of its steps."""
 
     name: str
     act: Act
-    """What happens while steps count."""
+    """The operations while steps count."""
 
     driver: DriverClass = Marking
     pod: Claims = field(default_factory=lambda: POD)
-    """The claims as they are allocated while steps count, and after."""
+    """The claims as allocated while steps count, and afterwards."""
 
     before: Claims | None = None
-    """What was prepared before; None if nothing was."""
+    """The claims that were prepared before; None if there are none."""
 
     cut: tuple[Operation, str] | None = None
-    """A first kill: in this call, at this step. What it left is what the node begins with."""
+    """A first kill, in this call at this step. The node begins with the state that it leaves."""
 
     change: Callable[[Node], None] | None = None
-    """What happens to the node's directories while no plugin runs."""
+    """The change of the node's directories while no plugin runs."""
 
     at_start: bool = False
     """Whether the steps of the start itself count."""
 
     front_door: bool = False
-    """Whether steps of sockets and locks count: they are the same in every start."""
+    """Whether steps of sockets and locks count. They are the same in every start."""
 
     endpoints: bool = False
-    """Whether transactions of endpoints count: they come when the driver has something to tell, and
-    not when the kubelet calls."""
+    """Whether transactions of endpoints count. They follow a report of the driver, not a call of
+    the kubelet."""
 
     broken: Collection[str] = ()
-    """Devices whose prepare fails until they are mended."""
+    """Devices whose prepare fails until they are repaired."""
 
     untouched: Collection[str] = ()
-    """Claims of containers that run on: they must stay prepared at every moment."""
+    """Claims of containers that keep running. They must stay prepared at every moment."""
 
     orderly: bool = True
-    """Whether marks and files have a row at every moment. Not while the checkpoint is damaged."""
+    """Whether marks and files have a row at every moment. They do not while the checkpoint is
+    damaged."""
 
     after: Callable[[Node], None] | None = None
-    """What happens to the node's directories after the kill."""
+    """The change of the node's directories after the kill."""
 
     gone: Collection[str] = ()
-    """Endpoints whose removal is due, and finished in the end: they are not stored any more."""
+    """Endpoints whose removal is due. At the end, they are no longer stored."""
 
     left: Claims | None = None
-    """What a node that nobody asks ends with; None if that depends on the step."""
+    """The final state of a node without calls; None if that depends on the step."""
 
     exists: bool = True
     """Whether the API server has the pod's claims."""
 
     listed: Claims | None = None
-    """What the kubelet's podresources names; None if they cannot be read."""
+    """The claims in the kubelet's podresources API; None if it cannot be read."""
 
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings of the plugin, beside those of the directories."""
+    """Settings of the plugin, in addition to its directories."""
 
     spare: bool = False
-    """Whether a second instance runs from the beginning, as in a rolling update. It takes over."""
+    """Whether a second instance runs from the start, as in a rolling update. It takes over."""
 
     settle_seconds: float = 12.0
-    """Within which a node that nobody asks is in order: the plugin looks for unfinished work every
-    5 s."""
+    """The time in which a node without calls must be consistent. The plugin checks for unfinished
+    work every 5 s."""
 
     variants: tuple[Variant, ...] = ALL
-    """What comes after, in turn."""
+    """The variants after the restart, used in turn."""
 
-    plays: int = 3
-    """How many of the variants are played at each point, unless all are asked for."""
+    variants_per_point: int = 3
+    """The number of variants that run at each point, unless all are requested."""
 
     def chosen(self, number: int) -> list[Variant]:
-        """Which variants are played at the point of this number."""
-        count = min(self.plays, len(self.variants))
+        """Return the variants for the point with this number."""
+        count = min(self.variants_per_point, len(self.variants))
         first = number * count
         return [self.variants[(first + i) % len(self.variants)] for i in range(count)]
 
 
-# -------------------------------------------------------------------- what happens
+# -------------------------------------------------------------------- operations
 
 
 def calling(operation: Operation) -> Act:
-    """The kubelet calls, once."""
+    """Return an operation in which the kubelet calls once."""
 
     async def act(stage: Stage, scenario: Scenario) -> None:
         await stage.connect()
@@ -145,7 +147,7 @@ def calling(operation: Operation) -> Act:
 
 
 async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
-    """Another pod's claims want held hardware, and some of the hardware of this call."""
+    """Prepare the claims together with another pod's claims for the same hardware."""
     stage.allocate(RIVAL)
     await stage.connect()
     stage.arm()
@@ -154,20 +156,20 @@ async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
 
 
 async def start_alone(stage: Stage, scenario: Scenario) -> None:
-    """The plugin starts, and nobody calls until all is in order."""
+    """Start the plugin, and make no call until the state is consistent."""
     await stage.connect()
     await settled(stage, scenario)
 
 
 async def wait_alone(stage: Stage, scenario: Scenario) -> None:
-    """The plugin runs, and nobody calls until all is in order."""
+    """Let the plugin run, and make no call until the state is consistent."""
     await stage.connect()
     stage.arm()
     await settled(stage, scenario)
 
 
 async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
-    """A CDI file is removed while the plugin runs."""
+    """Remove a CDI file while the plugin runs."""
     await stage.connect()
     stage.arm()
     remove_files(stage.node)
@@ -175,7 +177,7 @@ async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
 
 
 async def lose_checkpoint(stage: Stage, scenario: Scenario) -> None:
-    """The checkpoint is removed while the plugin runs; then the kubelet calls."""
+    """Remove the checkpoint while the plugin runs; then the kubelet calls."""
     await stage.connect()
     stage.arm()
     remove_checkpoint(stage.node)
@@ -184,7 +186,7 @@ async def lose_checkpoint(stage: Stage, scenario: Scenario) -> None:
 
 
 async def settled(stage: Stage, scenario: Scenario) -> None:
-    """Wait until what is held is consistent; raise TimeoutError with what is not."""
+    """Wait until the state is consistent; raise TimeoutError with the problems."""
     until = asyncio.get_running_loop().time() + scenario.settle_seconds
     while unsettled := await asyncio.to_thread(disorder, stage.node, scenario):
         stage.died()
@@ -194,7 +196,7 @@ async def settled(stage: Stage, scenario: Scenario) -> None:
 
 
 def disorder(node: Node, scenario: Scenario) -> list[str]:
-    """Say what a node that nobody asks may not hold on to."""
+    """Return the problems of a node without calls."""
     try:
         held = node.look()
     except (sqlite3.Error, DamagedRowError) as error:
@@ -202,17 +204,18 @@ def disorder(node: Node, scenario: Scenario) -> list[str]:
     lost = [uid for uid in scenario.untouched if uid not in held.prepared]
     left = held.prepared if scenario.left is None else scenario.left
     return [
-        *(f"claim {uid} is in use, and not prepared" for uid in lost),
+        *(f"claim {uid} is in use, but not prepared" for uid in lost),
         *(f"endpoint {name} is still stored" for name in scenario.gone if name in held.endpoints),
         *differences(held, left, driver=scenario.driver),
     ]
 
 
-# -------------------------------------------------------------------- all of them
+# -------------------------------------------------------------------- scenarios
 
 
 def damaged(name: str, damage: Callable[[Node], None]) -> Scenario:
-    """The checkpoint is damaged, while containers use the claims, which the kubelet tells."""
+    """Return a scenario with a damaged checkpoint. The kubelet lists the claims, which containers
+    use."""
     return Scenario(
         name=f"damaged-{name}",
         before=POD,
@@ -223,12 +226,12 @@ def damaged(name: str, damage: Callable[[Node], None]) -> Scenario:
         at_start=True,
         orderly=False,
         act=start_alone,
-        plays=2,
+        variants_per_point=2,
     )
 
 
 def _of_both(driver: DriverClass) -> list[Scenario]:
-    """What a driver with side effects and one without have in common."""
+    """Return the scenarios for drivers with and without side effects."""
     former: Claims = {"uid-a": ("dev-2", "dev-4"), "uid-b": ("dev-3",)}
     whole: Claims = {"uid-a": (WHOLE,)}
     prepare, unprepare = calling("prepare"), calling("unprepare")
@@ -236,10 +239,10 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
         Scenario(name="prepare", act=prepare),
         Scenario(name="repeat", before=POD, untouched=POD.keys(), left=POD, act=prepare),
         Scenario(name="unprepare", before=POD, act=unprepare),
-        Scenario(name="rollback", broken=("dev-2",), act=prepare, plays=2),
-        Scenario(name="reallocation", before=former, act=prepare, plays=2),
-        # The other claim may be refused once: the first one still has the whole device.
-        Scenario(name="parts-of-whole", before=whole, act=prepare, plays=2),
+        Scenario(name="rollback", broken=("dev-2",), act=prepare, variants_per_point=2),
+        Scenario(name="reallocation", before=former, act=prepare, variants_per_point=2),
+        # The other claim may be refused once, because the first one still has the whole device.
+        Scenario(name="parts-of-whole", before=whole, act=prepare, variants_per_point=2),
         Scenario(
             name="reboot",
             before=POD,
@@ -248,27 +251,27 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
             act=prepare,
             variants=("prepare", "unprepare"),
         ),
-        # Of its file the plugin takes notice within a second, so that each run takes longer.
+        # The plugin notices the file within a second, so each run takes longer.
         Scenario(
             name="lost-file",
             before=POD,
             untouched=POD.keys(),
             left=POD,
             act=lose_a_file,
-            plays=1,
+            variants_per_point=1,
         ),
         damaged("file", damage_file),
     ]
     if driver is Marking:
         return common
     return [
-        replace(scenario, name=f"plain-{scenario.name}", driver=driver, plays=1)
+        replace(scenario, name=f"plain-{scenario.name}", driver=driver, variants_per_point=1)
         for scenario in common
     ]
 
 
 def _recoveries() -> list[Scenario]:
-    """A second kill, in the start after a first one."""
+    """Return scenarios with a second kill, in the start after a first one."""
     cuts: Mapping[str, tuple[Operation, str]] = {
         "preparing-begun": ("prepare", "sql after COMMIT"),
         "preparing-half": ("prepare", "driver prepare uid-a dev-2: before"),
@@ -287,7 +290,7 @@ def _recoveries() -> list[Scenario]:
             at_start=True,
             act=start_alone,
             variants=("nobody", "prepare", "nobody", "unprepare"),
-            plays=2,
+            variants_per_point=2,
         )
         for name, cut in cuts.items()
     ]
@@ -302,7 +305,7 @@ def _others() -> list[Scenario]:
             front_door=True,
             endpoints=True,
             act=start_alone,
-            plays=2,
+            variants_per_point=2,
         ),
         Scenario(
             name="restart-without-files",
@@ -313,22 +316,24 @@ def _others() -> list[Scenario]:
             at_start=True,
             front_door=True,
             act=start_alone,
-            plays=2,
+            variants_per_point=2,
         ),
-        Scenario(name="prepare-apart", change=slow_down, act=calling("prepare"), plays=2),
+        Scenario(
+            name="prepare-apart", change=slow_down, act=calling("prepare"), variants_per_point=2
+        ),
         Scenario(
             name="unprepare-apart",
             before=POD,
             change=slow_down,
             act=calling("unprepare"),
-            plays=2,
+            variants_per_point=2,
         ),
         Scenario(
             name="unprepare-away",
             before=POD,
-            change=send_away,
+            change=stop_hardware,
             act=calling("unprepare"),
-            after=bring_back,
+            after=start_hardware,
         ),
         Scenario(
             name="refused",
@@ -358,7 +363,7 @@ def _others() -> list[Scenario]:
             endpoints=True,
             act=start_alone,
             variants=("nobody", "prepare"),
-            plays=2,
+            variants_per_point=2,
         ),
         Scenario(
             name="later-version",
@@ -368,7 +373,7 @@ def _others() -> list[Scenario]:
             change=upgrade,
             at_start=True,
             act=start_alone,
-            plays=2,
+            variants_per_point=2,
         ),
         damaged("row", damage_row),
         damaged("removed", remove_checkpoint),
@@ -390,7 +395,7 @@ def _others() -> list[Scenario]:
             orderly=False,
             act=start_alone,
             variants=("nobody",),
-            plays=1,
+            variants_per_point=1,
         ),
         Scenario(
             name="stale",
@@ -401,7 +406,7 @@ def _others() -> list[Scenario]:
             settings={"staleClaims": dict.fromkeys(STALE, 0.1)},
             act=wait_alone,
             variants=("nobody", "unprepare"),
-            plays=1,
+            variants_per_point=1,
         ),
     ]
 

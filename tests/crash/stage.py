@@ -1,7 +1,7 @@
 """
 One run: a node, an API server, a plugin that may be killed, and a kubelet that calls it.
 
-It must not know which scenario is played, or what should be held in the end.
+It must not know the scenario, or the expected state.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources
 Operation = Literal["prepare", "unprepare"]
 
 PODS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
-"""UIDs of the plugin's own pod: a container that is started again, and a new pod in its place."""
+"""UIDs of the plugin's own pod: of a restarted container, and of a new pod in its place."""
 
 MEMORY = Path("/dev/shm")
 
 START_SECONDS = 15.0
 CALL_SECONDS = 20.0
 RETRY_SECONDS = 0.05
-"""The kubelet waits longer between two calls; nothing here depends on it."""
+"""Pause between two calls. The kubelet waits longer, but no test depends on it."""
 
 
 class PluginDiedError(Exception):
@@ -45,11 +45,12 @@ class PluginDiedError(Exception):
 
 
 class Stage:
-    """What the scenarios act on. One plugin at a time is called; a spare one may run beside it."""
+    """The environment of a scenario. One plugin at a time is called; a spare one may run beside
+    it."""
 
     def __init__(self, node: Node, api: FakeApiServer, server: ForkServer, folder: Path) -> None:
         self.node, self._api, self._server, self._folder = node, api, server, folder
-        self.log, self._trail = folder / "log", folder / "trail"
+        self.log, self._labels = folder / "log", folder / "labels"
         self._armed = folder / "armed"
         self._process: Process | None = None
         self._spare: tuple[Process, str] | None = None
@@ -70,8 +71,8 @@ class Stage:
         self._pod, self._kubelet = pod, FakeKubelet(self.node.root)
 
     async def start_spare(self, *, pod: str) -> None:
-        """Fork a second plugin, whose steps do not count, and wait until it serves. It is the one
-        that is called once the first is killed."""
+        """Fork a second plugin, whose steps do not count, and wait until it serves. It is called
+        after the first one is killed."""
         armed = self._folder / "never"
         armed.write_bytes(b"\0")
         process = await self._fork(pod, armed=armed, kill_at=None)
@@ -87,22 +88,22 @@ class Stage:
     async def _fork(self, pod: str, *, armed: Path, kill_at: str | None) -> Process:
         arguments = ["--config", str(self.node.config), "--node-name", nodes.NAME]
         arguments += ["--kubeconfig", str(self._kubeconfig)]
-        orders = {"root": self.node.root, "trail": self._trail, "armed": armed}
+        options = {"root": self.node.root, "labels": self._labels, "armed": armed}
         return await self._server.start(
             *arguments,
             environment={"POD_UID": pod, **OWN_POD_ENVIRONMENT},
-            orders=orders | {"kill_at": kill_at},
+            options=options | {"kill_at": kill_at},
             log=self.log,
         )
 
     def arm(self, on: bool = True) -> None:
-        """Let steps count from now on, or not any more."""
+        """Start or stop counting steps."""
         with self._armed.open("r+b") as file:
             file.write(b"\1" if on else b"\0")
 
-    def trail(self) -> list[str]:
-        """The labels of the steps that counted."""
-        return self._trail.read_text().splitlines() if self._trail.exists() else []
+    def step_labels(self) -> list[str]:
+        """Return the labels of the counted steps."""
+        return self._labels.read_text().splitlines() if self._labels.exists() else []
 
     async def connect(self) -> None:
         """Register the driver as the kubelet does; raise :class:`PluginDiedError`."""
@@ -120,7 +121,7 @@ class Stage:
                 await self._explain(error)
 
     def died(self) -> None:
-        """Raise :class:`PluginDiedError` if it has ended."""
+        """Raise :class:`PluginDiedError` if the process has ended."""
         assert self._process is not None
         if self._process.status.done():
             said = re.findall(r"^.*\w.*$", self.log.read_text(), re.MULTILINE)
@@ -128,19 +129,19 @@ class Stage:
             raise PluginDiedError(f"the plugin ended with status {status}: {said[-1:]}")
 
     async def _explain(self, error: Exception) -> None:
-        """A call that failed because the process ended: the news may come a moment later."""
+        """Handle a failed call. If the process ended, its report may arrive a moment later."""
         assert self._process is not None
         await self._process.ended(timeout_seconds=2)
         self.died()
         raise error
 
     async def killed(self, *, timeout_seconds: float) -> bool:
-        """Whether the process kills itself within that time."""
+        """Return whether the process kills itself within that time."""
         assert self._process is not None
         return await self._process.ended(timeout_seconds=timeout_seconds) == -9
 
     async def kill(self) -> None:
-        """End the plugin at once, and close the kubelet's connections; go on with the spare one."""
+        """Kill the plugin, and close the kubelet's connections; continue with the spare one."""
         if self._process is not None:
             self._process.kill()
             await self._process.ended(timeout_seconds=10)
@@ -152,13 +153,13 @@ class Stage:
             self._kubelet = FakeKubelet(self.node.root)
 
     async def close(self) -> None:
-        """Leave nothing that runs."""
+        """Stop all processes."""
         await self.kill()
-        await self.kill()  # the spare one
+        await self.kill()  # the spare plugin
         if self._podresources is not None:
             await self._podresources.__aexit__()
 
-    # ------------------------------------------------------------ what the kubelet does
+    # ------------------------------------------------------------ the kubelet
 
     async def list_claims(self, claims: Claims) -> None:
         """Serve the kubelet's podresources, with containers that use these claims."""
@@ -169,7 +170,7 @@ class Stage:
         await self._podresources.__aenter__()
 
     def allocate(self, claims: Claims) -> None:
-        """Let the API server have these claims, allocated on this node."""
+        """Add these claims to the API server, allocated on this node."""
         for uid, devices in claims.items():
             results = [{"device": name, "driver": self.node.driver.name} for name in devices]
             body = claim_body(uid, *results, node=nodes.NAME)
@@ -177,7 +178,8 @@ class Stage:
             self._api.store(f"{path}/{body['metadata']['name']}", body)
 
     async def call(self, operation: Operation, uids: Iterable[str]) -> Mapping[str, str]:
-        """Make one call, and give the errors of its claims by UID; of those without one, ''."""
+        """Make one call, and return the errors of its claims by UID; '' for a claim without an
+        error."""
         if self._dra is None:
             await self.connect()
         assert self._kubelet is not None
@@ -218,7 +220,7 @@ def _devices(answer: Any) -> list[tuple[str, list[str]]]:
 
 @contextlib.asynccontextmanager
 async def new_stage(server: ForkServer, node: Node) -> AsyncIterator[Stage]:
-    """Play on a copy of a node; at the end nothing of it is left."""
+    """Return a stage on a copy of a node, which is removed at the end."""
     folder = new_folder()
     try:
         copy = node.copy_to(folder / "n")

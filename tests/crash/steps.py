@@ -1,18 +1,18 @@
 """
-The steps of a process, seen from outside the code that makes them; at one of them it is killed.
+Observes the steps of a process from outside its code, and kills the process at one of them.
 
-A step is a moment before or after something that stays when the process is gone: a file below the
-node's root is opened for writing, synced, renamed or removed; a transaction begins, is about to be
-committed, is committed; a driver is called, and has returned; a call of the kubelet came, and its
-reply is about to be sent. Production code has no hook for this: Python's audit events, SQLite's
-trace, and wrappers around a few functions tell of it.
+A step is a moment before or after an effect that outlives the process. Examples are a file below
+the node's root that is opened for writing, synced, renamed or removed, the begin and commit of a
+transaction, a driver's call and return, and a call of the kubelet and its reply. Production code
+has no hook for this: Python's audit events, SQLite's trace, and wrappers around a few functions
+report steps.
 
-A step's label is made of its kind and of details that are the same in every run; what differs (pod,
-random names, times) is replaced. A label that is met again gets a number. So labels do not depend
-on the order in which the claims of a batch get their turn. Transactions of endpoints have labels of
-their own, as they come whenever a driver has something to tell.
+A step's label consists of its kind and of details that are the same in every run. Other details
+(pod, random names, times) are replaced. A repeated label gets a number. So labels do not depend on
+the order in which the claims of a batch get their turn. Transactions of endpoints have separate
+labels, because they can happen at any time.
 
-It must not know scenarios, or what a step means.
+It must not know scenarios, or the meaning of a step.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PATH_EVENTS = {
     "os.symlink": "symlink",
     "os.truncate": "truncate",
 }
-"""Audit events and what they are called in labels; the path comes first in all of them, and a
-rename is named by where it leads to. Unlinking is ``os.remove``."""
+"""Audit events and their names in labels. The path is the first value of each event; a rename is
+labeled with its target. Unlinking is ``os.remove``."""
 
 FILE_CALLS = ("fsync", "fdatasync", "write", "pwrite")
-"""Functions of `os` on a descriptor that raise no audit event."""
+"""Functions of `os` for descriptors that raise no audit event."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -62,43 +62,43 @@ READING = re.compile(r"\s*(SELECT|EXPLAIN|--|PRAGMA\s+\w+\s*(\(.*\))?\s*;?\s*$)"
 ENDING = re.compile(r"\s*(COMMIT|END|ROLLBACK|RELEASE)\b", re.IGNORECASE)
 
 VACUUM_INSTRUCTIONS = 40
-"""Of SQLite's machine, between two steps within a VACUUM: the one statement that leaves a file
-half-made if it is cut."""
+"""Instructions of SQLite's virtual machine between two steps of a VACUUM: the only statement that
+leaves a half-made file if it is interrupted."""
 
 ENDPOINTS = re.compile(r"sql of endpoints .*")
 """Labels of the endpoints' transactions."""
 
 FRONT_DOOR = re.compile(r"\w+ \S+(\.lock|\.sock)( #\d+)?")
-"""Labels of the sockets' and their lock's steps: they are the same in every start."""
+"""Labels of the steps of sockets and their lock. They are the same in every start."""
 
 NODE_LABELS = re.compile(r"\w+ \S*node\.json\S*( #\d+)?|fsync plugins/drakit\.dev( #\d+)?")
-"""Labels of the copy of the node's labels: it is written when the API server has answered."""
+"""Labels of the copy of the node's labels, which is written after an answer of the API server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
-    """What a process is told about its steps."""
+class StepOptions:
+    """The options of :class:`Steps` in one process."""
 
     root: Path
-    """Files below it count."""
+    """The directory whose files count."""
 
-    trail: Path
-    """Where the labels of its steps are written, one a line, before each is made."""
+    labels: Path
+    """The file for the labels of the steps: one line before each step."""
 
     armed: Path
-    """A file of one byte: steps count while it is not zero."""
+    """A file of one byte. Steps count while the byte is not zero."""
 
     kill_at: str | None = None
 
 
 class Steps:
-    """Notes each step of this process, and kills it at the one that was ordered."""
+    """Records each step of this process, and kills the process at the requested one."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._root = f"{os.path.realpath(orders.root)}/"
-        self._kill_at = orders.kill_at
-        self._trail = os.open(orders.trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with orders.armed.open("rb") as file:
+    def __init__(self, options: StepOptions) -> None:
+        self._root = f"{os.path.realpath(options.root)}/"
+        self._kill_at = options.kill_at
+        self._labels = os.open(options.labels, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with options.armed.open("rb") as file:
             self._armed = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class Steps:
         self._within = ContextVar("within", default="sql")
 
     def step(self, label: str) -> None:
-        """The process is about to do what the label says."""
+        """Record a step before it happens."""
         if not self._armed[0]:
             return
         for pattern, word in VARYING:
@@ -115,22 +115,22 @@ class Steps:
             self._times[label] += 1
             if self._times[label] > 1:
                 label = f"{label} #{self._times[label]}"
-            self._write(self._trail, f"{label}\n".encode())
+            self._write(self._labels, f"{label}\n".encode())
             if label == self._kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-                signal.pause()  # nothing comes after it, in whatever thread this is
+                signal.pause()  # no later step can happen, in any thread
 
-    # ------------------------------------------------------------ where steps are seen
+    # ------------------------------------------------------------ observation
 
     def install(self) -> None:
-        """See all steps from now on; this cannot be undone."""
+        """Observe all steps from now on; this cannot be undone."""
         sys.addaudithook(self._audit)
         for name in FILE_CALLS:
             setattr(os, name, self._file_call(name, getattr(os, name)))
         self._trace_sqlite()
 
     def around(self, kind: type, name: str, label: Callable[..., str], *words: str) -> None:
-        """Make steps of the beginning and the end of a coroutine method."""
+        """Record the begin and the end of a coroutine method as steps."""
         method = getattr(kind, name)
         before, after = words
 
@@ -146,7 +146,7 @@ class Steps:
         setattr(kind, name, stepped)
 
     def set_apart(self, kind: type, name: str, word: str) -> None:
-        """Give the transactions that a coroutine method makes a word of their own."""
+        """Label the transactions of a coroutine method with a separate word."""
         method = getattr(kind, name)
 
         @functools.wraps(method)
@@ -160,7 +160,7 @@ class Steps:
         setattr(kind, name, apart)
 
     def transaction_step(self, text: str) -> None:
-        """The process is about to do, or has done, something with a transaction."""
+        """Record a step of a transaction."""
         self.step(f"{self._within.get()} {text}")
 
     def _inside(self, path: object) -> str | None:
@@ -214,7 +214,7 @@ class Steps:
         sqlite3.connect = stepped
 
     def _statement(self, text: str, *, within: bool) -> None:
-        # What is between a transaction's begin and its end is not there after a kill.
+        # Statements within a transaction have no effect after a kill.
         if READING.match(text) or (within and not ENDING.match(text)):
             return
         words = re.findall(r"[A-Za-z_]+", text)
@@ -222,7 +222,8 @@ class Steps:
 
 
 def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
-    """SQLite tells of a statement before it runs; this class tells when a commit is over."""
+    """Return a connection class that records the end of a commit: SQLite reports statements only
+    before they run."""
 
     class Traced(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
@@ -242,19 +243,19 @@ def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
             steps.transaction_step("after COMMIT")
 
         def close(self) -> None:
-            # The last one to close writes the log back into the database.
+            # The last connection to close writes the log back into the database.
             steps.step("sql close")
             super().close()
 
     return Traced
 
 
-def install(orders: Orders) -> None:
-    """See the steps of a node plugin that hosts one of the drivers of :mod:`.drivers`."""
+def install(options: StepOptions) -> None:
+    """Observe the steps of a node plugin that hosts one of the drivers of :mod:`.drivers`."""
     from drakit_nodeplugin.kubelet.dra import ClaimCalls
     from tests.crash.drivers import Marking, Plain
 
-    steps = Steps(orders)
+    steps = Steps(options)
     steps.install()
     set_endpoints_apart(steps)
     for kind, names in ((Marking, ("prepare", "unprepare", "check")), (Plain, ("prepare",))):
@@ -264,7 +265,7 @@ def install(orders: Orders) -> None:
 
 
 def set_endpoints_apart(steps: Steps) -> None:
-    """Let transactions of endpoints not change the numbers of those of claims."""
+    """Number the transactions of endpoints separately from those of claims."""
     from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 
     for name in ("write_endpoints", "forget_endpoints"):

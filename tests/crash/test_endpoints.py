@@ -1,4 +1,5 @@
-"""Endpoints in the checkpoint: whenever the process is killed, the old row is there or the new."""
+"""Endpoints in the checkpoint: after a kill at any step, either the old row or the new one
+exists."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ KILLED = -9
 AFTER = "sql of endpoints after COMMIT"
 
 
-async def play(change, folder, *, kill_at=None):
-    """Change the endpoints in a process; give its status, and the labels of its steps."""
+async def change_endpoints(change, folder, *, kill_at=None):
+    """Change the endpoints in a process; return its status, and the labels of its steps."""
     before, _, _ = CHANGES[change]
     path = folder / "checkpoint.db"
     await fill(path, count=2)
@@ -27,17 +28,17 @@ async def play(change, folder, *, kill_at=None):
         await checkpoint.write_endpoints([endpoint])
     await checkpoint.close()
     (folder / "armed").write_bytes(b"\1")
-    orders = {name: str(folder / name) for name in ("trail", "armed")}
-    orders |= {"root": str(folder), "kill_at": kill_at}
-    command = ["-m", "tests.crash.endpointwrites", change, json.dumps(orders), str(path)]
+    options = {name: str(folder / name) for name in ("labels", "armed")}
+    options |= {"root": str(folder), "kill_at": kill_at}
+    command = ["-m", "tests.crash.endpointwrites", change, json.dumps(options), str(path)]
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     async with asyncio.timeout(15):
         status = await process.wait()
-    return status, (folder / "trail").read_text().splitlines()
+    return status, (folder / "labels").read_text().splitlines()
 
 
 async def stored(folder):
-    """Open the checkpoint as the next process does; give its endpoints."""
+    """Open the checkpoint as the next process does; return its endpoints."""
     checkpoint = Checkpoint(folder / "checkpoint.db")
     await checkpoint.open()
     try:
@@ -53,18 +54,18 @@ async def test_a_kill_at_any_step_leaves_the_old_row_or_the_new(change, tmp_path
     before, _, after = CHANGES[change]
     folder = tmp_path / "whole"
     folder.mkdir()
-    status, labels = await play(change, folder)
+    status, labels = await change_endpoints(change, folder)
     assert status == 0
     assert await stored(folder) == after
-    # What opens the checkpoint is the same in every start.
+    # The steps that open the checkpoint are the same in every start.
     first = labels.index("sql of endpoints BEGIN IMMEDIATE")
     assert AFTER in labels[first:]
 
     for number, label in enumerate(labels[first:]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        status, trail = await play(change, folder, kill_at=label)
-        assert (status, trail[-1]) == (KILLED, label)
-        done = AFTER in trail
+        status, reached = await change_endpoints(change, folder, kill_at=label)
+        assert (status, reached[-1]) == (KILLED, label)
+        done = AFTER in reached
         assert await stored(folder) == (after if done else before), f"killed at {label!r}"
     assert caplog.records == []

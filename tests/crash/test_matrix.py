@@ -1,4 +1,5 @@
-"""The crash matrix notices what it is there for; that it finds nothing is `make crash-matrix`."""
+"""The crash matrix detects leaks and unreached points. `make crash-matrix` runs the matrix
+itself."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ def scenario(name: str) -> Scenario:
     return found
 
 
-async def kill_at(matrix: Matrix, played: Scenario, label: str, variant="unprepare"):
-    point = Point(scenario=played.name, label=label)
-    async with matrix.prepared_node(played) as node:
-        return await matrix.run(played, node, point, variant, pod=PODS[1])
+async def kill_at(matrix: Matrix, case: Scenario, label: str, variant="unprepare"):
+    point = Point(scenario=case.name, label=label)
+    async with matrix.prepared_node(case) as node:
+        return await matrix.run(case, node, point, variant, pod=PODS[1])
 
 
-async def test_each_play_has_the_same_steps(matrix):
-    played = scenario("prepare")
-    async with matrix.prepared_node(played) as node:
-        first, second = [await matrix.find_points(played, node) for _ in range(2)]
+async def test_each_run_has_the_same_steps(matrix):
+    case = scenario("prepare")
+    async with matrix.prepared_node(case) as node:
+        first, second = [await matrix.find_points(case, node) for _ in range(2)]
     assert first == second
     kinds = {point.label.split(" ")[0] for point in first}
     assert {"call", "sql", "driver", "open", "rename"} <= kinds
@@ -66,7 +67,7 @@ def leave_a_file(node) -> None:
         pytest.param(leave_a_file, "uid-ghost has a CDI file", id="a-file-nobody-has"),
     ],
 )
-async def test_what_is_left_over_is_a_leak(matrix, harm, sentence):
+async def test_an_unexpected_mark_or_file_is_a_leak(matrix, harm, sentence):
     failure = await kill_at(matrix, replace(scenario("prepare"), after=harm), HALF)
     assert failure is not None
     assert failure.kind == "leak"
@@ -74,8 +75,8 @@ async def test_what_is_left_over_is_a_leak(matrix, harm, sentence):
 
 
 async def test_a_device_that_is_taken_from_its_claim_is_a_leak(matrix):
-    played = replace(scenario("repeat"), after=free_a_device, settle_seconds=0.5)
-    failure = await kill_at(matrix, played, "call prepare: received", variant="nobody")
+    case = replace(scenario("repeat"), after=free_a_device, settle_seconds=0.5)
+    failure = await kill_at(matrix, case, "call prepare: received", variant="nobody")
     assert failure is not None
     assert failure.kind == "leak"
     assert "dev-1 is free" in failure.text

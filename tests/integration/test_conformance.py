@@ -1,6 +1,6 @@
 """
-The rules of the conformance kit: a driver with one fault fails the rule that is about it, and one
-without keeps them all.
+The rules of the conformance kit. A driver with one fault fails the rule for it; a driver without
+faults passes all.
 
 All nodes that the selected tests need are run at the beginning, several at a time: each is a few
 processes that mostly wait.
@@ -80,10 +80,10 @@ FAULTS = [
         "with admin access, while another claim holds the device,",
     ),
 ]
-"""Driver, the rule that it must fail, and what is said."""
+"""A driver, the rule that it must fail, and the message."""
 
 SLOW = ("no-queue", "kubelet-hangs-up", "pod-deleted-meanwhile", "crash-in-prepare", "get-info")
-"""Rules that show more of a driver that takes its time."""
+"""Rules that need a slow driver."""
 
 GOOD = [
     ("tidy:Tidy", rule.id)
@@ -115,7 +115,7 @@ def target_of(driver: str) -> Target:
 
 @pytest.fixture(scope="module")
 def results(request) -> dict[tuple[str, str], RuleResult]:
-    """How each driver and rule of the selected tests ended."""
+    """The results of each driver and rule of the selected tests."""
     cases = {
         (item.callspec.params["driver"], item.callspec.params["rule"])
         for item in request.session.items

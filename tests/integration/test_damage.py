@@ -32,7 +32,7 @@ def cut(path) -> None:
 
 
 def forget(path) -> None:
-    """As SQLite reads a database whose log is damaged: an earlier state, and no error."""
+    """Damage the log: SQLite reads an earlier state, and reports no error."""
     with closing(sqlite3.connect(path)) as connection, connection:
         for table in ("claims", "bodies", "devices", "counters"):
             connection.execute(f"DELETE FROM {table}")

@@ -1,6 +1,6 @@
 """
-The node plugin as a process of its own, with drivers that come from other processes: backends and
-device plugins, which come, go, misbehave, and share the process with a driver of its own.
+The node plugin as a separate process, with backends and device plugins. They start, end, misbehave,
+and share the plugin with a Python driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests that no kubelet would send: clear errors, and the process lives on."""
+"""Requests that no kubelet sends: the plugin answers with clear errors, and continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text(dice: random.Random) -> str:
 
 
 def message(dice: random.Random) -> bytes:
-    """Half of them are messages with strange content, half strange bytes."""
+    """Half of the requests are messages with malformed content, half are random bytes."""
     package = dice.choice([v1, v1beta1])
     uids = [text(dice), "uid-a", dice.choice(["../../etc/passwd", "uid-a\n", "UID-A", "a" * 129])]
     claims = [
@@ -78,7 +78,7 @@ async def send(channel, method: str, body: bytes) -> grpc.StatusCode:
 
 @contextlib.asynccontextmanager
 async def read_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
-    """Read a pipe to its end: a process whose log nobody reads stands still."""
+    """Read a pipe to its end: a process blocks if its log is not read."""
 
     async def read() -> None:
         while await stream.read(1 << 16):

@@ -1,4 +1,4 @@
-"""How devices are, from the driver to the slices and to the kubelet, through the whole process."""
+"""Device health, from the driver to the slices and to the kubelet, through the whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEALTH = {"recoveryPeriod": "300ms", "evictionDelay": "300ms", "timeout": "3s"}
 
 @pytest.fixture
 def nics(rig):  # noqa: F811
-    """A node with two interfaces that do what a test commands."""
+    """A node with two interfaces that the test controls."""
     control = rig.root / "control.json"
     nic = {"count": 2, "vlans": [100]}
     config = {

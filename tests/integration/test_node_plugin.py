@@ -1,4 +1,4 @@
-"""The node plugin as a process of its own, between a fake kubelet and an API server in memory."""
+"""The node plugin as a separate process, with a fake kubelet and an API server in memory."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_the_way_of_a_claim(rig):
 
 
 async def test_hostdev_without_policies_starts_registers_and_publishes_nothing(rig):
-    """As a plain install of the chart."""
+    """Run the plugin with the configuration of a plain install of the chart."""
     rig.config["drivers"] = [{"driver": "hostdev", "config": {"policies": {}}}]
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         await rig.until(kubelet.sockets)

@@ -1,4 +1,4 @@
-"""Policies and reports: the node plugin as a process of its own, beside an API server in memory."""
+"""Policies and reports: the node plugin as a separate process, with an API server in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.test_node_plugin import CLAIMS, NODE, SLICES, rig, stop  
 REPORTS = "/apis/drakit.dev/v1alpha1/nodedevicereports"
 REPORT = f"{REPORTS}/{NODE}.{LAMPS}"
 SECONDS = 30
-"""Of each wait; a report is written at most once in 10 s."""
+"""Time limit of each wait. A report is written at most once in 10 s."""
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ REASONS = {
     "nonsense": "not a Device",
     "leak": "its stream ended",
 }
-"""What the tainted devices' driver is said to have done, by the word."""
+"""The reported reason of the taints, by the driver's fault."""
 
 
 class Neighbours:

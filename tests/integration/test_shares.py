@@ -1,8 +1,7 @@
 """
 Devices that are allocated several times: shares, over the real sockets of the node plugin.
 
-An API server in memory, for the plugin publishes no such device yet. The driver is the scripted one
-of the tests on a cluster.
+The API server is in memory. The driver is the scripted one of the tests on a cluster.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def allocate(rig, uid, *results) -> None:  # noqa: F811
 
 
 def environment(rig, uid) -> list[dict]:  # noqa: F811
-    """What the containers of a claim are told, in the order of the CDI file's devices."""
+    """The environment of a claim's containers, in the order of the CDI file's devices."""
     (file,) = rig.cdi.glob(f"*claim_{uid}.json")
     edits = [device["containerEdits"] for device in json.loads(file.read_text())["devices"]]
     return [json.loads(text.partition("=")[2]) for edit in edits for text in edit["env"]]

@@ -12,7 +12,7 @@ from tests.integration.test_node_plugin import CLAIMS, DRIVER, rig, stop  # noqa
 
 SOON = {"period": "200ms", "gracePeriod": "200ms", "unconfirmedGracePeriod": "1s"}
 LONG_SECONDS = 4.0
-"""Several periods, and longer than any grace period; an answer of the kubelet serves for 1 s."""
+"""Several periods, longer than any grace period. An answer of the kubelet is shared for 1 s."""
 
 
 @pytest.fixture

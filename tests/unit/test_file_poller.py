@@ -1,4 +1,4 @@
-"""Checks of files that change without notice, together in a thread."""
+"""Checks of files that change without a notification, together in one thread."""
 
 from __future__ import annotations
 

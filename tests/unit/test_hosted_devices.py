@@ -1,4 +1,4 @@
-"""What of a driver's devices reaches its manager from the checkpoint, and people from there."""
+"""The path of a driver's devices from the checkpoint to the manager, and from there to users."""
 
 from __future__ import annotations
 

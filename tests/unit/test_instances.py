@@ -1,4 +1,4 @@
-"""Which processes serve a driver, and whose work is left alone."""
+"""Detection of processes that serve a driver, and of work that belongs to another one."""
 
 from __future__ import annotations
 

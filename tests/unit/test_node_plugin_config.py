@@ -1,4 +1,4 @@
-"""The node plugin's settings: what follows from what, and what cannot be."""
+"""The node plugin's settings: derived values, and invalid values."""
 
 from __future__ import annotations
 

@@ -36,24 +36,24 @@ from drakit import (
 )
 
 LOOK_SECONDS = 0.02
-"""How often a call that hangs polls the script."""
+"""Polling interval of a call that hangs."""
 
 STOCK_SECONDS = 0.1
-"""How often the driver polls its devices and commands."""
+"""Polling interval of devices and commands."""
 
 SHARED = "shared-0"
 """The device that claims share."""
 
 FLOOD_SECONDS = 0.01
-"""From one batch of a flood with a rate to the next."""
+"""Time from one batch of a rate-limited flood to the next."""
 
 
 class ScriptedConfig(DriverConfig):
     folder: Path
-    """Where the script is read and the calls are written: the driver's data directory."""
+    """The driver's data directory, with the script and the log of calls."""
 
     devices: int = 4
-    """How many devices there are."""
+    """The number of devices."""
 
 
 class Scripted(Driver[ScriptedConfig]):

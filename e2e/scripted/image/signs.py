@@ -28,15 +28,15 @@ from drakit import (
 )
 
 MAX_SIGNS = 3
-"""Of one policy."""
+"""Signs of one policy."""
 
 
 class SignPolicy(DevicePolicy):
     signs: Annotated[int, Field(ge=0)]
-    """How many signs there are."""
+    """The number of signs."""
 
     text: str = ""
-    """What they show. All policies are refused if one of them shows ``forbidden``."""
+    """The text of the signs. The driver refuses all policies if one of them shows ``forbidden``."""
 
     node_selector: Mapping[str, str] = Field(default_factory=dict[str, str])
 

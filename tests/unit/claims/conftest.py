@@ -26,7 +26,7 @@ from tests.fakes.node import StaticNode
 
 
 class Plugin:
-    """An engine with all its real parts, and the fakes at its borders."""
+    """An engine with its real parts, and fakes for its dependencies."""
 
     def __init__(
         self, folder: Path, *, boot_id: str, owner: str, claims: FakeClaims, devices: FakeDevices
@@ -52,7 +52,7 @@ class Plugin:
         )
         self.engine = ClaimEngine(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
-        """What was answered so far, by UID."""
+        """The answers so far, by UID."""
         self.queue = ClaimQueue(DRIVER, self.engine, observers=[self])
         self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
         self.restorer = SpecRestorer(self.parts, directory=self.cdi, queue=self.queue)
@@ -70,8 +70,8 @@ class Plugin:
         pass
 
     def abandon(self, uid: str) -> None:
-        """As an unprepare that waits."""
-        for turn in self.queue._lines[uid]:
+        """Abandon a prepare, as an unprepare that waits does."""
+        for turn in self.queue._queues[uid]:
             if turn.work is not None:
                 turn.work.abandon()
 
@@ -95,8 +95,8 @@ def devices() -> FakeDevices:
 @pytest.fixture
 async def start(tmp_path, claims, devices):
     """
-    Start a plugin; the one before is stopped, as at a restart (or a reboot, by `boot_id`), or goes
-    on beside it, as in a rolling update.
+    Start a plugin. The previous one is stopped, as in a restart (or a reboot, by `boot_id`), or
+    continues beside it, as in a rolling update.
     """
     running: list[Plugin] = []
     numbers = itertools.count(1)

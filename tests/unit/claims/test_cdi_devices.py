@@ -1,4 +1,4 @@
-"""CDI devices that somebody else describes: how their names get from a driver to the kubelet."""
+"""CDI devices of other CDI files: their names pass from the driver to the kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checkpoint promises its callers while its file is intact."""
+"""The checkpoint's contract while its file is intact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def checkpoint(path):
 
 
 async def prepare(checkpoint, *claims):
-    """Write claims as prepared, with an intent before; give them as they are stored."""
+    """Write claims as prepared, after an intent; return the stored claims."""
     begun = (await checkpoint.write(claims)).written
     done = [replace(begun[claim.uid], state="prepared", cdi_spec="{}") for claim in claims]
     written = (await checkpoint.write(done)).written
@@ -311,7 +311,7 @@ def test_what_a_write_costs_does_not_grow_with_the_rows(fields):
         return on(f"{number}", "cam-0" if fields else f"cam-{number}", **fields)
 
     def steps(rows_before):
-        """Count what SQLite does, in tens of instructions of its machine."""
+        """Return the work of SQLite, in tens of instructions of its virtual machine."""
         counted = []
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
             with rows.transaction(connection):

@@ -1,4 +1,4 @@
-"""Endpoints in the checkpoint: what was written is there, and what is damaged harms no claim."""
+"""Endpoints in the checkpoint: written rows are read back, and damaged rows affect no claim."""
 
 from __future__ import annotations
 

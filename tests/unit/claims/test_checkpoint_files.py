@@ -1,4 +1,5 @@
-"""Whatever the bytes of its files are: the checkpoint opens, or says why not, and loses no row."""
+"""Whatever the content of its files, the checkpoint opens or reports the reason, and loses no
+row."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def names(path):
 
 
 def digest(path):
-    """Everything of a folder that a refusal must not change; SQLite's ``-shm`` is scratch."""
+    """Return the content of a folder that a refusal must not change. SQLite's ``-shm`` is
+    scratch."""
     return {
         file.name: file.read_bytes()
         for file in path.parent.iterdir()
@@ -212,7 +214,8 @@ def zero(page):
 
 
 async def damaged(path, tmp_path, change, *, part=""):
-    """Change a copy of a database; give what a plain reader still finds, and what opening finds."""
+    """Change a copy of a database; return the rows that a plain reader finds, and those after
+    opening."""
     path.parent.mkdir(exist_ok=True)
     for old in path.parent.iterdir():
         old.unlink()
@@ -295,7 +298,7 @@ async def test_a_database_that_is_gone_is_damage_if_there_are_cdi_files(path, re
 
 
 async def test_rows_that_are_missing_are_damage_if_their_claims_have_cdi_files(path):
-    """As a damaged log leaves it: SQLite reads it up to the damage, and reports nothing."""
+    """Damage the log: SQLite reads it up to the damage, and reports nothing."""
     await fill(path, count=3)
     await reported_until_rebuilt(path, {"uid-000", "uid-002", "uid-003", "uid-004"})
     assert set((await reopen(path))[0]) == {"uid-000", "uid-001", "uid-002"}
@@ -671,7 +674,7 @@ async def test_a_file_that_another_process_quarantines_is_left_for_the_new_one(p
 
 @st.composite
 def changes(draw):
-    """Changes of bytes: where (as a share of the file), what, and how much."""
+    """Changes of bytes: position (as a share of the file), value, and length."""
     kind = draw(st.sampled_from(["flip", "overwrite", "zero", "cut", "insert"]))
     where = draw(st.floats(0, 1, exclude_max=True))
     data = draw(st.binary(min_size=1, max_size=300))

@@ -1,4 +1,4 @@
-"""What the checkpoint answers without its thread, and how it finds out that it is wrong."""
+"""Answers from the checkpoint's cache, and the detection of stale ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def checkpoint(tmp_path, specs):
 
 @pytest.fixture
 async def other(tmp_path, checkpoint):
-    """Another process, which has opened the database after us."""
+    """Another process, which opens the database after us."""
     other = Checkpoint(tmp_path / "checkpoint.db", owner="other")
     await other.open()
     yield other

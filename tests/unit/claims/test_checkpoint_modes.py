@@ -26,7 +26,7 @@ def umask(request, tmp_path):
 
 
 def modes(path) -> dict[str, str]:
-    """The modes of a directory, and of all that is in it."""
+    """Return the modes of a directory and its content."""
     found = {"": path.parent, **{file.name: file for file in path.parent.iterdir()}}
     return {name: f"{file.stat().st_mode & 0o777:o}" for name, file in found.items()}
 

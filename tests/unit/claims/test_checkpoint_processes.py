@@ -1,4 +1,4 @@
-"""Two processes on one database, as in a rolling update: real processes, no step arranged."""
+"""Two processes on one database, as in a rolling update: real processes, in random order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def run(main):
 
 
 class Process:
-    """A Python process that has the checkpoint open, and says a line at a time."""
+    """A Python process that has the checkpoint open, and prints line by line."""
 
     def __init__(self, path, name, program):
         command = [sys.executable, "-c", PROLOGUE + program, str(path), name]
@@ -50,7 +50,7 @@ class Process:
         self.process.stdin.flush()
 
     def end(self):
-        """Let it come to its end; return what it has printed since."""
+        """Wait for its end; return the output since the last call."""
         printed = self.process.stdout.read()
         assert self.process.wait(timeout=25) == 0
         return printed.split()
@@ -255,7 +255,7 @@ async def test_a_log_that_another_process_checkpoints_at_the_moment_is_not_damag
 
 
 def damage(path, uid):
-    """Damage a row, as the disk would: in whatever file is there at the moment."""
+    """Damage a row in the present file, as a faulty disk does."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         connection = sqlite3.connect(path, timeout=5)

@@ -34,7 +34,7 @@ async def checkpoint(path):
 
 
 def limit(checkpoint, pages):
-    """Let SQLite say that the disk is full; give the limit that there was."""
+    """Make SQLite report a full disk; return the previous limit."""
     (before,) = checkpoint._connection.execute("PRAGMA max_page_count").fetchone()
     checkpoint._connection.execute(f"PRAGMA max_page_count = {pages}")
     return before
@@ -172,7 +172,7 @@ print("done")
 
 
 def mounting() -> str | None:
-    """Say why nothing can be mounted here."""
+    """Return the reason why this process cannot mount file systems."""
     if os.geteuid():
         return "only root can mount a small disk"
     probe = "mount -t tmpfs none /mnt"

@@ -17,7 +17,7 @@ EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
 
 
 class Recorder:
-    """Remembers what it recorded, as `type reason name: note`."""
+    """Records Events as `type reason name: note`."""
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
@@ -31,7 +31,7 @@ class Recorder:
 
 
 class Engine:
-    """Gives the answers that a test has laid out, each after some seconds."""
+    """Returns the answers of the test, each after some seconds."""
 
     def __init__(self) -> None:
         self.answers: dict[str, ClaimAnswer] = {}
@@ -46,7 +46,7 @@ class Engine:
 
 
 class Lab:
-    """Claims whose queue is observed, and what was reported on them."""
+    """A queue of claims with an observer, and the reported Events."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -57,7 +57,7 @@ class Lab:
     async def attempt(
         self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"
     ) -> list[str]:
-        """Prepare claims with one result for all; give what was reported since the last attempt."""
+        """Prepare claims with one result for all; return the Events since the last attempt."""
         answer = ClaimAnswer() if error is None else ClaimAnswer(error=error, reason=reason)
         self.engine.answers = {claim.uid: answer for claim in claims}
         answers = await self.queue.ask(operation, claims, timeout_seconds=1)

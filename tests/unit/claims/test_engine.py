@@ -342,7 +342,7 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, cla
 
 
 class Batches(Driver[DriverConfig]):
-    """Wants the claims of a pod together."""
+    """A driver that takes the claims of a pod together."""
 
     name = DRIVER
 
@@ -386,7 +386,7 @@ async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start
 
 
 class Slow(Driver[DriverConfig]):
-    """A driver whose reset goes on after its call."""
+    """A driver whose reset continues after its call."""
 
     name = DRIVER
 

@@ -1,4 +1,4 @@
-"""What goes wrong between the steps of the engine, and what is left then: nothing."""
+"""Faults between the steps of the engine: they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, 
     under_way: set[str] = set()
 
     async def unprepare(device) -> None:
-        """As one call for all that come together: cam-0 is broken, and so the call fails."""
+        """Prepare a whole batch in one call, which fails because cam-0 is broken."""
         under_way.add(device.name)
         together = set(under_way)
         await asyncio.sleep(0)

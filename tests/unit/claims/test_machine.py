@@ -50,7 +50,7 @@ pytestmark = pytest.mark.timeout(120)
 
 UIDS = [f"uid-{letter}" for letter in "abcd"]
 TAKES = {"gpu": 4, "half-a": 2, "half-b": 2, "quarter": 1}
-"""Compute slices that devices consume of one GPU, which has four."""
+"""Compute slices that the devices consume of one GPU, which has four."""
 
 DEVICES = ["cam-0", *TAKES]
 INVENTORY = PoolContent(
@@ -80,16 +80,16 @@ device_sets = st.sets(st.sampled_from(DEVICES), min_size=1, max_size=2).map(
 
 
 class World:
-    """The devices themselves: what is done to them survives processes, and ends with a boot."""
+    """The hardware. Its state survives processes, and ends with a boot."""
 
     def __init__(self, *, side_effects: bool) -> None:
         self.traits = DriverTraits(side_effects=side_effects)
         self.done: dict[str, str] = {}
-        """Device to the claim that it is prepared for."""
+        """The claims for which devices are prepared, by device."""
         self.failing: set[str] = set()
         self.stopped = False
         self.held: asyncio.Event | None = None
-        """Prepares wait for it, before or after they have changed the device."""
+        """An event for which prepares wait, before or after they have changed the device."""
         self.hangs_after = False
         self.clashes: list[str] = []
         self.calls = 0
@@ -151,7 +151,7 @@ class World:
 
 
 class Batches(Driver[DriverConfig]):
-    """A driver that does what is done to the world for all claims of a call, by the defaults."""
+    """A driver that applies each call to the world."""
 
     name = DRIVER
 
@@ -176,7 +176,7 @@ class Batches(Driver[DriverConfig]):
 
 
 class Reached(DirectEndpoint):
-    """The world behind all that lies between an engine and a driver, but for its thread."""
+    """The world behind the real endpoint, without the driver's thread."""
 
     def __init__(self, world: World) -> None:
         traits = replace(traits_of(Batches), side_effects=world.traits.side_effects)
@@ -186,7 +186,7 @@ class Reached(DirectEndpoint):
 
 @dataclass(frozen=True)
 class Row:
-    """What the model expects of a claim's row."""
+    """The expected row of a claim."""
 
     devices: tuple[str, ...]
     boot: int
@@ -194,7 +194,7 @@ class Row:
 
 
 class Engine(RuleBasedStateMachine):
-    """One node, one driver."""
+    """One node with one driver."""
 
     side_effects = True
     batches = False
@@ -244,7 +244,8 @@ class Engine(RuleBasedStateMachine):
 
     @rule(uid=uids, devices=device_sets)
     def allocate(self, uid, devices):
-        """Also anew and with other devices; never what another allocated claim has."""
+        """Allocate a claim, or allocate it again with other devices; never devices of another
+        allocated claim."""
         if overlap(devices, *(others for other, others in self.api.items() if other != uid)):
             return
         self.api[uid] = devices
@@ -300,7 +301,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(uid=uids)
     def delete_a_pod_by_force_while_the_driver_is_stopped(self, uid):
-        """From then on, the scheduler counts the hardware as free."""
+        """Deallocate a claim: from then on, the scheduler counts the hardware as free."""
         self.world.stopped = True
         self.unprepare({uid})
         self.delete(uid)
@@ -395,7 +396,7 @@ class Engine(RuleBasedStateMachine):
         return row is not None and row.prepared and row.boot == self.boot
 
     def _undone(self, uid) -> bool:
-        """Undo a row as far as the driver lets it; tell whether it is gone."""
+        """Undo a row as far as the driver permits; return whether it is gone."""
         row = self.rows[uid]
         # Without side effects there is nothing that a driver would have to undo.
         free = not self.side_effects or not (
@@ -423,7 +424,7 @@ class Engine(RuleBasedStateMachine):
         )
 
     def _expect_prepare(self, uid) -> tuple[str, ...] | None:
-        """Give the devices that are answered, or None where it must fail."""
+        """Return the devices of the answer; None if the call must fail."""
         row, wanted = self.rows.get(uid), self.api.get(uid)
         if not self.claims.answers:
             return row.devices if row is not None and self._current(uid) else None
@@ -458,8 +459,8 @@ class Engine(RuleBasedStateMachine):
         self.run(self.plugin.recovery.recover())
 
     def _independent(self, batch):
-        """Claims that touch the same hardware are asked for one after the other: which of them is
-        first within one call is nobody's promise."""
+        """Split a batch if its claims need the same hardware: their order within a call is
+        undefined."""
         touched: set[str] = set()
         for uid in batch:
             row = self.rows.get(uid)
@@ -484,7 +485,8 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def files_belong_to_prepared_claims(self):
-        """What a driver has refused to undo may keep its file until it is undone."""
+        """Check the files. A claim that the driver refused to undo may keep its file until it is
+        undone."""
         if not hasattr(self, "plugin"):
             return
         files = self.plugin.files()

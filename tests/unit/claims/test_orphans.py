@@ -1,4 +1,4 @@
-"""CDI files without an entry: which are removed, when, and which never."""
+"""Removal of CDI files without an entry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kubelet() -> Kubelet:
 
 @pytest.fixture
 async def plugin(start, claims):
-    """A plugin with one prepared claim, and the file of another one."""
+    """Start a plugin with one prepared claim, and the file of another one."""
     plugin = await start()
     claims.store(claim_body("kept", "cam-0"))
     await plugin.prepare(reference("kept"))
@@ -62,7 +62,7 @@ def write(plugin, uid: str, *, kind: str = f"{DRIVER}/claim") -> None:
 
 
 async def poll_for_a_grace(orphans) -> int:
-    """Poll twice, a grace period apart; return how many files were removed."""
+    """Poll twice, a grace period apart; return the number of removed files."""
     first = await orphans.poll()
     await asyncio.sleep(120)
     return first + await orphans.poll()
@@ -225,7 +225,7 @@ async def test_a_damaged_file_of_our_name_goes(plugin, orphans, text):
 
 @pytest.mark.looptime
 async def test_a_file_that_cannot_be_read_is_not_removed(plugin, orphans, monkeypatch):
-    """It may be another program's."""
+    """A file that cannot be read stays: it may belong to another program."""
     write(plugin, "theirs", kind="other.example.com/claim")
     real = directory._read
 

@@ -1,4 +1,4 @@
-"""Which rows of a damaged database are copied, and what is known of the rest."""
+"""The copied rows of a damaged database, and the knowledge about the rest."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def path(tmp_path):
 
 
 def copied(path, target):
-    """Copy the rows; return the copied claims, and those that are named and were not copied."""
+    """Copy the rows; return the copied claims, and those that are named but were not copied."""
     with rows.transaction(target):
         lost = copy_rows(path, target)
     return rows.uids(target, state=None, boot_id=None), lost
 
 
 def leaves(path, tree):
-    """Give the pages of a tree that have rows, in their order."""
+    """Return the leaf pages of a tree, in their order."""
     with closing(sqlite3.connect(path)) as connection:
         (root,) = connection.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = ?", (tree,)

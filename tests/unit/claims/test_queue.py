@@ -1,4 +1,4 @@
-"""Calls that join work, wait for it and give it up; in virtual time."""
+"""Calls that join work, wait for it and abandon it, in virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SlowClaims(HeldClaims):
 
 
 class Calls(ClaimCalls):
-    """The kubelet's door to a queue."""
+    """Makes the kubelet's calls to a queue."""
 
     def __init__(self, claims: HeldClaims) -> None:
         self.queue = ClaimQueue("camera.example.com", claims)
@@ -103,7 +103,7 @@ async def test_ended_work_is_forgotten():
     await prepare(calls, A)
     await prepare(calls, A)
     assert claims.begun == ["prepare a", "prepare a"]
-    assert not calls.queue._lines
+    assert not calls.queue._queues
 
 
 class OneByOne(SlowClaims):
@@ -206,7 +206,7 @@ async def test_a_blocked_queue_is_bounded():
     for _ in range(4):
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
     assert "too many calls wait" in answers[-1]
-    assert len(calls.queue._lines["a"]) == 5
+    assert len(calls.queue._queues["a"]) == 5
     await calls.queue.drain(timeout_seconds=0)
 
 

@@ -1,4 +1,4 @@
-"""What is rebuilt of a lost checkpoint, from which sources, and what is not."""
+"""Rebuilding a lost checkpoint from its sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.fakes.node import StaticNode
 
 
 class Kubelet:
-    """Lists claims as the real one: a device has the CDI names of those before it as well."""
+    """Lists claims as the real kubelet: a device also has the CDI names of the devices before
+    it."""
 
     def __init__(self) -> None:
         self.devices: list[ListedDevice] = []
@@ -86,7 +87,8 @@ def rebuilder(plugin, kubelet, claims) -> Rebuilder:
 
 
 def rebuilder_of(kubelet, *, checkpoint, source, files) -> Rebuilder:
-    """A rebuilder with nothing but fakes: a thread must not meet a virtual clock."""
+    """Make a rebuilder with fakes only, because a thread and a virtual clock do not work
+    together."""
     parts = SimpleNamespace(
         driver=DRIVER,
         node=StaticNode(name=NODE),
@@ -104,7 +106,7 @@ async def entries(plugin) -> dict[str, StoredClaim]:
 
 
 def facts(claim: StoredClaim) -> tuple[object, ...]:
-    """An entry without its writer, generation and rebuilt mark."""
+    """Return an entry without its owner, generation and rebuilt mark."""
     return (
         str(claim),
         claim.state,
@@ -421,7 +423,7 @@ async def test_a_claim_beside_shares_has_the_device_for_admin_access(lose, claim
 
 @pytest.mark.looptime
 async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
-    """Without a real database: its thread must not meet a virtual clock."""
+    """Run without a real database, whose thread does not work with a virtual clock."""
     stored: list[StoredClaim] = []
 
     class Checkpoint:

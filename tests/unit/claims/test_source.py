@@ -50,7 +50,7 @@ async def test_an_answer_that_is_no_claim_is_an_error_of_this_claim(body):
 
 
 async def test_a_claim_that_cannot_be_parsed_is_an_error_of_this_claim():
-    """The API server answers: there is no reason to stop asking it for other claims."""
+    """The API server answers, so requests for other claims continue."""
     error = UnreadableError.no_answer("GET", "/x", why="depth limit exceeded")
     with pytest.raises(ClaimFetchError, match="depth limit exceeded"):
         await source(error).fetch(reference("a"), timeout_seconds=1)

@@ -1,4 +1,4 @@
-"""The CDI files of claims: texts in, the same texts in place, and one claim's trouble its own."""
+"""The CDI files of claims: written texts are read back, and a failure affects only its claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries are stale, and when they are collected."""
+"""Detection and collection of stale entries."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
 
 
 class Entries:
-    """The checkpoint's entries, without a thread: it must not meet a virtual clock."""
+    """A checkpoint without a thread, which does not work with a virtual clock."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredClaim] = {}
@@ -175,7 +175,7 @@ class Kubelet:
 
 
 class Site:
-    """A collector with fakes at its borders; `collected` says what it did."""
+    """A collector with fakes for its dependencies; `collected` lists its results."""
 
     def __init__(self, **timing: float) -> None:
         self.entries = Entries()
@@ -634,7 +634,7 @@ async def test_entries_in_order_leave_nothing_in_memory(site):
     site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(50)))
     site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(50)))
     await site.polls(2)
-    assert site.collector._suspicions == {}
+    assert site.collector._suspects == {}
 
 
 @pytest.mark.looptime
@@ -644,7 +644,7 @@ async def test_what_was_suspected_and_is_unprepared_by_the_kubelet_is_forgotten(
     await site.polls(1)
     del site.entries.stored["a"]
     await site.polls(1)
-    assert site.collector._suspicions == {}
+    assert site.collector._suspects == {}
 
 
 @pytest.mark.looptime
@@ -659,7 +659,7 @@ async def test_without_entries_neither_kubelet_nor_api_server_is_asked(site):
 
 @pytest.fixture
 def collector_of():
-    """Make a collector of a plugin that needs no time between its two checks."""
+    """Make a collector that needs no time between its two checks."""
 
     def make(plugin, kubelet: Kubelet) -> StaleCollector:
         async def no_files() -> None:

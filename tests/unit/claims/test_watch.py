@@ -15,7 +15,7 @@ from drakit_nodeplugin.file_poller import UNCHANGED_POLLS
 
 @pytest.fixture
 def database(tmp_path):
-    """A database that another process has open, and was written long ago."""
+    """A database that another process has open, and that was written long ago."""
     path = tmp_path / "checkpoint.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -1,4 +1,4 @@
-"""A manager with a store, a wall clock and sources of its own; and what it reports, in short."""
+"""A manager with its own store, wall clock and sources, and short forms of its reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = Devices(
 
 
 class FakeStore:
-    """What is stored survives a plugin."""
+    """A store that survives a plugin."""
 
     def __init__(self) -> None:
         self.rows: dict[str, StoredEndpoint] = {}
@@ -62,7 +62,7 @@ class FakeStore:
 
 
 class Node:
-    """A node on which plugins start and end; time on the wall goes as the loop's does."""
+    """A node on which plugins start and end. Wall time advances with the loop's time."""
 
     def __init__(self) -> None:
         self.store = FakeStore()
@@ -90,7 +90,7 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def plugin(self, *endpoints: str, **changes: Any) -> AsyncIterator[DeviceManager]:
-        """One life of a plugin."""
+        """One run of a plugin."""
         manager = self.manager(*endpoints, **changes)
         await manager.restore()
         task = asyncio.create_task(manager.run())
@@ -120,7 +120,8 @@ def report(**words: Health) -> HealthReport:
 
 
 def shown(publication: Publication) -> Mapping[str, Mapping[str, Collection[str]]]:
-    """Taints by device by pool: ``stopped`` for drakit.dev/stopped with NoSchedule."""
+    """Return taints by pool and device, in short: ``stopped`` is drakit.dev/stopped with
+    NoSchedule."""
     return {
         name: {device.name: taint_words(device.taints) for device in pool.devices}
         for name, pool in publication.pools.items()
@@ -136,7 +137,7 @@ def taint_words(taints: Iterable[Any]) -> list[str]:
 
 
 def published(*words: str, at: int | None = None) -> PublishedTaints:
-    """Taints that the slices have had since a time, as `taint_words` writes them."""
+    """Return published taints with a time, from the words of `taint_words`."""
     pairs = [word.partition(":") for word in words]
     return {
         (key if "/" in key else f"drakit.dev/{key}", effect or "NoSchedule"): at
@@ -145,7 +146,7 @@ def published(*words: str, at: int | None = None) -> PublishedTaints:
 
 
 async def pass_time(seconds: float) -> None:
-    """Let time go, and then what is due."""
+    """Advance the time, and process everything that is due."""
     await asyncio.sleep(seconds)
     for _ in range(10):
         await asyncio.sleep(0)

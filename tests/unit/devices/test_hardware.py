@@ -1,4 +1,4 @@
-"""Devices that do not fit beside claims that are being unprepared, and are tainted meanwhile."""
+"""Devices that do not fit beside unpreparing claims, and are tainted meanwhile."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OK, BAD, BROKEN, NOBODY = (
 
 
 def lived(*reports: tuple[float, Health], until: float) -> Condition:
-    """What becomes of a device of which this was said at these times."""
+    """Return the taints of a device after these reports at these times."""
     condition = UNKNOWN
     moments = [*reports, (until, None)]
     for now, report in moments:

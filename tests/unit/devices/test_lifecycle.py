@@ -1,4 +1,4 @@
-"""Each way through the life of an endpoint, as the publisher and the store see it."""
+"""Each path through the life cycle of an endpoint, as the publisher and the store see it."""
 
 from __future__ import annotations
 

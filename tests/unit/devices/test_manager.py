@@ -1,4 +1,4 @@
-"""What devices become by what is said of them, as the publisher and the kubelet see it."""
+"""The state of devices after reports, as the publisher and the kubelet see it."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ LENS_BEFORE = {(LENS.key, LENS.effect): 7}
 
 
 def since(manager: DeviceManager) -> Mapping[str, Mapping[str, int]]:
-    """Since when each device of the node's pool has its taints."""
+    """Return the times of the taints of each device in the node's pool."""
     return {
         device.name: {
             word: taint.added_at

@@ -1,6 +1,6 @@
 """
-A driver of which nobody knows beforehand how many endpoints it has, as with device plugins: each
-has a pool of its own, comes and goes by itself, and costs the others nothing.
+A driver with an unknown number of endpoints, as with device plugins. Each has its own pool, appears
+and disappears independently, and does not affect the others.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ A, B, C = RESOURCES[:3]
 
 @contextlib.asynccontextmanager
 async def plugin(node: Node, *, alone: bool = True) -> AsyncIterator[DeviceManager]:
-    """A life of a plugin whose driver expects nobody; `alone`: the API server holds what it
-    publishes, and deletes what it does not."""
+    """Start a plugin whose driver expects no endpoint. With `alone`, the API server has exactly the
+    pools that it publishes."""
     async with node.plugin(endpoints=()) as manager:
         server = asyncio.create_task(api_server(manager)) if alone else None
         yield manager
@@ -205,7 +205,7 @@ async def test_what_one_leaves_out_does_not_silence_another(node: Node):
 
 
 async def filled(node: Node) -> None:
-    """A life in which all endpoints were there."""
+    """Fill the store: run a plugin with all endpoints."""
     async with plugin(node) as manager:
         for resource in RESOURCES:
             manager.replaced(resource, things(resource))
@@ -274,7 +274,7 @@ async def test_unknown_pools_are_not_deleted_at_once(node: Node, stored: bool, s
 
 
 async def test_whoever_becomes_the_primary_instance_waits_for_endpoints_from_then_on(node: Node):
-    """Device plugins come to the primary instance alone: the other one sees none of them."""
+    """Device plugins register with the primary instance only: the other one sees none of them."""
     async with plugin(node) as old:
         for resource in RESOURCES:
             old.replaced(resource, things(resource))
@@ -347,7 +347,7 @@ class Cluster:
             await asyncio.wait({task})
 
     def writes(self) -> list[str]:
-        """The methods of the writes since this was asked."""
+        """Return the methods of the writes since the last call."""
         methods = [method for _, method, _ in self.link.writes]
         self.link.writes.clear()
         return methods

@@ -1,8 +1,8 @@
 """
-Walks: drivers, kubelets, admins and time do to a manager what they like, in any order.
+Random sequences of events from drivers, kubelets, admins and clocks for a manager.
 
-Beside it goes a model of a few numbers, and a publisher that writes at once. After each step the
-slices must be what the model expects; where it does not decide (during a removal), nothing is
+A small model, and a publisher that writes at once, follow the events. After each step the slices
+must be as the model expects. During a removal, which the model does not decide, nothing is
 compared.
 """
 
@@ -83,7 +83,7 @@ healths = st.lists(
 
 @dataclass
 class Sick:
-    """A device that was bad."""
+    """An unhealthy device in the model."""
 
     evicting: bool = False
     well: float = 0.0
@@ -95,7 +95,7 @@ class Sick:
 
 @dataclass
 class Model:
-    """What should be so."""
+    """The expected state."""
 
     started: float = 0.0
     listed: bool = False

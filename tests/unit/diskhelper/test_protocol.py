@@ -1,4 +1,4 @@
-"""What the disk helper accepts, and what it rejects."""
+"""Accepted and rejected messages of the disk helper."""
 
 from __future__ import annotations
 

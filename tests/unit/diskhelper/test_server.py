@@ -19,7 +19,7 @@ WAIT_SECONDS = 10
 
 
 class Drives:
-    """Disks whose wipe ends when a test lets it."""
+    """Disks whose wipe ends when the test permits it."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

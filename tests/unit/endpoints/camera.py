@@ -1,4 +1,4 @@
-"""A driver whose devices and calls a test decides, and who listens to it."""
+"""A driver whose devices and calls the test controls, and its listener."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Camera(Driver[DriverConfig]):
 
 
 class Listener:
-    """What was told of an endpoint, in order."""
+    """The notifications of an endpoint, in order."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -98,7 +98,7 @@ class Listener:
         self.news.set()
 
     async def hear(self) -> object:
-        """Wait for what is told next."""
+        """Wait for the next notification."""
         async with asyncio.timeout(5):
             while len(self.told) == self._heard:
                 self.news.clear()
@@ -140,7 +140,7 @@ def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) ->
 
 @asynccontextmanager
 async def running(endpoint: OneByOne) -> AsyncIterator[OneByOne]:
-    """Start an endpoint, and have it run meanwhile."""
+    """Start an endpoint, and run it in the background."""
     await endpoint.start()
     task = asyncio.create_task(endpoint.run())
     try:

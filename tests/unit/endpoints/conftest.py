@@ -18,7 +18,7 @@ async def listener() -> Listener:
 
 @pytest.fixture
 def short_delays(monkeypatch) -> None:
-    """An endpoint is started again after a hundredth of a second."""
+    """Restart endpoints after a hundredth of a second."""
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
 
 

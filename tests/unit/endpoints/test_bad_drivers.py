@@ -1,4 +1,4 @@
-"""Drivers that do what none should, in threads of their own: each harms itself alone."""
+"""Drivers that misbehave, in their own threads: each harms only itself."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ async def test_of_a_driver_that_yields_often_only_the_latest_is_reported_and_rar
 async def test_what_a_connection_did_not_report_before_its_end_is_never_reported(
     behaviour, listener, monkeypatch
 ):
-    """The last inventory is yielded while the one before is being taken, and then it ends."""
+    """A driver that yields its last inventory while the previous one is being read, and then
+    ends."""
 
     async def devices(driver):
         yield [Device(name="cam-0")]

@@ -45,7 +45,7 @@ def edits(name: str) -> Edits:
 
 
 class Camera(Driver[DriverConfig]):
-    """Keeps what it was asked, and does what a test says of a device."""
+    """Records its calls, and follows the test's instructions for a device."""
 
     name = "camera.example.com"
 
@@ -59,7 +59,7 @@ class Camera(Driver[DriverConfig]):
         self.request_ids: list[str] = []
         self.seconds = self.tail = 0.0
         self.seconds_of: dict[str, float] = {}
-        """By claim UID, for drivers that are called for devices."""
+        """Seconds of work by claim UID, for drivers that are called for devices."""
         self.clean_up_fails: Exception | None = None
 
     async def devices(self):
@@ -99,7 +99,7 @@ class PerBatch(Camera):
     def __init__(self) -> None:
         super().__init__()
         self.changes: dict[str, Any] = {}
-        """Answers by UID that are other than right; "nothing" leaves one out."""
+        """Wrong answers by UID; "nothing" omits an answer."""
 
     def answered(self, answers: dict[str, Any]) -> dict[str, Any]:
         answers |= self.changes
@@ -123,7 +123,7 @@ class PerBatch(Camera):
 
 
 class Resets(Camera):
-    """Makes a driver one that resets."""
+    """Adds a reset to a driver."""
 
     refusing: Mapping[str, Exception] = {}
 
@@ -142,7 +142,7 @@ class ResetsPerBatch(Resets, PerBatch):
 
 
 class Calls:
-    """An endpoint that is called for one claim at a time, those of one turn as a batch."""
+    """Calls an endpoint for single claims; the calls of one turn are a batch."""
 
     def __init__(self, endpoint: DirectEndpoint) -> None:
         self.endpoint = endpoint
@@ -262,7 +262,7 @@ async def test_what_is_raised_becomes_a_sentence(raised, text):
 
 
 def ours(caplog) -> list[logging.LogRecord]:
-    """Return our own records: asyncio also logs here when it collects another test's tasks."""
+    """Return only our log records: asyncio also logs here when it collects tasks of other tests."""
     return [record for record in caplog.records if record.name.startswith("drakit")]
 
 
@@ -782,7 +782,7 @@ class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
 
 @pytest.mark.parametrize("kind", [ResetsSlowly, ResetsBatchesSlowly])
 async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
-    """Also if their pool has a device with the name of another one's counter set."""
+    """Calls also overlap if a device and a counter set of another pool have the same name."""
     driver, _, calls = reach(kind)
     driver.held["reset"] = asyncio.Event()
     whole = device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})

@@ -1,4 +1,4 @@
-"""What comes out of a driver's thread: snapshots and texts, and no vendor's code."""
+"""The output of a driver's thread: snapshots and texts, and no vendor code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND = ClaimReference(namespace="lab", name="mic", uid="uid-b")
 
 
 class Watching:
-    """Remembers in which threads its text was asked for."""
+    """Records the threads that read its text."""
 
     def __init__(self) -> None:
         self.readers: list[str] = []
@@ -60,7 +60,7 @@ class Bug(Watched):
 
 
 class Answer:
-    """No answer at all."""
+    """A value that is not a valid answer."""
 
 
 class PerBatch(Camera):

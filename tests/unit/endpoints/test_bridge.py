@@ -43,7 +43,7 @@ async def lab() -> Lab:
 
 
 async def outcome(call: asyncio.Task) -> object:
-    """What became of a call: its result, or the class of its error."""
+    """Return the outcome of a call: its result, or the class of its error."""
     await asyncio.wait({call})
     if call.cancelled():
         return asyncio.CancelledError

@@ -16,7 +16,7 @@ SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.unhealthy("the lens 
 
 
 class FakeConnection:
-    """Tells what a test says, at its times, and then ends as it says."""
+    """Reports the test's updates at the given times, and then ends as requested."""
 
     def __init__(self, *updates, seconds: float = 0.0, end: BaseException | None = None) -> None:
         self.told = updates
@@ -43,7 +43,7 @@ class FakeConnection:
 
 
 class Listener:
-    """What was told, and when."""
+    """The notifications and their times."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, object]] = []
@@ -56,7 +56,7 @@ class Listener:
 
 
 class Source:
-    """Makes the connections of a test, one after the other; the last one again and again."""
+    """Makes the connections of a test in order; repeats the last one."""
 
     def __init__(self, *connections: FakeConnection | Exception) -> None:
         self.connections = list(connections)
@@ -236,7 +236,7 @@ async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason():
 
 
 class Failing(Listener):
-    """Fails with what one of its methods is told for the first time."""
+    """Fails in the first call of one of its methods."""
 
     def __init__(self, method: str) -> None:
         super().__init__()

@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_named_with_its_field(config, problem):
 
 
 class Many(DeviceParameters):
-    """More keys than fit, and one that nobody can read."""
+    """Parameters with too many keys, and one unreadable key."""
 
     ten: int = Field(default=0, alias="a\nb" + "c" * 5000)
     one: int = 0
@@ -167,7 +167,7 @@ class Many(DeviceParameters):
 
 
 class Empty(DeviceParameters):
-    """No keys yet."""
+    """Parameters without keys."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When a driver gets its policies, and what happens if it refuses them."""
+"""Delivery of policies to a driver, and refused policies."""
 
 from __future__ import annotations
 

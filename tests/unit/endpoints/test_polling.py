@@ -20,7 +20,7 @@ DIRTY = Health.unhealthy("the lens is dirty")
 
 
 class Lens(Driver[DriverConfig]):
-    """A driver whose answers a test decides."""
+    """A driver whose answers the test controls."""
 
     name = "lens.example.com"
     health_period_seconds = 10.0
@@ -160,7 +160,7 @@ async def test_a_new_device_is_polled_at_once_one_that_is_gone_never_again_and_a
 
 @pytest.mark.looptime
 async def test_a_device_that_is_gone_for_a_moment_is_reported_again():
-    """Whoever listens may have forgotten it in between, and not seen that we have not."""
+    """The listener may have discarded the device in between, so its health is reported again."""
     lens = Lens()
     lab = Lab(lens)
     lab.replaced("a")

@@ -213,7 +213,7 @@ async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours
 
 async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, behaviour):
     class Panic(BaseException):
-        """As PyO3 raises it for a panic in Rust."""
+        """The exception that PyO3 raises for a panic in Rust."""
 
     async def panic() -> Edits:
         raise Panic("index out of bounds")

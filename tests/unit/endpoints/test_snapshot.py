@@ -1,4 +1,4 @@
-"""What a driver yields is its own; what goes on is ours, and stays as it is while it does."""
+"""Snapshots are independent of the driver's objects, and unchanged devices keep their identity."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Number(IntEnum):
 
 
 class Lazy(Mapping[str, Any]):
-    """A mapping of a vendor's own, which remembers who read it."""
+    """A vendor's mapping, which records the threads that read it."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values_ = values
@@ -82,7 +82,7 @@ class Odd:
 
 
 def assert_plain(value: object) -> None:
-    """Of Python's own types, or of ours, all the way down."""
+    """Check that a value consists only of Python's own types and ours, at every level."""
     if is_dataclass(value):
         assert type(value).__module__ == "drakit.device"
         for field in fields(value):

@@ -23,7 +23,7 @@ CARD = CounterSet(name="card", counters={"memory": "8Gi"})
 
 
 class Special(Device):
-    """A vendor may derive its own."""
+    """A vendor's subclass."""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_as_many_devices_as_are_allowed_are_taken():
 
 
 async def read(generator) -> int:
-    """Read a stream; gives how often it yielded, whatever became of it."""
+    """Read a stream; return the number of its yields, even after a failure."""
     yields = 0
 
     async def counted():

@@ -15,7 +15,7 @@ HERE = __name__.partition(".")[0]
 
 
 class FakeLoop:
-    """A loop that answers when a test says so."""
+    """A loop that answers when the test requests it."""
 
     def __init__(self) -> None:
         self.waiting: list = []
@@ -48,7 +48,7 @@ class Lab:
 
 @asynccontextmanager
 async def watching():
-    """Not a fixture: those run by the clock on the wall."""
+    """Make a watchdog. It is not a fixture, because fixtures run on the real clock."""
     lab = Lab()
     task = asyncio.create_task(lab.dog.run())
     yield lab
@@ -126,7 +126,8 @@ async def test_a_loop_that_is_closed_is_watched_no_more(caplog):
 
 
 async def test_the_call_is_named_with_the_drivers_own_frame_before_those_of_others():
-    """A driver that waits for a program: the library's frames are innermost, and say little."""
+    """A driver that waits for a program: the innermost frames are those of the library, and explain
+    little."""
     idents: list[int] = []
 
     def vendor_waits(child: subprocess.Popen) -> None:

@@ -1,4 +1,4 @@
-"""Which versions of policies are valid, and what becomes of the others."""
+"""Valid versions of policies, and the handling of invalid ones."""
 
 from __future__ import annotations
 

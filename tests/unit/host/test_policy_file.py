@@ -1,4 +1,5 @@
-"""The copy of policies on the node: what is written is read again, and damage costs the copy."""
+"""The copy of policies on the node: written policies are read back, and damage loses only the
+copy."""
 
 from __future__ import annotations
 

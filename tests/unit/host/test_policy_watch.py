@@ -1,4 +1,4 @@
-"""Where policies come from: the API server, and the copy on the node."""
+"""The sources of policies: the API server, and the copy on the node."""
 
 from __future__ import annotations
 

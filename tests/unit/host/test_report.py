@@ -1,4 +1,5 @@
-"""What a NodeDeviceReport contains: bounded, sorted, and valid for its CustomResourceDefinition."""
+"""The content of a NodeDeviceReport: bounded, sorted, and valid for its
+CustomResourceDefinition."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ FACTS = ReportFacts(
 
 
 def problems(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """Check a value against a structural schema, as far as ours goes; unknown keys are problems,
-    because the API server drops them."""
+    """Check a value against the parts of a structural schema that ours uses. Unknown keys are
+    problems, because the API server drops them."""
     kinds = {"string": str, "integer": int, "object": dict, "array": list}
     if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
         return [f"{path}: {value!r} is not of type {schema['type']}"]
@@ -71,7 +72,7 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
 
 
 def full(size: int) -> ReportFacts:
-    """Facts in which all is too much."""
+    """Facts that exceed every limit."""
     long = "x" * 5000
     names = [f"{n:05}" for n in range(size)]
     return ReportFacts(

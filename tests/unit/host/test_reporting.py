@@ -1,4 +1,4 @@
-"""When reports are written and removed."""
+"""Writes and removals of reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Api:
 
 
 class Sources:
-    """All that a report shows."""
+    """The sources of a report."""
 
     def __init__(self) -> None:
         self.endpoint = EndpointStatus(name=DRIVER, state="Running")

@@ -1,4 +1,4 @@
-"""What an admin may write, and what is refused with key and reason."""
+"""Valid configurations, and errors with key and reason."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ DEVICE = "disks-serial-one"
 
 
 class Drives:
-    """Disks whose wipe ends when a test lets it."""
+    """Disks whose wipe ends when the test permits it."""
 
     def __init__(self) -> None:
         self.busy = False

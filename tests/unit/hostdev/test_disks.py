@@ -191,7 +191,8 @@ def test_what_is_built_on_a_device_is_named(disk):
 
 
 def test_a_free_partition_beside_one_in_use_does_not_pass(disk):
-    """It may be the root of the host's next version."""
+    """A partition of the host's disk stays unpublished: it may be the root of the host's next
+    version."""
     assert reason(disk, "vda2") is None
     unmounted_dm(disk)
     assert reason(disk, "vda2") == "dm-0 is built on vda1"

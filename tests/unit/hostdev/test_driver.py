@@ -1,4 +1,4 @@
-"""The driver on a host: publishing, preparing, and what it says when it cannot."""
+"""The driver on a host: publishing, preparing, and errors."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
 
 
 async def test_this_machines_root_disk_is_never_published():
-    """Whatever there is here: nothing that is mounted, not even where disks are allowed."""
+    """On this machine, no mounted device is published, even if disks are allowed."""
     everything = policy("block", "/dev/*", "/dev/*/*", allow={"dangerous": True})
     config = HostDevicesConfig.model_validate(
         {"policies": {"all": everything}, "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}

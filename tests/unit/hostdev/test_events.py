@@ -1,4 +1,4 @@
-"""Events of the host: which of them call for a scan, and how many scans a burst causes."""
+"""Events of the host: the events that request a scan, and the scans of a burst."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_this_machine_has_the_socket(host):
 
 
 def counting(host: FakeHost, **options) -> tuple[HostDevices, list[float], Callable[[], float]]:
-    """A driver that notes when it scans."""
+    """A driver that records the times of its scans."""
     made = HostDevices(
         host.config({"misc": policy("misc", "/dev/k*")}, rescanInterval="1h", **options),
         StaticNode(name="node-1"),

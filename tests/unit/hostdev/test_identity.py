@@ -124,7 +124,8 @@ async def test_a_disk_without_identity_is_refused_unless_the_policy_allows_it(ho
 
 
 async def test_two_disks_with_one_identity_are_refused(host, caplog):
-    """Two paths to one disk, or a serial number that its maker gave to every disk."""
+    """Refuse disks with the same identity: two paths to one disk, or one serial number for all
+    disks of a vendor."""
     caplog.set_level("INFO")
     disk(host, "sda", "8:0", serial="1")
     disk(host, "sdb", "8:16", serial="1")

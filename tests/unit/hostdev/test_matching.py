@@ -1,4 +1,4 @@
-"""Which devices a matcher describes."""
+"""The devices that a matcher matches."""
 
 from __future__ import annotations
 

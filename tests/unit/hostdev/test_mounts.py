@@ -10,7 +10,7 @@ from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swa
 
 
 def escape(text: str) -> str:
-    r"""What the kernel does: ``mangle`` escapes space, tab, newline, backslash and hash."""
+    r"""Escape like the kernel's ``mangle``: space, tab, newline, backslash and hash."""
     return "".join(f"\\{ord(c):03o}" if c in " \t\n\\#" else c for c in text)
 
 

@@ -1,4 +1,4 @@
-"""What the spec of a HostDevicePolicy may say, and what is refused with field and remedy."""
+"""Valid specs of a HostDevicePolicy, and errors with field and remedy."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ async def test_without_a_udev_daemon_a_device_has_the_same_name_and_fewer_attrib
 
 
 async def test_every_recording_stays_within_the_limit_of_attributes(host):
-    """All of them at once, each with the most attributes that a policy can add."""
+    """All devices at once, each with the maximum of attributes that a policy can add."""
     plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "nvme", "tpm", "gpu")
     extra = {f"extra{index}": {"int": index} for index in range(4)}
     subsystems = ("tty", "video4linux", "sound", "hidraw", "block", "tpm", "tpmrm", "drm")

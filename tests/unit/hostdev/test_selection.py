@@ -1,4 +1,4 @@
-"""Which devices are published under which names."""
+"""The published devices and their names."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_a_unit_belongs_to_one_policy_with_all_of_its_nodes():
 
 
 def test_a_device_with_a_number_of_the_kernel_needs_the_policys_permission():
-    """Neither USB nor PCI, and not without hardware: another one may be gpiochip0 next time."""
+    """A device that is neither on USB nor PCI has no stable identity: another one may be gpiochip0
+    after a reboot."""
     chip = replace(device("gpiochip0"), directory=Path("/sys/devices/soc/gpiochip0"))
     refused = selected(policy("a"), [chip]).refused["a-gpiochip0"].refusal
     assert (refused.reason, "allow.unstableIdentity" in refused.message) == ("NoIdentity", True)

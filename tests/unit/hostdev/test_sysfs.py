@@ -1,4 +1,4 @@
-"""What is read of a device, and said of it."""
+"""Facts from sysfs, and the attributes of a device."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_string_that_the_api_would_refuse_is_left_out(host, serial, is_publish
 
 
 def test_never_more_attributes_than_the_api_takes(host):
-    """A device that has everything: a disk behind USB behind PCI."""
+    """A device with all kinds of facts: a disk behind USB behind PCI."""
     plug_serial_stick(host, serial="1")
     host.udev_entry("b8:0", "S:disk/by-id/x", "S:disk/by-path/y")
     host.block(
@@ -193,7 +193,7 @@ def test_a_block_device_knows_what_it_lies_on(host):
 
 
 def test_this_machine_can_be_read():
-    """Whatever devices there are here: reading them works, and what is said fits the API."""
+    """The devices of this machine can be read, and their attributes are valid for the API."""
     sysfs = Sysfs(Path("/sys"), UdevDatabase(Path("/run/udev")))
     for subsystem in ("misc", "block", "tty", "mem", "no-such-subsystem"):
         for device in sysfs.devices(subsystem, wanted=lambda path: True):

@@ -1,4 +1,4 @@
-"""What a subscriber receives, and when, on a virtual clock."""
+"""The messages of a subscriber and their times, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reports_of(source, *, timeout_seconds=30.0):
 
 
 async def waits(subscription):
-    """Begin to wait for the next message, for a test that goes on meanwhile."""
+    """Wait for the next message in the background."""
     waiting = asyncio.create_task(subscription.next())
     await asyncio.sleep(0.5)
     assert not waiting.done()

@@ -1,4 +1,4 @@
-"""Health on real sockets, from a source of a test to what a kubelet believes."""
+"""Health on real sockets, from the test's source to the kubelet's view."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ UIDS = [f"0f7a8f5e-6d0c-4d3c-9a68-{n:012}" for n in range(3)]
 
 @pytest.fixture
 def instance(root):
-    """Make an instance that owns its lock, and maybe listens on its sockets."""
+    """Make an instance that owns its lock, and optionally listens on its sockets."""
     opened: list[socket.socket] = []
     made: list[Ownership] = []
 
@@ -42,7 +42,7 @@ def instance(root):
 
 
 def kill(owner: Ownership, *sockets: socket.socket) -> None:
-    """What SIGKILL leaves: files stay, nobody listens, and the lock is free."""
+    """Leave the state after SIGKILL: files without a listener, and a free lock."""
     for each in sockets:
         each.close()
     for fd in (owner._fd, owner._primary_fd):

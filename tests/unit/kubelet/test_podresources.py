@@ -1,4 +1,4 @@
-"""What the kubelet reports of claims: over its socket, in its state file, and both together."""
+"""The kubelet's reports on claims: over its socket, in its state file, and both together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ A, B = reference("a"), reference("b")
 
 
 async def until(condition) -> None:
-    """Wait for something that only a file system or another task shows."""
+    """Wait for a condition that is not notified."""
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
@@ -279,7 +279,7 @@ async def test_a_health_stream_that_the_kubelet_cancels_ends(serve, kubelet):
 
 
 async def test_a_cancelled_health_stream_passes_the_cancellation_on():
-    """Whoever swallows it leaks the call in grpc.aio."""
+    """A handler that swallows a cancellation leaks the call in grpc.aio."""
 
     class Context:
         async def send_initial_metadata(self, _):
@@ -395,7 +395,7 @@ async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, cl
 
 
 async def test_two_instances_serve_side_by_side(serve, kubelet, root):
-    """A rolling update: neither start nor stop of one touches the other."""
+    """In a rolling update, the start and stop of one instance do not affect the other."""
     async with serve() as old:
         async with serve(instance_uid="pod-2") as new:
             assert len(kubelet.sockets()) == 2

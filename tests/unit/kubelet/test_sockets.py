@@ -67,7 +67,7 @@ def test_other_drivers_of_an_instance_get_other_hashes():
 
 @pytest.mark.parametrize("letter", [pytest.param("r", id="ascii"), pytest.param("ä", id="umlaut")])
 def test_the_limit_is_in_bytes_and_exact(letter):
-    """The longest root that is taken makes the longest path that Linux takes."""
+    """The longest accepted root leads to the longest path that Linux accepts."""
     width = len(letter.encode())
     fits = [n for n in range(1, 100) if _fits(Path("/tmp") / (letter * n))]
     paths = socket_paths("d", kubelet_root=Path("/tmp") / (letter * fits[-1]), instance_uid=UID)
@@ -98,7 +98,8 @@ def test_an_instance_that_cannot_be_a_file_name_is_hashed():
 
 
 def test_a_relative_root_is_refused():
-    """The kubelet would look for the socket below its own working directory."""
+    """The root must be absolute: the kubelet would search the socket below its working
+    directory."""
     with pytest.raises(SocketError, match="must be an absolute path, not kubelet"):
         socket_paths("d", kubelet_root=Path("kubelet"), instance_uid=UID)
 

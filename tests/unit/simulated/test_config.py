@@ -1,4 +1,4 @@
-"""What an admin and a user may write, and what they are told of a mistake."""
+"""Valid configurations and parameters, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control file: when it is read, and which of its content counts."""
+"""The control file: the times of its reads, and its effective content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: how it is loaded, what it says, and what a container gets."""
+"""The driver: its loading, its errors, and the environment of containers."""
 
 from __future__ import annotations
 

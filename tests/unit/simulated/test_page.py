@@ -1,4 +1,4 @@
-"""What the page of simulated devices shows is what the driver takes."""
+"""The driver accepts the examples of the page about simulated devices."""
 
 from __future__ import annotations
 

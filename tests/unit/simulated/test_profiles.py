@@ -1,4 +1,4 @@
-"""What there seems to be: devices that the API server takes, whatever the config says."""
+"""The simulated devices: for every configuration, the API server accepts them."""
 
 from __future__ import annotations
 

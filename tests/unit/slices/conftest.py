@@ -1,4 +1,4 @@
-"""A publisher on a virtual clock, before an API server without HTTP."""
+"""A publisher on a virtual clock, with an API server without HTTP."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Link:
 
 
 class Published:
-    """A running publisher and what it can be asked."""
+    """A running publisher, and queries for its state."""
 
     def __init__(self, server: FakeApiServer, link: Link) -> None:
         self.server, self.link = server, link
@@ -123,7 +123,7 @@ class Published:
         self.dropped: list[str] = []
         self.left_out: list[dict[str, str]] = []
         self.before: list[dict[tuple[str, str], PublishedTaints]] = []
-        """Which taints were published, at each start."""
+        """The taints that were published, at each start."""
         self.pools: list[set[str]] = []
         """The pools of the API server, as reported."""
         self.measured: list[tuple[str, bool]] = []
@@ -155,7 +155,7 @@ class Published:
             await asyncio.wait({self.task})
 
     def new_writes(self) -> list[str]:
-        """The methods of the writes since the last time that this was asked."""
+        """Return the methods of the writes since the last call."""
         methods = [method for _, method, _ in self.link.writes]
         self.link.writes.clear()
         return methods
@@ -176,7 +176,7 @@ class Published:
 
 @pytest.fixture
 async def published() -> AsyncIterator[Published]:
-    """A publisher that runs; its source has said nothing yet."""
+    """A running publisher whose source has not reported yet."""
     server = FakeApiServer()
     server.store(f"{NODES}/{NODE}", {"metadata": {"uid": "node-uid"}})
     made = Published(server, Link(server))

@@ -20,7 +20,7 @@ def serve(published: Published, *versions: str) -> None:
 
 @pytest.fixture
 async def stopped(published: Published):
-    """The same, not started yet."""
+    """A publisher that is not started yet."""
     await published.stop()
     published.restart()
     return published

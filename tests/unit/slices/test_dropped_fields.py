@@ -1,4 +1,4 @@
-"""What is published where the API server drops fields of devices, and how that is noticed."""
+"""Publishing to an API server that drops fields of devices, and the detection of such a server."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ async def test_all_pools_learn_of_it(published: Published):
 
 
 def names_without_taints(published: Published) -> set[str]:
-    """The devices that anybody has ever seen without a taint, as far as the history goes back."""
+    """Return the devices that were ever published without a taint, within the watch history."""
     return {
         each["name"]
         for change in published.server.cluster.history

@@ -18,7 +18,7 @@ SMALL = PackingLimits(max_devices=4, fill_devices=3, max_counter_sets=2)
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is wanted at one time."""
+    """The desired state at one time."""
 
     attributes: dict[int, int]  # by device
     tainted: frozenset[int] = frozenset()
@@ -81,7 +81,7 @@ def then(fleet: Fleet, steps: list[tuple[str, Any]]) -> Fleet:
 
 @dataclass
 class Slot:
-    """A slice as it is before, with what of it stays."""
+    """A slice before the change, with the parts that stay."""
 
     kept: int  # devices that may stay
     sets: int
@@ -96,9 +96,9 @@ class Slot:
 
 def lower_bound(server: PoolServer, wanted: DesiredPool) -> int:
     """
-    Return how many writes are needed at least, from the rules alone.
+    Return the minimum number of writes, from the rules alone.
 
-    The pool is whole before: all of its slices are of one generation.
+    The pool is complete before the change: all of its slices have one generation.
     """
     devices = {each.name: each for each in wanted.devices}
     sets = {each.name: each for each in wanted.counter_sets or ()}
@@ -139,7 +139,7 @@ def lower_bound(server: PoolServer, wanted: DesiredPool) -> int:
 
 
 def one_content(slots: list[Slot], new: int, sets: int) -> int | None:
-    """The writes if the content of one slice changes at most; None if it cannot be so."""
+    """Return the writes if the content of at most one slice changes; None if that is impossible."""
     changed = [i for i, slot in enumerate(slots) if slot.content]
     tainted = {i for i, slot in enumerate(slots) if slot.taints}
     if len(changed) > 1 or (new and sets):
@@ -168,7 +168,7 @@ def one_content(slots: list[Slot], new: int, sets: int) -> int | None:
 
 
 def fewest_slices(slots: list[Slot], new: int, sets: int) -> int:
-    """How many slices there must be if none is filled beyond what is placed."""
+    """Return the number of slices if none is filled beyond the placement limit."""
     last = max((i for i, slot in enumerate(slots) if slot.kept or slot.sets), default=0)
     count = last + 1
     while not fits([*slots, *[Slot(0, 0, False, False)] * count][:count], new, sets):
@@ -224,7 +224,7 @@ def test_packing_holds_for_any_sequence(history):
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(HISTORIES, st.data())
 def test_whatever_was_interrupted_or_deleted_is_made_good(history, data):
-    """After each write the scheduler sees a pool that makes sense, or none; see `PoolServer`."""
+    """After each write the scheduler sees a consistent pool, or none; see `PoolServer`."""
     server = PoolServer(limits=SMALL)
     fleet = Fleet({})
     for steps in history:

@@ -1,4 +1,4 @@
-"""When slices are written, how often, and what becomes of errors and of what others do."""
+"""Writes of slices: their times and number, errors, and changes by other clients."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ async def test_a_change_by_another_writer_is_undone_with_a_backoff(published: Pu
         published.server.store(path(body), {"spec": spec})
 
     async def conflict(seconds: float) -> list[float]:
-        """Spoil it again as soon as it is mended; give when it was mended."""
+        """Change a slice again whenever it is restored; return the times of the restores."""
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
             if published.devices() == {"a"}:
@@ -449,7 +449,7 @@ async def test_a_conflict_is_read_and_written_again(published: Published):
 
 @dataclass
 class Backup:
-    """What etcd held once."""
+    """Restore an earlier state of etcd."""
 
     server: FakeApiServer
 

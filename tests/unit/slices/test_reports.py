@@ -1,4 +1,4 @@
-"""What the publisher reports of the API server: at its start, and after each change."""
+"""The publisher's reports about the API server: at its start, and after each change."""
 
 from __future__ import annotations
 

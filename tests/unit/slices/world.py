@@ -1,4 +1,4 @@
-"""What the tests of slices share: desired pools in few words, and a pool as a server holds it."""
+"""Shared helpers of the slice tests: short forms of desired pools, and a pool at an API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device(name: str, *taints: StampedTaint, **fields: Any) -> DesiredDevice:
 
 
 def named(name: str, *taints: StampedTaint) -> DesiredDevice:
-    """A device of which only the name is known."""
+    """Return a device of which only the name is known."""
     return DesiredDevice(name=name, device=None, taints=taints)
 
 
@@ -51,14 +51,14 @@ def counter_set(name: str, amount: str = "8") -> CounterSet:
 
 
 class Interrupted(Exception):
-    """Not all writes were made."""
+    """Raised before the last write of a plan."""
 
 
 class PoolServer:
     """
-    What an API server would hold of a pool after the writes of plans, and how many those were.
+    A pool at an API server after the writes of plans, and their number.
 
-    After each write it looks as the scheduler does: a pool that is whole must make sense.
+    After each write, it checks the pool like the scheduler: a complete pool must be consistent.
     """
 
     def __init__(self, identity: PoolIdentity = POOL, limits: PackingLimits | None = None) -> None:
@@ -130,7 +130,7 @@ class PoolServer:
             assert len(names) == len(set(names)), "a pool that is whole has each device once"
 
     def published(self) -> dict[str, str]:
-        """Device to slice, as the scheduler sees it; the pool is whole."""
+        """Return the slice of each device, as the scheduler sees a complete pool."""
         current = self.current()
         assert len(current) == len(self.slices)
         assert {b["spec"]["pool"]["resourceSliceCount"] for b in current} == {len(current)}
@@ -164,7 +164,7 @@ def _normal(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LateRevision(Revision):
-    """A revision whose readers may wake late: they do not run in any order."""
+    """A revision whose readers may wake late, because their order is undefined."""
 
     late_seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""A directory of backends, one that is watched, and a listener of an endpoint."""
+"""Fixtures: a directory of backends, a watched directory, and a listener of an endpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRIVER = "gpu.example.com"
 
 
 class Listener:
-    """What was reported of an endpoint, in order."""
+    """The reports of an endpoint, in order."""
 
     def __init__(self) -> None:
         self.reports: list[object] = []
@@ -51,7 +51,7 @@ class Listener:
         return self.reports[self._taken - 1]
 
     async def names(self) -> list[str]:
-        """Wait for the next inventory, and give the names of its devices."""
+        """Wait for the next inventory, and return the names of its devices."""
         while isinstance(report := await self.next(), str):
             pass
         return [each.name for each in report.devices]
@@ -63,7 +63,7 @@ class Listener:
 
 
 class Found:
-    """A directory that is watched, and what it reported."""
+    """A watched directory and its reports."""
 
     def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
@@ -113,7 +113,8 @@ def quick(monkeypatch) -> None:
 
 @pytest.fixture
 def slow_reconnect(quick, monkeypatch) -> None:
-    """Only a new socket is connected to in less than a minute; named before the endpoint."""
+    """Delay reconnects by a minute, except for a new socket. Must be requested before the
+    endpoint."""
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (60.0, 60.0))
 
 
@@ -136,7 +137,7 @@ async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDev
 
 
 async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseException]:
-    """Call an endpoint for claims, each with its devices, in one batch; errors are results."""
+    """Call an endpoint for a batch of claims; errors are returned as results."""
     batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, *devices in items]
     return await asyncio.gather(*work(batch).values(), return_exceptions=True)
 
@@ -152,7 +153,7 @@ def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
 
 @pytest.fixture
 async def endpoint(found, listener):
-    """An endpoint that runs, whether its backend is there or not."""
+    """A running endpoint, with or without its backend."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(found.watched())
         yield await stack.enter_async_context(running(new_endpoint(found, listener)))

@@ -1,4 +1,4 @@
-"""A backend that does as it should: found, listed, called, gone, and back."""
+"""A correct backend: found, listed, called, gone, and available again."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def attributes(**values):
 
 
 def listing(device: pb.Device, *, backwards: bool = False) -> bytes:
-    """Say a device alone, with its attributes in one order or the other."""
+    """Serialize one device, with its attributes in one order or the other."""
     fields = b"".join(
         pb.Device(attributes={name: value}).SerializeToString()
         for name, value in sorted(device.attributes.items(), reverse=backwards)

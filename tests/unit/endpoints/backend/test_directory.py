@@ -1,4 +1,4 @@
-"""The registration directory: which backends are found, which are refused, and what is reported."""
+"""The registration directory: found backends, refused backends, and reports."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sock
 
 @contextmanager
 def unprivileged(path: Path) -> Iterator[None]:
-    """Be somebody without the capabilities that root has, and who does not own the file."""
+    """Drop root's capabilities and the ownership of the file."""
     if os.geteuid() != 0:
         path.chmod(0)
         yield

@@ -1,4 +1,4 @@
-"""Backends that do what none should: each costs itself, a device or a claim, and nothing else."""
+"""Backends that misbehave: each harms only itself, a device or a claim."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MOST = pb.Edits(
     hooks=[pb.Hook(name="prestart", path="/h", args=["h"], env={"A": "b"}, timeout_seconds=1)] * 66,
     intel_rdt=pb.IntelRdt(clos_id="a", schemata=["L3:0=f"] * 2),
 )
-"""A thousand entries of those that have others in them."""
+"""A thousand entries of the kinds that contain others."""
 
 
 def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
@@ -57,7 +57,7 @@ def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
 
 
 def part(raw: bytes, number: int = 1) -> bytes:
-    """Bytes as a message in another one, in the field of this number."""
+    """Return bytes as a nested message in the field with this number."""
     size, length = len(raw), b""
     while size > 0x7F:
         length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
@@ -454,8 +454,8 @@ async def test_a_failed_check_is_not_in_order(served, backend):
 async def given_up(
     served: BackendEndpoint, backend: FakeBackend
 ) -> AsyncGenerator[tuple[list[str], asyncio.Event]]:
-    """Have a prepare given up with which the backend goes on until it is let go; gives what it has
-    begun and ended since, and what lets it go."""
+    """Abandon a prepare that the backend continues until it is released. Return its begun and ended
+    calls, and the event that releases it."""
     steps: list[str] = []
     go_on = asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()

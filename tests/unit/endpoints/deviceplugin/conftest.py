@@ -32,7 +32,7 @@ THING = "vendor.example/thing"
 
 
 class World:
-    """What surrounds the adapter, and the reports on each resource, in order."""
+    """The environment of the adapter, and the reports on each resource, in order."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class World:
         """Resources that the kubelet serves (True), or whose devices its pods only still hold
         (False); or the error of its answer."""
         self.unknown: str | None = None
-        """Why the kubelet may have other resources."""
+        """The reason why the kubelet may have other resources."""
         self.reports: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
         self.allowed: Mapping[str, AllowedEndpoint] | None = None
@@ -143,7 +143,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def short_delays(monkeypatch) -> None:
-    """What takes a second takes a fiftieth of it."""
+    """Shorten all times to a fiftieth."""
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(plugin_registration, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(plugin_connection, "REPLACE_SECONDS", 0.02)

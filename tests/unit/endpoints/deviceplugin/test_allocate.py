@@ -1,4 +1,4 @@
-"""From an answer to Allocate to edits, and what becomes of paths on the host."""
+"""Conversion of an answer to Allocate to edits, and of paths on the host."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_directory_is_all_nodes_in_it(host):
 
 
 def test_nested_directories_count_as_they_are_read(host):
-    """No level may be read on its own: each could have a thousand other files."""
+    """The limit counts all levels together: each level could have a thousand other files."""
     at = host.root / "snd"
     for _ in range(8):
         at /= "a"

@@ -1,4 +1,4 @@
-"""From what a plugin lists to devices."""
+"""Conversion of a plugin's list to devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device plugins over real sockets: they register, list, allocate, and end in all kinds of ways."""
+"""Device plugins over real sockets: they register, list, allocate, and end in different ways."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ async def test_the_registration_socket_is_seen_by_programs_that_watch_for_create
 
 
 def created_in(directory):
-    """Watch for created files, and for nothing else."""
+    """Watch for created files only."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_NONBLOCK)
     assert libc.inotify_add_watch(watch, os.fsencode(directory), 0x100) > 0

@@ -1,4 +1,4 @@
-"""The resources that are free of the kubelet's device manager, and the plugins that wait for it."""
+"""Resources that the kubelet's device manager does not use, and plugins that wait for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Kubelet:
 async def free_after(
     *answers: KubeletAnswer | Exception, pause: float, limit: float = 600
 ) -> float:
-    """Poll in this pace, and return the number of seconds until the resource is free."""
+    """Poll at this interval, and return the seconds until the resource is free."""
     resources, loop = KubeletResources(Kubelet(*answers).read), asyncio.get_running_loop()
     began = loop.time()
     while await resources.check(THING) is not None:

@@ -1,4 +1,4 @@
-"""Names of devices and pools: labels, readable, and no two the same."""
+"""Names of devices and pools: valid labels, readable, and unique."""
 
 from __future__ import annotations
 
