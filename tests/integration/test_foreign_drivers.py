@@ -198,7 +198,7 @@ async def test_a_device_plugin_registers_again_after_each_start_and_its_claims_s
     assert code == 0, errors
 
 
-async def test_a_backend_that_sends_garbage_or_has_a_name_of_others_harms_nobody(rig):
+async def test_a_backend_with_malformed_messages_or_a_name_in_use_affects_no_other_driver(rig):
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
     async with (
@@ -237,7 +237,7 @@ async def test_a_backend_that_sends_garbage_or_has_a_name_of_others_harms_nobody
     assert code == 0, errors
 
 
-async def test_a_backend_that_is_gone_for_good_is_no_driver_any_more_and_may_come_again(rig):
+async def test_the_driver_of_a_removed_backend_is_forgotten_and_may_return(rig):
     rig.config["devices"]["endpointStopGracePeriod"] = "1s"
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim, path = reference("uid-a"), rig.backends / "gpu.sock"

@@ -92,7 +92,7 @@ async def read_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-async def test_ten_thousand_strange_requests_leave_the_process_and_its_claims_alone(rig):  # noqa: F811
+async def test_ten_thousand_malformed_requests_do_not_affect_the_process_and_its_claims(rig):  # noqa: F811
     dice = random.Random(20260101)
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
@@ -155,7 +155,7 @@ async def test_ten_thousand_strange_requests_leave_the_process_and_its_claims_al
         ),
     ],
 )
-async def test_a_huge_request_is_answered_and_the_process_goes_on(rig, body, code):  # noqa: F811
+async def test_a_huge_request_is_answered_and_the_process_continues(rig, body, code):  # noqa: F811
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:

@@ -112,7 +112,7 @@ async def test_shares_that_exceed_a_capacity_are_refused(gpus):
         assert await prepare("uid-2") == [""]
 
 
-async def test_what_is_held_is_held_over_a_restart_of_the_plugin(gpus):
+async def test_holds_survive_a_restart_of_the_plugin(gpus):
     allocate(gpus, "uid-a", "gpu-0")
     allocate(gpus, "uid-b", "gpu-0-1g-0")
     async with kubelet_of(gpus) as (prepare, _):

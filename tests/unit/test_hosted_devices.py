@@ -130,7 +130,7 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
     watching.cancel()
 
 
-async def test_what_an_earlier_process_has_begun_to_unprepare_is_tainted_from_the_start():
+async def test_devices_that_an_earlier_process_began_to_unprepare_are_tainted_from_the_start():
     rows = Rows()
     rows.unpreparing = ("cam-0",)
     devices = hosted(rows)

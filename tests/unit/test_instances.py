@@ -44,7 +44,7 @@ async def test_one_process_is_alone_and_primary(instance):
     assert instances.primary.is_set()
 
 
-async def test_of_two_the_first_stays_primary_until_it_leaves(instance):
+async def test_the_first_of_two_instances_stays_primary_until_it_leaves(instance):
     old, ownership = await instance("pod-1")
     await old.check()
     new, _ = await instance("pod-2")
@@ -84,7 +84,7 @@ async def test_an_entry_without_owner_is_not_owned(instance, owner):
     assert not await instances.works(owner)
 
 
-async def test_what_cannot_be_found_out_counts_as_work(instance, monkeypatch):
+async def test_an_unknown_state_counts_as_work(instance, monkeypatch):
     instances, ownership = await instance("pod-1")
 
     def fail(instance_uid: str) -> bool:

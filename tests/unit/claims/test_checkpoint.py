@@ -44,7 +44,7 @@ async def prepare(checkpoint, *claims):
 # ---------------------------------------------------------------- what is stored
 
 
-async def test_what_was_written_is_there_after_a_restart_and_nothing_temporary_is_left(path):
+async def test_written_rows_survive_a_restart_and_no_temporary_file_remains(path):
     stored = await fill(path, count=3)
     assert await reopen(path) == ({claim.uid: claim for claim in stored}, None)
     assert [file.name for file in path.parent.iterdir()] == ["checkpoint.db"]
@@ -121,7 +121,7 @@ async def test_the_counter_of_generations_outlives_a_restart(path, checkpoint):
     await again.close()
 
 
-async def test_who_knows_another_generation_writes_nothing(checkpoint):
+async def test_a_writer_with_another_generation_writes_nothing(checkpoint):
     (known,) = await prepare(checkpoint, A)
     late = [replace(known, generation=known.generation - 1), B]
 
@@ -132,19 +132,19 @@ async def test_who_knows_another_generation_writes_nothing(checkpoint):
     assert (await checkpoint.find([A.uid])) == {A.uid: known}
 
 
-async def test_who_knows_a_row_that_is_gone_writes_nothing(checkpoint):
+async def test_a_writer_of_a_deleted_row_writes_nothing(checkpoint):
     (known,) = await prepare(checkpoint, A)
     assert await delete(checkpoint, [known]) == set()
     assert (await checkpoint.write([known])).fenced == {A.uid}
     assert await checkpoint.uids() == set()
 
 
-async def test_who_knows_of_no_row_does_not_overwrite_one(checkpoint):
+async def test_a_writer_that_expects_no_row_does_not_overwrite_one(checkpoint):
     await prepare(checkpoint, A)
     assert (await checkpoint.write([A])).fenced == {A.uid}
 
 
-async def test_who_knows_another_generation_deletes_nothing(checkpoint):
+async def test_a_writer_with_another_generation_deletes_nothing(checkpoint):
     a, b = await prepare(checkpoint, A, B)
     assert await delete(checkpoint, [replace(a, generation=1), b]) == {A.uid}
     assert await checkpoint.uids() == {A.uid}
@@ -192,7 +192,7 @@ async def test_a_device_is_held_by_one_claim_until_that_is_deleted(checkpoint):
     assert set((await checkpoint.write([wanted])).written) == {"uid-b"}
 
 
-async def test_of_two_claims_of_a_batch_the_first_gets_the_device(checkpoint):
+async def test_the_first_of_two_claims_in_a_batch_gets_the_device(checkpoint):
     outcome = await checkpoint.write([on("a", "cam-0"), on("b", "cam-0")])
     assert outcome.held["uid-b"].holder == outcome.written["uid-a"]
 
@@ -306,7 +306,7 @@ async def test_the_unique_index_is_the_last_line(path, checkpoint):
     "fields",
     [pytest.param({}, id="exclusive-claims"), pytest.param({"share_id": "1"}, id="shares-of-one")],
 )
-def test_what_a_write_costs_does_not_grow_with_the_rows(fields):
+def test_the_cost_of_a_write_does_not_grow_with_the_rows(fields):
     def numbered(number):
         return on(f"{number}", "cam-0" if fields else f"cam-{number}", **fields)
 

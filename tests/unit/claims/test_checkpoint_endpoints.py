@@ -63,7 +63,7 @@ def test_a_row_of_an_earlier_version_has_no_devices_that_are_gone():
     assert endpoint == StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)})
 
 
-async def test_what_was_written_is_there_after_a_restart(path, checkpoint):
+async def test_written_endpoints_survive_a_restart(path, checkpoint):
     store: EndpointStore = checkpoint
     assert await store.endpoints() == []
     await store.write_endpoints([USB])
@@ -73,7 +73,7 @@ async def test_what_was_written_is_there_after_a_restart(path, checkpoint):
     assert await reopened(path) == ([NET, USB], set(), None)
 
 
-async def test_an_endpoint_is_written_in_place_of_what_was_stored_of_it(checkpoint):
+async def test_an_endpoint_replaces_its_stored_row(checkpoint):
     for endpoint in (USB, NET, StoredEndpoint(name="usb", pools={"node-1": ("cam-9",)})):
         await checkpoint.write_endpoints([endpoint])
     assert await checkpoint.endpoints() == [NET, endpoint]
@@ -157,7 +157,7 @@ async def test_a_full_disk_keeps_what_was_stored_and_the_next_write_succeeds(che
     assert checkpoint.unusable is None
 
 
-async def test_what_is_damaged_otherwise_is_not_written_to(path, checkpoint):
+async def test_a_database_with_other_damage_is_not_changed(path, checkpoint):
     await checkpoint.write([stored_claim("a")])
     change(path, "UPDATE bodies SET checksum = 1")
     with pytest.raises(CheckpointError):
@@ -225,7 +225,7 @@ async def test_a_damaged_row_is_written_over(path, checkpoint):
     assert await checkpoint.endpoints() == [USB]
 
 
-async def test_of_a_damaged_database_the_endpoints_are_copied_too(path, checkpoint):
+async def test_the_endpoints_of_a_damaged_database_are_copied_too(path, checkpoint):
     await fill(path, count=3)
     for endpoint in (USB, NET, StoredEndpoint(name="bad", pools={})):
         await checkpoint.write_endpoints([endpoint])

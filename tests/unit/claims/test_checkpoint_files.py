@@ -359,7 +359,7 @@ async def test_bit_flips_in_the_files_beside_it(path, tmp_path, part, seed):
 
 
 @pytest.mark.parametrize("offset", [0, 8, 9, 16, 30, None], ids=lambda o: f"offset-{o}")
-async def test_of_a_damaged_log_what_is_readable_is_kept_and_cdi_files_show_the_rest(
+async def test_readable_rows_of_a_damaged_log_are_kept_and_cdi_files_show_the_rest(
     path, tmp_path, offset
 ):
     good, claims, damage = await damaged(
@@ -705,7 +705,9 @@ def apply(data, kind, where, text):
     source=st.sampled_from(["sound", "crash"]),
     edits=st.lists(changes(), min_size=1, max_size=6),
 )
-async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, source, edits):
+async def test_any_content_of_the_file_loses_no_sound_row(
+    path, tmp_path, caplog, part, source, edits
+):
     caplog.set_level(logging.CRITICAL)
     crash = tmp_path / "crash" / "checkpoint.db"
     if not crash.exists():

@@ -97,7 +97,7 @@ def test_a_row_without_the_fields_that_have_defaults_is_read():
     assert (claim.configs, claim.rebuilt, claim.generation) == ((), None, 0)
 
 
-async def test_what_a_successor_stored_is_read_and_written_and_what_it_added_is_kept(path):
+async def test_rows_of_a_successor_are_read_and_written_and_its_additions_are_kept(path):
     stored = {claim.uid: claim for claim in await successor(path)}
     assert await reopen(path) == (stored, None)
 

@@ -141,7 +141,7 @@ async def test_transient_failures_are_reported_only_if_they_last(lab, reason):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("reason", ["Abandoned", "ClaimGone", "ClaimReplaced"])
-async def test_what_does_not_concern_the_claim_is_not_reported_on_it(lab, reason):
+async def test_problems_that_do_not_concern_the_claim_are_not_reported_on_it(lab, reason):
     for _ in range(5):
         assert await lab.attempt(A, error="it is gone", reason=reason) == []
         await asyncio.sleep(90)

@@ -405,7 +405,7 @@ class Slow(Driver[DriverConfig]):
             raise ReleasePendingError(f"{device.name} is being wiped")
 
 
-async def test_the_pod_terminates_while_the_driver_goes_on_and_its_device_is_held_until_then(
+async def test_the_pod_terminates_while_the_driver_continues_and_its_device_is_held_until_then(
     start, claims, devices
 ):
     driver = Slow()

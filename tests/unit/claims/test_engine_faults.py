@@ -397,7 +397,9 @@ async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, 
     assert await plugin.states() == {A: "unpreparing"}
 
 
-async def test_what_a_crash_left_preparing_is_undone_at_the_next_start(start, claims, devices):
+async def test_a_claim_that_a_crash_left_preparing_is_undone_at_the_next_start(
+    start, claims, devices
+):
     plugin = await start()
     devices.held["cam-0"] = asyncio.Event()
     claims.store(claim_body(A, "cam-0"))

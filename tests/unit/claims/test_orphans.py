@@ -71,7 +71,7 @@ async def poll_for_a_grace(orphans) -> int:
 # ------------------------------------------------------------ when
 
 
-async def test_where_there_is_no_orphan_the_kubelet_is_not_asked(plugin, orphans, kubelet):
+async def test_without_an_orphan_the_kubelet_is_not_asked(plugin, orphans, kubelet):
     (plugin.cdi / ORPHAN).unlink()
     assert await orphans.poll() == 0
     assert kubelet.asked == 0

@@ -260,7 +260,7 @@ async def test_a_claim_is_unprepared_although_its_device_is_gone(plugin, devices
     assert await plugin.states() == {}
 
 
-async def test_what_containers_use_is_prepared_again_though_it_is_not_listed(plugin, devices):
+async def test_a_device_in_use_is_prepared_again_although_it_is_not_listed(plugin, devices):
     devices.traits = replace(devices.traits, checks=True)
     await allocated(plugin, a="whole", b="half-0")
     assert await errors(plugin, A) == [None]
@@ -322,7 +322,7 @@ def stored(name: str, device: str, *, state="prepared", **fields):
     )
 
 
-def test_what_is_held_beside_a_claim_that_is_being_unprepared():
+def test_the_holds_beside_a_claim_that_is_being_unprepared():
     nic = {"consumed_capacity": {"bandwidth": "2G"}}
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         schema.create(connection)
@@ -361,7 +361,7 @@ def test_what_is_held_beside_a_claim_that_is_being_unprepared():
 
 
 @pytest.mark.parametrize("kind", ["partitions", "shares"])
-def test_what_a_prepare_costs_hardly_grows_with_what_is_held_of_other_hardware(kind):
+def test_the_cost_of_a_prepare_hardly_grows_with_holds_on_other_hardware(kind):
     def claim(number: int):
         if kind == "shares":
             consumed = {"bandwidth": "1M"}

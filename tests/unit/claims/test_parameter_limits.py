@@ -115,7 +115,7 @@ def test_a_config_of_the_largest_size_passes_whatever_is_in_it():
         pytest.param(None, "are not a JSON object", id="nothing"),
     ],
 )
-def test_what_cannot_be_parameters_is_refused(parameters, wrong):
+def test_invalid_parameters_are_refused(parameters, wrong):
     with pytest.raises(BadConfigError, match=wrong):
         wanted(claim(config(parameters)))
 
@@ -154,7 +154,7 @@ def test_the_order_of_keys_makes_no_other_config():
     assert first.configs == second.configs
 
 
-def test_what_a_driver_changes_of_a_device_is_that_devices_alone():
+def test_a_driver_that_changes_parameters_changes_those_of_one_device_only():
     stored = wanted(claim(config({"options": {"mode": "fast"}}), devices=2))
     first, second = allocated_claim(stored).devices
     first.configs[0]["options"].clear()

@@ -111,7 +111,7 @@ def test_lost_claims_are_named_by_the_index_of_uids(path, target):
     assert copied(path, target) == (set(), UIDS)
 
 
-def test_of_two_claims_with_one_device_one_is_kept(tmp_path, target):
+def test_one_of_two_claims_with_the_same_device_is_kept(tmp_path, target):
     path = tmp_path / "double.db"
     with closing(schema.connect(path)) as connection, rows.transaction(connection):
         schema.create(connection)
@@ -135,7 +135,7 @@ def test_new_generations_are_above_all_that_were_copied(tmp_path, target):
     assert written["uid-b"].generation > 2**60
 
 
-def test_where_there_is_nothing_there_is_nothing_to_copy(tmp_path, target):
+def test_without_rows_nothing_is_copied(tmp_path, target):
     assert copied(tmp_path / "none.db", target) == (set(), frozenset())
     (tmp_path / "text.db").write_text("no database" * 999)
     assert copied(tmp_path / "text.db", target) == (set(), frozenset())

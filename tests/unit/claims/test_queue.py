@@ -73,7 +73,7 @@ async def test_a_caller_that_hangs_up_does_not_stop_the_work(looptime):
     assert claims.begun == ["prepare a"]
 
 
-async def test_after_40_seconds_the_answer_is_that_it_goes_on(looptime):
+async def test_after_40_seconds_the_answer_is_that_the_work_continues(looptime):
     claims = SlowClaims(a=50)
     calls = calls_of(claims)
     answers = await prepare(calls, A)

@@ -117,7 +117,9 @@ def facts(claim: StoredClaim) -> tuple[object, ...]:
     )
 
 
-async def test_what_kubelet_and_api_server_know_is_rebuilt_in_full(start, lose, claims, kubelet):
+async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_rebuilt_in_full(
+    start, lose, claims, kubelet
+):
     plugin = await start()
     claims.store(
         claim_body("a", "cam-0", {"device": "cam-1", "request": "other/small"}),
@@ -155,7 +157,7 @@ async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, 
     ]
 
 
-async def test_what_was_rebuilt_without_the_api_server_keeps_its_names_until_it_is_prepared_again(
+async def test_an_entry_rebuilt_without_the_api_server_keeps_its_names_until_the_next_prepare(
     start, lose, claims, kubelet, devices
 ):
     devices.others = {"cam-0": ("v.com/lens=0",)}
@@ -391,7 +393,7 @@ async def test_an_entry_that_was_written_meanwhile_is_left_as_it_is(start, claim
     assert rebuilt.lost == ()
 
 
-async def test_of_two_claims_with_one_device_the_other_has_it_for_admin_access(
+async def test_an_unconfirmed_claim_beside_a_confirmed_one_gets_its_device_for_admin_access(
     lose, claims, kubelet
 ):
     plugin = await lose()

@@ -98,7 +98,7 @@ def claim_path(version: str, uid: str) -> str:
     return f"/apis/resource.k8s.io/{version}/namespaces/lab/resourceclaims/claim-{uid}"
 
 
-async def test_where_v1_is_served_a_claim_is_one_request(session, api_server):
+async def test_if_v1_is_served_a_claim_takes_one_request(session, api_server):
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
     await claims_of(session).fetch(reference("a"), timeout_seconds=1)
     assert api_server.requests == [("GET", claim_path("v1", "a"))]

@@ -50,7 +50,7 @@ def test_the_devices_of_a_claim_are_numbered(specs):
     assert specs.cdi_id(A, 1) == f"{DRIVER}/claim={A}-1"
 
 
-def test_what_is_written_lints_clean(specs, folder):
+def test_written_specs_pass_the_linter(specs, folder):
     texts = {uid: specs.build(uid, edits("größe 😀 \x7f \u2028")) for uid in (A, B)}
     specs.place(texts)
     assert lint_directories([folder]) == []

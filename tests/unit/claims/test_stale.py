@@ -255,7 +255,7 @@ async def test_claims_in_order_are_never_collected(site):
 
 
 @pytest.mark.looptime
-async def test_of_many_only_the_stale_ones_are_collected(site):
+async def test_only_stale_claims_of_many_are_collected(site):
     site.entries.store(*(entry(f"{n:02}", f"cam-{n}") for n in range(10)))
     site.claims.store(*(claim_body(f"{n:02}", f"cam-{n}") for n in range(10) if n not in (3, 7)))
     await site.polls(3)
@@ -638,7 +638,7 @@ async def test_entries_in_order_leave_nothing_in_memory(site):
 
 
 @pytest.mark.looptime
-async def test_what_was_suspected_and_is_unprepared_by_the_kubelet_is_forgotten(site):
+async def test_a_suspect_that_the_kubelet_unprepares_is_forgotten(site):
     site.entries.store(entry("a", "cam-0"), entry("b", "cam-1"))
     site.claims.store(claim_body("b", "cam-1"))
     await site.polls(1)

@@ -29,7 +29,7 @@ def age(path: Path) -> None:
         os.utime(file, (1, 1))
 
 
-def test_what_was_written_long_ago_is_a_change_once(database):
+def test_an_old_write_is_reported_once(database):
     path, _ = database
     watch = Checkpoint(path).watch()
     assert [watch.changed() for _ in range(3)] == [True, False, False]

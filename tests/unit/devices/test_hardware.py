@@ -100,7 +100,7 @@ def test_a_device_is_tainted_if_not_even_its_smallest_share_fits(capacity, full_
 
 
 @pytest.mark.looptime
-async def test_what_does_not_fit_is_tainted_whatever_the_inventory_becomes(node: Node):
+async def test_a_device_that_does_not_fit_is_tainted_after_any_change_of_the_inventory(node: Node):
     inventory = Inventory(devices=CARD, counter_sets=SETS[:1])
     async with node.plugin() as manager:
         manager.set_unpreparing([leaving("whole")])

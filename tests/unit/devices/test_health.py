@@ -122,7 +122,7 @@ def tainted(condition: Condition) -> list[str]:
         pytest.param([(0, BROKEN), (20, OK)], 50, [], id="both-taints-go-together"),
     ],
 )
-def test_what_becomes_of_a_device(reports: Any, until: float, effects: list[str]):
+def test_a_device_is_tainted_by_its_health_reports(reports: Any, until: float, effects: list[str]):
     assert tainted(lived(*reports, until=until)) == effects
 
 

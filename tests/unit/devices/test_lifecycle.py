@@ -223,7 +223,7 @@ async def test_a_driver_that_fails_in_the_start_grace_may_still_return(node: Nod
         assert shown(manager.publication()) == GOOD
 
 
-async def test_the_grace_period_of_a_stopped_endpoint_goes_on_over_restarts(node: Node):
+async def test_the_grace_period_of_a_stopped_endpoint_continues_across_restarts(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")

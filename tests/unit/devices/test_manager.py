@@ -481,7 +481,7 @@ async def test_an_attribute_of_another_type_is_a_change(node: Node, old, new):
         assert repr(device.device.attributes["n"]) == repr(new)
 
 
-async def test_what_did_not_change_stays_the_same_object(node: Node):
+async def test_an_unchanged_publication_stays_the_same_object(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         old = {device.name: device for device in manager.publication().pools[NODE].devices}

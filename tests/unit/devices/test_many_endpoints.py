@@ -190,7 +190,7 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
         assert shown(manager.publication()) == {pool(A): {"dev-9": []}}
 
 
-async def test_what_one_leaves_out_does_not_silence_another(node: Node):
+async def test_left_out_devices_of_one_endpoint_do_not_hide_those_of_another(node: Node):
     async with plugin(node) as manager:
         for round_ in range(MAX_REPORTED // 100 + 5):
             bad = [Device(name=f"BAD-{round_}-{n}", pool="flood") for n in range(100)]
@@ -273,7 +273,7 @@ async def test_unknown_pools_are_not_deleted_at_once(node: Node, stored: bool, s
         assert manager.publication().complete
 
 
-async def test_whoever_becomes_the_primary_instance_waits_for_endpoints_from_then_on(node: Node):
+async def test_an_instance_that_becomes_primary_waits_for_endpoints_from_then_on(node: Node):
     """Device plugins register with the primary instance only: the other one sees none of them."""
     async with plugin(node) as old:
         for resource in RESOURCES:
@@ -421,7 +421,7 @@ async def test_a_pool_that_empties_keeps_its_slice_and_one_of_a_lost_endpoint_is
         assert node.store.rows.keys() == {A}
 
 
-async def test_what_an_expected_driver_without_devices_publishes_is_as_before(node: Node):
+async def test_an_expected_driver_without_devices_has_an_empty_pool(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, NOTHING)
         assert shown(manager.publication()) == {NODE: {}}

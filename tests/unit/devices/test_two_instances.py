@@ -23,7 +23,7 @@ def hand_over(node: Node, second: asyncio.Event) -> None:
     second.set()
 
 
-async def test_what_happens_to_the_other_instance_is_not_stored(node: Node, second: asyncio.Event):
+async def test_changes_of_the_other_instance_are_not_stored(node: Node, second: asyncio.Event):
     async with node.plugin() as first, node.plugin(primary=second) as other:
         first.replaced(DRIVER, inventory("a"))
         await pass_time(2)
@@ -54,7 +54,9 @@ async def test_the_new_primary_instance_repairs_the_rows_of_the_other(
         assert node.store.rows[DRIVER] == StoredEndpoint(name=DRIVER, pools={NODE: ("a",)})
 
 
-async def test_what_the_other_has_forgotten_is_stored_again(node: Node, second: asyncio.Event):
+async def test_endpoints_that_the_other_instance_forgot_are_stored_again(
+    node: Node, second: asyncio.Event
+):
     async with node.plugin() as first:
         first.replaced(DRIVER, inventory("a"))
         await pass_time(2)

@@ -63,7 +63,7 @@ async def test_a_flood_stops_its_driver_and_leaves_the_loop_of_the_daemon_alone(
         assert loop.time() - began_at < 0.5
 
 
-async def test_of_a_driver_that_yields_often_only_the_latest_is_reported_and_rarely(
+async def test_only_the_latest_inventory_of_a_driver_that_yields_often_is_reported_and_rarely(
     behaviour, listener
 ):
     yields = 300
@@ -82,7 +82,7 @@ async def test_of_a_driver_that_yields_often_only_the_latest_is_reported_and_rar
         assert len(listener.inventories) <= 2 + (time.monotonic() - began_at) / 0.1
 
 
-async def test_what_a_connection_did_not_report_before_its_end_is_never_reported(
+async def test_an_inventory_that_was_not_reported_before_the_end_is_never_reported(
     behaviour, listener, monkeypatch
 ):
     """A driver that yields its last inventory while the previous one is being read, and then

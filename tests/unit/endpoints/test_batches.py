@@ -254,7 +254,7 @@ class Unspeakable(Exception):
         pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
     ],
 )
-async def test_what_is_raised_becomes_a_sentence(raised, text):
+async def test_an_exception_becomes_a_sentence(raised, text):
     driver, _, calls = reach(PerDevice)
     driver.failing["cam-0"] = raised
     error = await failure(calls.prepare(A, [device("cam-0")]))
@@ -418,9 +418,7 @@ async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
         pytest.param(None, "with NoneType, which is not a mapping of claims", id="no-mapping"),
     ],
 )
-async def test_what_is_about_the_batch_fails_all_of_its_claims(
-    operation, raised, text, monkeypatch
-):
+async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, text, monkeypatch):
     driver, _, calls = reach(PerBatch)
     if raised is None:
         monkeypatch.setattr(PerBatch, f"{operation}_claims", lambda *_: None)
@@ -652,7 +650,7 @@ async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_afte
 
 
 @pytest.mark.looptime
-async def test_what_a_call_raises_after_it_was_given_up_is_logged(caplog):
+async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
     driver, _, calls = reach(PerBatch)
     driver.seconds = 10
     driver.clean_up_fails = ValueError("cannot undo it")

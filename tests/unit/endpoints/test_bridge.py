@@ -138,7 +138,7 @@ async def test_a_cancellation_that_the_function_makes_itself_is_no_cancellation_
 
 
 @pytest.mark.looptime
-async def test_what_a_call_raises_after_it_was_cancelled_is_raised(lab):
+async def test_an_exception_of_a_cancelled_call_is_raised(lab):
     async def unlucky() -> None:
         try:
             await asyncio.sleep(10)
@@ -203,7 +203,7 @@ async def test_calls_that_a_closed_loop_never_received_get_the_reason():
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_is_cancelled_all_calls_end(lab, seed):
+async def test_all_calls_end_after_any_cancellations(lab, seed):
     chance = random.Random(seed)
     calls: list[asyncio.Task] = []
     for number in range(60):

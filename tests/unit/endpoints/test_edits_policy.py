@@ -79,7 +79,7 @@ def mount(path: str, *options: str, at: str = "/gpu", type: str | None = None) -
         pytest.param({"cdi_devices": ("gpu.example.com/link=port1",)}, id="a-cdi-device"),
     ],
 )
-def test_what_an_entry_names_is_allowed(edits):
+def test_edits_that_an_entry_lists_are_allowed(edits):
     assert problem(**edits) is None
 
 
@@ -164,7 +164,7 @@ def test_what_an_entry_names_is_allowed(edits):
         ),
     ],
 )
-def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, setting):
+def test_edits_that_an_entry_does_not_list_are_refused_with_the_remedy(edits, what, setting):
     assert problem(**edits) == (
         f"asks for {what}, which is not allowed; to allow it, extend {setting} in {WHERE}"
     )
@@ -218,7 +218,7 @@ def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, set
         ),
     ],
 )
-def test_what_no_entry_can_allow_is_refused(edits, text):
+def test_edits_that_no_entry_can_allow_are_refused(edits, text):
     refused = problem(**edits)
     assert refused is not None
     assert text in refused

@@ -144,7 +144,7 @@ async def test_an_endpoint_that_lists_and_dies_at_once_is_connected_ever_more_sl
         pytest.param(60, 1, id="a-long-life-begins-anew"),
     ],
 )
-async def test_how_long_a_connection_lived_decides_how_soon_the_next_one_is_made(seconds, delay):
+async def test_the_age_of_a_connection_decides_the_delay_before_the_next_one(seconds, delay):
     source = Source(
         FakeConnection(CAM),
         FakeConnection(CAM),

@@ -210,7 +210,7 @@ def test_the_drivers_that_ship_are_found_by_name():
         pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="checked"),
     ],
 )
-def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
+def test_the_class_of_a_driver_shows_the_calls_that_it_needs(kind, traits):
     (loaded,) = load({"driver": f"{HERE}:{kind}"})
     assert loaded.traits == traits
 

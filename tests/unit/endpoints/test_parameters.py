@@ -142,7 +142,7 @@ def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_ha
         ),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_field(config, problem):
+def test_errors_name_the_field(config, problem):
     text = refusal(Parameters, config)
     assert text.startswith(f"the opaque parameters for driver {DRIVER} are invalid: ")
     assert problem in text
@@ -204,7 +204,7 @@ def test_a_field_that_is_missing_is_named():
     assert "mode: Field required" in refusal(Required)
 
 
-def test_what_users_wrote_is_not_repeated_for_it_may_be_a_secret():
+def test_errors_do_not_repeat_values_because_they_may_be_secrets():
     assert "hunter" not in refusal(Parameters, {"password": "hunter2hunter2"})
     assert "hunter" not in refusal(Odd, {"mode": "hunter2"})
 
@@ -223,13 +223,13 @@ def test_a_validator_that_fails_is_a_fault_of_the_driver(caplog):
         pytest.param(Odd, [{"mode": "medium"}], id="a-validator-that-fails"),
     ],
 )
-def test_an_undoing_goes_on_without_parameters(kind, configs):
+def test_an_unprepare_continues_without_invalid_parameters(kind, configs):
     known = checked(kind, *configs, lenient=True)
     assert known.parameters is None
     assert known.configs == tuple(configs)
 
 
-def test_an_undoing_has_parameters_where_they_fit():
+def test_an_unprepare_gets_valid_parameters():
     assert checked(Parameters, {"mode": "fast"}, lenient=True).parameters.mode == "fast"
 
 

@@ -104,7 +104,7 @@ async def test_each_change_reaches_the_driver(rig):
     assert await names(updates) == []
 
 
-async def test_of_many_changes_the_driver_gets_the_last(rig, monkeypatch):
+async def test_the_driver_gets_the_last_of_many_changes(rig, monkeypatch):
     monkeypatch.setattr(driver_thread, "POLICIES_PACE_SECONDS", 0.2)
     applied = []
     rig.feed.on_applied = lambda: applied.append(len(rig.feed.in_force))

@@ -138,7 +138,7 @@ async def test_a_snapshot_is_plain_all_the_way_down(device):
     assert given.fallback == given.devices
 
 
-async def test_what_is_plain_already_is_as_it_was():
+async def test_plain_values_stay_unchanged():
     given = await taken(FULL, counter_sets=[CounterSet(name="card", counters={"memory": "8Gi"})])
     assert given.devices == (FULL,)
     assert given.counter_sets == (CounterSet(name="card", counters={"memory": "8Gi"}),)
@@ -171,13 +171,13 @@ async def test_a_dict_that_holds_itself_has_an_end():
         pytest.param(replace(FULL, consumes={"c": Odd()}), "but of type Odd", id="consumed"),
     ],
 )
-async def test_what_is_of_a_wrong_type_is_still_named_by_the_check(device, sentence):
+async def test_the_check_names_values_of_a_wrong_type(device, sentence):
     checked = check_inventory(await taken(device))
     assert checked.devices == ()
     assert sentence in str(checked.left_out)
 
 
-async def test_what_a_driver_changes_after_it_has_yielded_it_changes_nothing():
+async def test_changes_after_the_yield_do_not_affect_the_snapshot():
     amounts = {"memory": "8Gi"}
     counters = {"memory": "8Gi"}
     device = Device(name="a", capacity=amounts, consumes={"card": amounts})
@@ -292,7 +292,7 @@ async def test_a_mapping_of_the_drivers_own_is_read_in_its_thread_alone(behaviou
     assert lazy.readers == {"driver-camera.example.com"}
 
 
-async def test_what_raises_when_it_is_read_stops_its_driver_with_a_sentence(
+async def test_a_value_that_raises_when_read_stops_its_driver_with_a_sentence(
     behaviour, listener, caplog
 ):
     async def devices(driver):
@@ -323,7 +323,7 @@ async def test_a_driver_keeps_its_own_objects_for_itself(behaviour, listener):
         assert type((await listener.hear()).devices[0]) is Device
 
 
-async def test_what_a_driver_reports_besides_devices_is_copied_too():
+async def test_reports_other_than_devices_are_copied_too():
     left_out = [LeftOut(device="/dev/sda", reason="InUse")]
     conflicts = [PolicyConflict(device="/dev/sda", policy="other")]
     listed = Inventory(

@@ -41,7 +41,7 @@ class Special(Device):
         ),
     ],
 )
-def test_what_is_yielded_becomes_an_inventory_that_does_not_change(listed, inventory):
+def test_a_yielded_value_becomes_an_immutable_inventory(listed, inventory):
     assert inventory_of(listed) == inventory
 
 
@@ -82,7 +82,7 @@ def test_a_list_that_its_driver_changes_later_is_not_changed():
         ),
     ],
 )
-def test_what_is_no_inventory_is_refused_with_a_sentence(listed, sentence):
+def test_a_value_that_is_not_an_inventory_is_refused_with_a_sentence(listed, sentence):
     with pytest.raises(DriverError, match=sentence):
         inventory_of(listed)
 
@@ -109,7 +109,7 @@ async def read(generator) -> int:
 
 
 @pytest.mark.looptime
-async def test_of_many_that_come_fast_the_last_is_taken_though_the_driver_then_waits():
+async def test_the_last_of_many_fast_inventories_is_read_although_the_driver_then_waits():
     taken: list[str] = []
 
     async def generate():
@@ -258,7 +258,7 @@ async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_othe
     assert len(others) >= 9, "between two inventories it is their turn"
 
 
-async def test_what_cannot_be_copied_is_raised_at_once():
+async def test_an_inventory_that_cannot_be_copied_raises_at_once():
     class Failing(dict):
         def copy(self):
             raise ValueError("the bus is gone")

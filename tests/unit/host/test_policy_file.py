@@ -16,7 +16,7 @@ HALL = StoredPolicy(
 PORCH = StoredPolicy(name="porch", uid="uid-2", created="", generation=1, spec=None)
 
 
-def test_what_is_written_is_read_again_and_only_root_can_read_it(tmp_path):
+def test_written_policies_are_read_back_and_only_root_can_read_them(tmp_path):
     path = tmp_path / "policies.json"
     write_policies(path, [PORCH, HALL])
     assert read_policies(path) == [HALL, PORCH]

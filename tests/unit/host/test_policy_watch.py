@@ -204,7 +204,7 @@ async def test_without_the_resource_or_the_permission_a_driver_starts_without_po
         pytest.param(DOWN, 3600, {"hall": 3}, id="no-answer-for-an-hour"),
     ],
 )
-async def test_known_policies_go_only_if_the_resource_is_missing_for_long(
+async def test_known_policies_are_removed_only_if_the_resource_is_missing_for_long(
     tmp_path, failure, seconds, lamps
 ):
     rig = Rig(tmp_path, Api())

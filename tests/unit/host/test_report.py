@@ -121,7 +121,7 @@ def test_the_report_is_valid_for_its_schema(facts):
     assert problems(body(facts), SCHEMA) == []
 
 
-def test_what_exceeds_a_limit_is_counted():
+def test_entries_beyond_a_limit_are_counted():
     status = status_of(full(300))
     omitted = {key: value for key, value in status.items() if key.endswith("Omitted")}
     assert omitted == {
@@ -159,7 +159,7 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
     ]
 
 
-def test_of_too_many_policies_those_with_problems_and_devices_are_listed():
+def test_too_many_policies_are_cut_to_those_with_problems_and_devices():
     quiet = [PolicyState(name=f"a{n:03}", observed_generation=1, generation=1) for n in range(150)]
     bad = PolicyState(name="y", observed_generation=1, generation=None, problem="spec: is missing")
     used = PolicyState(name="z", observed_generation=1, generation=1)

@@ -149,7 +149,7 @@ async def test_a_change_without_a_notification_is_found_within_ten_seconds(rig):
 
 
 @pytest.mark.looptime
-async def test_what_a_driver_lists_beside_its_devices_is_written_within_seconds(rig):
+async def test_reports_other_than_devices_are_written_within_seconds(rig):
     await asyncio.sleep(30)
     rig.report.listed(Inventory(devices=(), left_out=[LeftOut(device="/dev/sda", reason="InUse")]))
     await asyncio.sleep(2)
@@ -232,7 +232,7 @@ async def test_a_claim_is_stuck_after_a_minute_and_only_the_first_ones_are_named
     assert rig.api.applied[-1][1]["status"]["claims"]["stuck"] == 0
 
 
-async def test_only_reports_of_drivers_that_nobody_serves_are_removed(tmp_path, monkeypatch):
+async def test_only_reports_of_unserved_drivers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(reporting, "FORMER_SECONDS", (0.01, 0.01))
     for name in ("former.example.com", "hosted.example.com", "other.example.com"):
         (tmp_path / name).mkdir()

@@ -34,7 +34,7 @@ def test_defaults():
     }
 
 
-def test_what_is_written_out_can_be_read_again():
+def test_a_serialized_config_can_be_read_back():
     made = config(rescanInterval="1m30s", allowDisks=True, devRoot="/host/dev")
     assert made.rescan_interval == timedelta(seconds=90)
     written = made.model_dump_json(by_alias=True)

@@ -173,7 +173,7 @@ def test_a_disk_in_use_is_never_published(disk, use):
     assert reason(disk, "vda") is not None
 
 
-def test_the_reason_names_who_uses_what(disk):
+def test_the_reason_names_the_device_and_its_user(disk):
     mounted_dm_on_partition(disk)
     assert reason(disk, "vda") == "dm-0 is mounted at /"
     assert reason(disk, "dm-0") == "it is mounted at /"
@@ -183,7 +183,7 @@ def test_the_reason_names_who_uses_what(disk):
     assert reason(disk, "vdb") == "it is mounted at /with space"
 
 
-def test_what_is_built_on_a_device_is_named(disk):
+def test_the_reason_names_the_device_on_top(disk):
     unmounted_dm(disk)
     assert reason(disk, "vda") == "dm-0 is built on vda1"
     assert reason(disk, "vda1") == "dm-0 is built on it"
@@ -294,7 +294,7 @@ CONTENTS = [pytest.param(content, id=content.name) for content in (ZFS, BLUESTOR
 
 @pytest.mark.skipif(shutil.which("blkid") is None, reason="this machine has no blkid")
 @pytest.mark.parametrize("content", [*CONTENTS, BLANK, PARTITIONED])
-def test_what_the_fakes_feed_is_what_blkid_finds(content, tmp_path):
+def test_the_fake_udev_entries_match_those_of_blkid(content, tmp_path):
     content.write(tmp_path / "disk")
     found = blkid(tmp_path / "disk")
     assert {f"E:{key}={value}" for key, value in content.properties.items()} <= set(found)

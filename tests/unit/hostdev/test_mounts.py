@@ -18,7 +18,7 @@ names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",
 
 
 @given(names)
-def test_what_the_kernel_escaped_is_read_as_it_was(text):
+def test_escaped_characters_are_restored(text):
     assert unescape(escape(text)) == text
 
 

@@ -107,7 +107,7 @@ async def test_an_adapter_with_serial_number_is_the_same_device_at_another_port(
     assert (made.env["HOSTDEV_MAIN"], made.env["METER_BAUD"]) == ("/dev/meter", "9600")
 
 
-async def test_identical_sticks_without_serial_number_are_told_apart_by_their_ports(host):
+async def test_identical_sticks_without_serial_number_are_distinguished_by_their_ports(host):
     plug(host, "twins")
     found = await devices(host, example("serial"))
     assert {name: device.attributes["path"] for name, device in found.items()} == {
@@ -163,7 +163,7 @@ async def test_a_sound_card_is_one_device_with_control_and_streams(host):
     }
 
 
-async def test_of_a_security_key_only_the_node_that_the_policy_describes_is_published(host):
+async def test_only_the_matching_node_of_a_security_key_is_published(host):
     plug(host, "yubikey")
     found = await devices(host, example("security-key"))
     (name,) = found

@@ -166,7 +166,7 @@ async def test_many_devices_come_in_several_messages_and_none_is_left_out(loopti
 
 
 @pytest.mark.looptime
-async def test_the_end_ends_who_waits_who_has_more_to_send_and_who_comes_later():
+async def test_the_end_stops_waiting_sending_and_future_subscriptions():
     reports = reports_of(FakeHealth(*(health(f"cam-{n}") for n in range(501))))
     waiter, sender = reports.subscribe(LOG), reports.subscribe(LOG)
     for _ in range(2):
@@ -180,7 +180,7 @@ async def test_the_end_ends_who_waits_who_has_more_to_send_and_who_comes_later()
 
 
 @pytest.mark.looptime
-async def test_who_stops_waiting_leaves_nothing_behind():
+async def test_a_cancelled_wait_leaves_nothing_behind():
     subscription = subscribe(FakeHealth(WELL))
     await subscription.next()
     waiting = await waits(subscription)

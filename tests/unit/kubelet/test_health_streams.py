@@ -73,7 +73,7 @@ async def test_the_kubelet_receives_everything_again(serve, kubelet, version):
     assert stream.messages[1] == stream.messages[2] == stream.messages[0]
 
 
-async def test_what_is_sent_of_a_device(serve, kubelet):
+async def test_the_fields_of_a_device_in_a_message(serve, kubelet):
     async with serve(health=FakeHealth(ILL), health_timeout_seconds=45):
         call = kubelet.watch_health(await kubelet.register())
         (device,) = (await call.read()).devices

@@ -63,7 +63,7 @@ def test_a_driver_is_served_while_an_instance_of_it_lives(instance):
     assert not ownership.is_served(paths.data)
 
 
-def test_what_a_killed_instance_left_is_removed(instance, root):
+def test_files_of_a_killed_instance_are_removed(instance, root):
     dead, old = instance(UIDS[0])
     dead.acquire()
     kill(dead, *[instance.listen(path) for path in old.sockets])

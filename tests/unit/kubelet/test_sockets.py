@@ -84,7 +84,7 @@ def _fits(root: Path) -> bool:
     return True
 
 
-def test_what_does_not_fit_is_refused_with_path_and_length():
+def test_a_path_that_is_too_long_is_refused_with_path_and_length():
     root = Path("/") / ("r" * 100)
     with pytest.raises(SocketError, match=r"/r{100}/plugins_registry/dra-\S+ has 154 bytes.* 107"):
         socket_paths("camera.example.com", kubelet_root=root, instance_uid=UID)

@@ -56,7 +56,7 @@ def test_two_of_one_name_are_refused():
         load({"driverName": "fpga.test"}, {"driverName": "fpga.test"})
 
 
-def test_which_calls_it_needs():
+def test_the_driver_reports_health_and_has_no_side_effects():
     traits = traits_of(Simulated)
     assert traits.health
     assert not any((traits.side_effects, traits.polls_health))

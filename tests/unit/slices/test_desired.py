@@ -183,7 +183,7 @@ def test_an_interrupted_round_is_finished_without_writing_anything_twice(writes)
 
 
 @pytest.mark.parametrize("writes", range(1, 3))
-def test_what_an_interrupted_round_left_behind_may_change_in_any_way(writes):
+def test_slices_that_an_interrupted_round_left_behind_may_change_in_any_way(writes):
     made = server(*"abcdefgh")
     made.publish(pool(*"bcdefgh"))
     changed = [device(name, attributes={"model": "y"}) for name in "bcdefgh"]
@@ -258,7 +258,7 @@ def test_devices_that_an_earlier_release_placed_beyond_the_limit_move_once():
 # ------------------------------------------------------------ what is only known by name
 
 
-def test_of_a_device_that_is_known_by_name_all_stays_but_the_taints():
+def test_a_device_that_is_known_by_name_only_changes_its_taints():
     made = server("a", "b")
     assert made.publish(pool(named("a", taint()), named("b"))) == (0, 1, 0)
     body = made.bodies()["a"]
@@ -275,7 +275,7 @@ def test_a_device_that_is_known_by_name_and_was_wiped_returns_bare():
     assert made.publish(pool("a")) == (0, 1, 0)
 
 
-def test_what_a_driver_has_tainted_stays_so_while_the_driver_is_missing():
+def test_taints_of_a_driver_stay_while_it_is_missing():
     lens = taint("camera.example.com/lens", at=1)
     made = server(device("a", lens, taint(at=2)))
     seen = made.plan(pool(device("a", lens, taint(at=2)))).known

@@ -70,14 +70,14 @@ def test_nothing_is_left_out_where_nothing_is_dropped():
         pytest.param(named("bad", taint()), Feature.TAINTS, id="is-tainted-and-known-by-name"),
     ],
 )
-def test_what_is_not_safe_is_left_out_and_named_with_the_gate(bad, feature):
+def test_an_unsafe_device_is_left_out_and_named_with_the_gate(bad, feature):
     chosen = choose(pool("a", bad), set(Feature))
     assert [*chosen.devices] == ["a"]
     named_gates = {each for each in Feature if each.gate and each.gate in chosen.left_out["bad"]}
     assert named_gates == {feature}
 
 
-def test_what_is_safe_is_published_without():
+def test_a_safe_device_is_published_without_the_fields():
     shared = device(
         "a",
         allow_multiple_allocations=True,

@@ -223,7 +223,7 @@ def test_packing_holds_for_any_sequence(history):
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(HISTORIES, st.data())
-def test_whatever_was_interrupted_or_deleted_is_made_good(history, data):
+def test_interruptions_and_deletions_are_repaired(history, data):
     """After each write the scheduler sees a consistent pool, or none; see `PoolServer`."""
     server = PoolServer(limits=SMALL)
     fleet = Fleet({})
@@ -246,7 +246,7 @@ def test_whatever_was_interrupted_or_deleted_is_made_good(history, data):
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(HISTORIES, st.data())
-def test_what_was_deleted_is_all_that_is_written(history, data):
+def test_only_deleted_slices_are_written(history, data):
     server = PoolServer(limits=SMALL)
     fleet = Fleet({})
     server.publish(fleet.desired())

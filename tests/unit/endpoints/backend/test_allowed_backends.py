@@ -155,7 +155,7 @@ async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
 # ------------------------------------------------------------ edits
 
 
-async def test_what_the_entry_names_is_given_to_containers(sockets, quick, listener):
+async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, listener):
     entry = {"devices": ["/dev/null"], "mounts": {"/opt/gpu": "ro"}}
     async with served(sockets, listener, **entry) as (backend, endpoint):
         backend.prepare = gives(

@@ -127,7 +127,7 @@ def test_all_sockets_that_hang_leave_room_for_others():
 
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
-def test_what_is_known_keeps_its_place_whatever_comes(tmp_path, monkeypatch, limit):
+def test_known_sockets_keep_their_place(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(directory_module, limit, 3)
     names = [f"{count}.sock" for count in range(20)]
     for name in names:

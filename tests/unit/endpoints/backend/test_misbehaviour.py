@@ -489,7 +489,7 @@ async def given_up(
         await asyncio.wait(tasks)
 
 
-async def test_what_follows_a_call_that_was_given_up_waits_for_its_end(served, backend):
+async def test_the_call_after_an_abandoned_one_waits_for_its_end(served, backend):
     async with given_up(served, backend) as (steps, go_on):
         unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
         await call(served.unprepare, OTHER, [SECOND])
@@ -500,7 +500,7 @@ async def test_what_follows_a_call_that_was_given_up_waits_for_its_end(served, b
     assert steps == ["prepare begins", "unprepare", "prepare ends", "unprepare"]
 
 
-async def test_what_follows_a_call_that_was_given_up_waits_no_longer_than_its_deadline(
+async def test_the_call_after_an_abandoned_one_waits_no_longer_than_its_deadline(
     served, backend, monkeypatch
 ):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.2)

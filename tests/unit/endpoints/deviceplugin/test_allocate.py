@@ -68,7 +68,7 @@ def test_a_mount_is_made_as_for_the_kubelet(read_only):
     )
 
 
-def test_of_one_path_the_first_counts():
+def test_the_first_entry_of_a_path_counts():
     edits = edits_of(
         answer(
             devices=[node("/dev/a", "/dev/1"), node("/dev/a", "/dev/2")],
@@ -85,7 +85,7 @@ def test_of_one_path_the_first_counts():
     assert edits.cdi_devices == ("v.example/c=d",)
 
 
-def test_what_comes_out_can_be_written():
+def test_the_edits_can_be_written():
     edits = edits_of(answer(envs={"A": "=b"}, devices=[node("/dev/a", "/dev/b", "mwr")]), {})
     assert build_spec("v.example/c", [("d", edits)])
 
@@ -102,7 +102,7 @@ def test_what_comes_out_can_be_written():
         pytest.param(answer(annotations={"cdi.k8s.io/x": "v.example/c"}), id="cdi-annotation"),
     ],
 )
-def test_what_cdi_does_not_allow_is_refused(wrong):
+def test_edits_that_cdi_does_not_allow_are_refused(wrong):
     with pytest.raises(BadAnswerError, match="no CDI spec can hold"):
         edits_of(wrong, {})
 
@@ -214,7 +214,7 @@ def test_a_link_to_itself_stays(host):
     ["/dev/gone", "/var/run/x", "relative", "/", "", "/dev/a\0b", f"/dev/{'x' * 300}"],
     ids=["gone", "elsewhere", "relative", "root", "empty", "null-byte", "long"],
 )
-def test_what_is_not_seen_stays(host, path):
+def test_invisible_paths_stay_unchanged(host, path):
     assert host.nodes(path) == [("", path)]
 
 

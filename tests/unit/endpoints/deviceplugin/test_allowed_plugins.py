@@ -120,7 +120,7 @@ def answers(**fields: Any):
     return lambda ids: pb.ContainerAllocateResponse(envs={"A": "b"}, **fields)
 
 
-async def test_what_the_entry_names_is_given_to_containers(directory):
+async def test_containers_get_the_edits_that_the_entry_lists(directory):
     entry = {
         **OWN,
         "devices": ["/dev/thing*"],

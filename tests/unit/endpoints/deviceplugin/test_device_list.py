@@ -83,7 +83,7 @@ def test_each_device_has_the_attribute_that_classes_choose_it_by():
     assert only(plugin_device(), resource=longest).attributes["resource"] == longest
 
 
-def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():
+def test_the_last_device_with_an_id_counts_and_the_others_stay():
     twice = [plugin_device(health="Unhealthy"), plugin_device("b"), plugin_device()]
     found = list_devices(twice, resource=THING, before=None)
     assert {d.name: d.health for d in found.inventory.devices} == {
@@ -121,7 +121,7 @@ async def test_all_resources_together_have_room_for_as_many_devices_as_one():
     room.take("a.example/b", 16_384)
 
 
-def test_whatever_is_listed_can_be_published():
+def test_any_list_can_be_published():
     identities = ["GPU-0", "0000:01:00.0", "x" * 256, "é", "\x00", "a b", "-", "--"]
     found = list_devices(
         [plugin_device(i, "x", 0, 1) for i in identities], resource=THING, before=None

@@ -185,7 +185,7 @@ async def test_one_that_registers_again_and_lists_later_is_taken_when_the_first_
         await world.until_listed("thing-9")
 
 
-async def test_what_becomes_of_a_socket_is_no_stop_while_the_stream_lives(world, plugin):
+async def test_the_loss_of_the_socket_is_not_a_stop_while_the_stream_lives(world, plugin):
     plugin.socket.unlink()
     plugin.socket.write_text("another file")
     await asyncio.sleep(0.1)
@@ -312,7 +312,7 @@ async def test_one_that_registers_while_its_first_list_is_awaited_is_replaced_af
 
 @pytest.mark.parametrize("cause", ["bar", "forget"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["first", "replacement"])
-async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_it(
+async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_afterwards(
     world, directory, cause, replaces
 ):
     if replaces:
