@@ -2,8 +2,8 @@
 The crash matrix: each scenario runs once to find its steps, and once more for each step, at which
 it is killed.
 
-A run fails if its step was found and is not reached, if a call does not succeed in the end, or if
-the node holds other devices than expected.
+A run fails if it does not reach its step, if a call does not succeed in the end, or if the node
+holds other devices than expected.
 
 It must not know the content of scenarios, or the formats of drivers and files.
 """

@@ -1,11 +1,10 @@
 """
 Observes the steps of a process from outside its code, and kills the process at one of them.
 
-A step is a moment before or after an effect that outlives the process. Examples are a file below
-the node's root that is opened for writing, synced, renamed or removed, the begin and commit of a
-transaction, a driver's call and return, and a call of the kubelet and its reply. Production code
-has no hook for this: Python's audit events, SQLite's trace, and wrappers around a few functions
-report steps.
+A step is a moment before or after an effect that outlives the process. Examples are changes of
+files below the node's root, the begin and commit of a transaction, a driver's call and return, and
+a call of the kubelet and its reply. Production code has no hook for this: Python's audit events,
+SQLite's trace, and wrappers around a few functions report steps.
 
 A step's label consists of its kind and of details that are the same in every run. Other details
 (pod, random names, times) are replaced. A repeated label gets a number. So labels do not depend on

@@ -1,9 +1,9 @@
 """
 One block device: opened exclusively, and wiped.
 
-The kernel refuses an exclusive open if a file system, swap, device mapper, md, or another exclusive
-open uses the disk or one of its partitions, in whatever mount namespace. A program that reads the
-disk without O_EXCL does not count.
+The kernel refuses an exclusive open while the disk or one of its partitions is in use by a file
+system, swap, device mapper, md, or another exclusive open. The mount namespace does not matter. A
+program that reads the disk without O_EXCL does not count.
 
 Wiping discards all blocks, then zeroes the places where file systems, volumes and partition tables
 keep their signatures. A disk that cannot discard is zeroed completely, which takes as long as

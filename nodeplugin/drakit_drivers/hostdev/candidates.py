@@ -2,8 +2,8 @@
 Lists every device node that a policy could publish: the outcome of the present policies, and a
 policy that publishes only this device.
 
-The answers come from the driver's own scan. Devices without a policy are scanned with a suggested
-policy for each of them, so that users see in advance which ones the driver would refuse.
+The answers come from the driver's own scan. Each device without a policy is scanned with a
+suggested policy, so that users see in advance whether the driver would refuse it.
 
 It must not know claims: a device that a claim holds can have another name in the running driver.
 """
@@ -184,7 +184,7 @@ def _try_out(
 ) -> dict[str, _Outcome]:
     """Scan with the suggested policies; return their outcomes by path."""
     whole = [each.path for each in hosts if not (each.block and each.block.lower)]
-    # A volume is refused beside a policy for the disk below it, so each has a scan of its own.
+    # A volume is refused beside a policy for the disk below it, so each has a separate scan.
     alone = [[each.path] for each in hosts if each.block and each.block.lower]
     found: dict[str, _Outcome] = {}
     for paths in (whole, *alone):

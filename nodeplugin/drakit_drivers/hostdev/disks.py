@@ -1,11 +1,11 @@
 """
 The block devices that may be published: none that the host uses, and none that contains data.
 
-A disk and all its partitions are in use if one of them, or anything built on one of them (the
-``holders`` in sysfs, followed upwards), is mounted, used as swap or part of a mounted btrfs; or if
-a mount's source names it. A device that another one is built on counts as in use, mounted or not:
-device mapper and md hold it open. If the host's mounts cannot be read, the caller gets
-:class:`UsageUnknownError`, and publishes no block device.
+A disk and all its partitions are in use if one of them, or anything built on one of them, is
+mounted, used as swap or part of a mounted btrfs. The ``holders`` in sysfs show what is built on a
+device. A disk is also in use if a mount's source names it. A device that another one is built on
+counts as in use, mounted or not: device mapper and md hold it open. If the host's mounts cannot be
+read, the caller gets :class:`UsageUnknownError`, and publishes no block device.
 
 sysfs does not show every use: ZFS and Ceph open a disk like any program, and mounts in other mount
 namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it

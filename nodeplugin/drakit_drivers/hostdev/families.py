@@ -112,7 +112,7 @@ def _net(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
 
 def _tpm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
     directory = family[0]
-    # The node of the resource manager (tpmrm0) has no attributes of its own.
+    # The node of the resource manager (tpmrm0) has no specific attributes.
     chip = directory.parent.parent / "tpm" / directory.name.replace("rm", "")
     for place in (directory, chip):
         version = _whole(read_attribute(place, "tpm_version_major"))

@@ -26,7 +26,7 @@ class UdevEntry:
 
 
 class UdevDatabase:
-    """Reads entries."""
+    """Reads the host's udev database."""
 
     def __init__(self, root: Path) -> None:
         self._data = root / "data"

@@ -4,11 +4,11 @@ allow.
 
 The kubelet is asked before a claim or file is removed without its call, and after damage of the
 checkpoint it names what was lost. It lists a claim by name; the UID is in the CDI names that we
-gave it. An unlisted claim may still be in use: the list omits claims that no container names,
-those of init containers, and those of a container with another claim that is not prepared yet. A
-kubelet that has just started serves its list before it has read its pods, and adds them one by one.
-So a list can always keep a claim, but only a complete list confirms that a claim is unused, and
-only for as long as the lists agree (:class:`Grace`).
+gave it. An unlisted claim may still be in use: the list omits claims that no container names, those
+of init containers, and those of a container with another claim that is not prepared yet. A kubelet
+that has just started serves its list before it has read its pods, and adds them one by one. So any
+list can show that a claim is in use. Only complete lists show that it is unused, and only if they
+agree for a grace period (:class:`Grace`).
 
 :mod:`drakit_nodeplugin.kubelet` calls the kubelet; :mod:`.stale` and :mod:`.recovery` decide what
 happens at the end of a grace period. It must not know gRPC.

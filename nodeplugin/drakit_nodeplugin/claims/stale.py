@@ -1,11 +1,12 @@
 """
 Stale claims: entries of the checkpoint that the kubelet will never ask to unprepare.
 
-The kubelet unprepares the claims that it knows. A claim that it has forgotten (its own checkpoint
-was lost, the node was cut off while its pods were deleted, the claim was deallocated meanwhile)
-would hold its devices forever. It is unprepared as if the kubelet had asked, but only after two
-checks, a grace period apart, in which the API server reported that the claim no longer matches the
-entry; and never while the kubelet lists the claim, or does not list all its pods.
+The kubelet unprepares the claims that it knows. It forgets a claim if its own checkpoint was lost,
+if the node was disconnected while its pods were deleted, or if the claim was deallocated meanwhile.
+Such a claim would hold its devices forever. The plugin unprepares it as on a call of the kubelet,
+but only after two checks, a grace period apart. In both, the API server must report that the claim
+no longer matches the entry. It is never unprepared while the kubelet lists it, or does not list all
+its pods.
 
 The queue of a claim unprepares it. It must not know drivers, gRPC or HTTP.
 """

@@ -295,7 +295,7 @@ async def _end_of(future: asyncio.Future[Any]) -> None:
     """Wait until a future has ended in any way; cancelling the wait cancels the future. Unlike
     ``asyncio.wait``, this takes no extra turn of the loop, because most batches are one claim."""
     try:
-        with suppress(Exception):  # whoever gets the future reads it
+        with suppress(Exception):  # the owner of the future reads it
             await future
     except asyncio.CancelledError:
         if not future.cancelled() or cancelled_by_owner():
@@ -311,8 +311,8 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDev
     """
     Return the devices of an entry as the kubelet expects them.
 
-    A container gets all devices of a claim, or those of a request, and the kubelet passes a CDI
-    name on as often as it is listed: so it is listed once in each request that needs it.
+    A container gets all devices of a claim, or those of a request. The kubelet passes a CDI name on
+    as often as it is listed, so each request lists it once.
     """
     listed: set[tuple[str, str]] = set()
     devices: list[PreparedDevice] = []

@@ -133,7 +133,7 @@ def accounted(life: Life, graces: Graces, *, now: float) -> bool:
     Return whether an endpoint's pools are known; others can be deleted only then.
 
     If neither the endpoint nor the store has named them (the checkpoint was lost), any published
-    pool may be the endpoint's own for as long as it may return.
+    pool may belong to the endpoint while it may return.
     """
     if life.listed:
         return True

@@ -21,9 +21,6 @@ __all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "crowded_out", "u
 Amounts = Mapping[str, int]
 """Amounts in billionths, by the name of a counter or capacity."""
 
-Counters = Mapping[str, Mapping[str, str]]
-"""Quantities, by counter set and counter."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolContent:

@@ -4,8 +4,8 @@ The allow lists of backends and device plugins: the names that may register, and
 An entry lists the owner of the socket, device nodes, mounts, hooks and so on. It refuses every edit
 that it does not list. Environment variables are exempt, because a pod can set them itself.
 
-Paths are compared by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
-container, so a prefix is as safe as the permissions of the directories below it. Device nodes are
+Paths are compared by name. The node plugin's container does not see symbolic links outside
+``/dev``. So a prefix is as safe as the permissions of the directories below it. Device nodes are
 also compared with the host's ``/dev`` (:mod:`.host_paths`). The form of an entry, and what it may
 contain, is defined in :mod:`drakit_nodeplugin.allowed`.
 

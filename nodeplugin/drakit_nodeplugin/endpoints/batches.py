@@ -110,15 +110,15 @@ class Batches:
     def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """As :meth:`.HostedEndpoint.prepare`."""
+        """See :meth:`.HostedEndpoint.prepare`."""
         return self._begin("prepare", batch)
 
     def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        """As :meth:`.HostedEndpoint.unprepare`."""
+        """See :meth:`.HostedEndpoint.unprepare`."""
         return self._begin("unprepare", batch)
 
     def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """As :meth:`.HostedEndpoint.check`."""
+        """See :meth:`.HostedEndpoint.check`."""
         return self._begin("check", batch)
 
     # ------------------------------------------------------------ order

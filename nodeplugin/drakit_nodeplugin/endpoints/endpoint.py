@@ -250,26 +250,26 @@ class Endpoint:
     # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """As :meth:`HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
+        """See :meth:`HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
         :meth:`run` tries again."""
         await self._lifecycle.start()
 
     async def run(self) -> None:
-        """As :meth:`HostedEndpoint.run`."""
+        """See :meth:`HostedEndpoint.run`."""
         await self._lifecycle.run()
 
     async def close(self) -> None:
-        """As :meth:`HostedEndpoint.close`."""
+        """See :meth:`HostedEndpoint.close`."""
         await self._lifecycle.close()
 
     @property
     def blocked(self) -> str | None:
-        """As :attr:`HostedEndpoint.blocked`."""
+        """See :attr:`HostedEndpoint.blocked`."""
         connection = self._lifecycle.connection
         return None if connection is None else connection.blocked
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """As :meth:`HostedEndpoint.unavailable`."""
+        """See :meth:`HostedEndpoint.unavailable`."""
         reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 

@@ -190,7 +190,7 @@ class HostDevices:
 class SocketFile(NamedTuple):
     """Distinguishes a file from another one at the same path.
 
-    The file system may reuse an inode at once, but a rename, a link or a change of the owner sets
+    The file system may reuse an inode at once. But a rename, a link or a change of the owner sets
     the time of the last change.
     """
 

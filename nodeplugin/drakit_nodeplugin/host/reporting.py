@@ -86,7 +86,7 @@ class ReportSources:
     publisher: SlicePublisher
     checkpoint: Checkpoint
     counts: Callable[[], Awaitable[DeviceCounts]]
-    """Raises CheckpointError."""
+    """Returns the numbers of devices. Raises CheckpointError."""
     registration: Callable[[], RegistrationStatus]
     policies: PolicyWatch | None
 

@@ -2,11 +2,11 @@
 Device health for the kubelet: streams that first send all devices, then changes, and periodically
 all devices again.
 
-The kubelet trusts a device's health for a timeout that each message carries, so all of it is sent
-again after a third of that time. A kubelet of 1.36 requests the v1alpha1 stream from every plugin,
-advertised or not, and logs an error every 5 s if it is missing. For a driver without health, that
-stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37 on request
-only advertised services.
+The kubelet trusts a device's health for a timeout, which each message contains. So all health is
+sent again after a third of that time. A kubelet of 1.36 requests the v1alpha1 stream from every
+plugin, advertised or not, and logs an error every 5 s if it is missing. For a driver without
+health, that stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37
+on request only advertised services.
 
 The source decides the health of a device. This module must not know the rules for that.
 """
@@ -180,7 +180,6 @@ class StreamLog:
         self._facts = {"driver": driver, "method": method}
 
     def info(self, message: str, **facts: object) -> None:
-        """Log a line."""
         with logs.request_scope(self._request_id):
             logger.info(message, extra=self._facts | facts)
 

@@ -2,8 +2,8 @@
 The instances of one driver on this node: usually one, two during a rolling update. Each holds a
 lock while it lives, owns its sockets, and removes stale ones.
 
-Names contain the instance (the pod's UID), so that two instances never share a path, nor does a new
-instance with the remains of an old one.
+Names contain the instance (the pod's UID). So two instances never share a path, and a new instance
+never uses the path of an old one.
 
 A lock file in the driver's directory lists the sockets of one instance. If another process can lock
 it, the instance is gone, regardless of its exit. A socket is removed only if its owner is gone

@@ -78,7 +78,6 @@ class SliceApi:
     # ------------------------------------------------------------ single slices
 
     async def get(self, name: str) -> StoredSlice:
-        """Read a slice."""
         version = await self._served()
         async with self._guarded():
             body = await self._session.get(_path(version, name))
@@ -167,7 +166,6 @@ class SliceStore:
         return len({(each.pool, name) for each in self._slices.values() for name in each.devices})
 
     def find(self, name: str) -> StoredSlice | None:
-        """Return one slice."""
         return self._slices.get(name)
 
     def replace_all(self, slices: Iterable[StoredSlice]) -> bool:

@@ -61,7 +61,7 @@ class StoredSlice:
     name: str
     uid: str
     version: str
-    """Its ``resourceVersion``."""
+    """``metadata.resourceVersion``."""
 
     pool: str
     generation: int

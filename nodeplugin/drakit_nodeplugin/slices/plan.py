@@ -72,8 +72,8 @@ def slice_name(pool: PoolIdentity, index: int) -> str:
     """
     Return the name of a pool's slice: the same after a restart and for every instance.
 
-    It begins with the index in hexadecimal, since the allocator walks slices in the order of
-    their names, and ends in a digest, since two drivers and two pools may join to one text.
+    It begins with the index in hexadecimal, because the allocator reads slices in the order of
+    their names. It ends in a digest, because two drivers and two pools may join to the same text.
     """
     identity = f"{pool.driver}/{pool.pool}".encode()
     end = f"-{hashlib.sha256(identity).hexdigest()[:8]}"
@@ -119,7 +119,6 @@ class SliceWrite:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return slice_name(self.pool, self.index)
 
     @property

@@ -1,9 +1,9 @@
 """
 Publishes the devices of one driver on this node as ResourceSlices.
 
-It watches the slices at the API server, so that slices which another client deletes are restored at
-once (the kubelet wipes its node's slices at its start), and runs one :mod:`.pool_publisher` for
-each pool. Publishing never calls a driver.
+It watches the slices at the API server, and restores slices that another client deletes. (The
+kubelet deletes the slices of its node at its start.) One :mod:`.pool_publisher` runs for each pool.
+Publishing never calls a driver.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """

@@ -191,13 +191,13 @@ class Checkpoint:
         """
         Write claims in one transaction, each if it carries its stored row's generation.
 
-        Generation 0: there is no row. A claim is not written if its row has another generation, or
-        if another claim holds one of its devices and one of the two needs it exclusively. An
-        exclusive device has one holder. Shares do not exclude each other, and admin access excludes
-        nothing. With `hardware`, the main inventories, it also leaves out a claim if all claims
-        together would exceed a counter set or a device's capacity. One that is written straight as
-        ``prepared``, with generation 0, is left out too if another process has opened the database
-        since this one did: that one may have undone it already.
+        Generation 0: there is no row. A claim is not written if its row has another generation. It
+        is not written either if another claim holds one of its devices, and one of the two needs it
+        exclusively. An exclusive device has one holder. Shares do not exclude each other, and admin
+        access excludes nothing. With `hardware`, the main inventories, it also leaves out a claim
+        if all claims together would exceed a counter set or a device's capacity. One that is
+        written straight as ``prepared``, with generation 0, is left out too if another process has
+        opened the database since this one did: that one may have undone it already.
 
         With `files`, the CDI files of the claims that were written are put in place afterwards.
         """

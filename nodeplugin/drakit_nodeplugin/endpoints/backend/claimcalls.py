@@ -90,7 +90,7 @@ class BackendClaims:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """As :meth:`.contract.Calls.prepare`."""
+        """See :meth:`.contract.Calls.prepare`."""
         answers = await self._ask("PrepareClaims", batch, _prepared)
         if self._rights is None:
             return answers
@@ -99,12 +99,12 @@ class BackendClaims:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """As :meth:`.contract.Calls.unprepare`."""
+        """See :meth:`.contract.Calls.unprepare`."""
         answers = await self._ask_if_implemented("UnprepareClaims", batch, _unprepared)
         return {item.claim.uid: None for item in batch} if answers is None else answers
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """As :meth:`.contract.Calls.check`."""
+        """See :meth:`.contract.Calls.check`."""
         answers = await self._ask_if_implemented("CheckClaims", batch, _in_order)
         if answers is None:
             return {item.claim.uid: True for item in batch}

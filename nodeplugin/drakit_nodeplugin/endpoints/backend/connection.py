@@ -318,7 +318,7 @@ class BackendEndpoint(Endpoint):
                 await super().start()
 
     async def run(self) -> None:
-        """As :meth:`.Endpoint.run`."""
+        """See :meth:`.Endpoint.run`."""
         self._is_running = True
         await super().run()
 

@@ -1,10 +1,10 @@
 """
 Converts a backend's messages to the library's plain values and inventories.
 
-The values that the API or CDI refuses are found where devices of any driver are checked. A message
-without a value in our types (a taint without an effect, an attribute without a value) becomes one
-that those checks name and refuse, so that it costs its own device alone. Only messages that cannot
-be parsed, more devices than any node has, and too many edits are refused here.
+The values that the API or CDI refuses are found where devices of any driver are checked. Some
+messages have no equivalent in our types: a taint without an effect, an attribute without a value.
+They become values that those checks name and refuse, so that only their device is left out. Only
+messages that cannot be parsed, more devices than any node has, and too many edits are refused here.
 
 A backend lists all of its devices at each change, and most of them are unchanged: those keep their
 objects, so that they are not compared again. Their bytes identify most of them; the others have the
@@ -64,7 +64,7 @@ MAX_EDITS = 1000
 """Entries of the edits of one device: ten times what the largest drivers need."""
 
 MAX_HEALTH_MESSAGE = 1024
-"""Characters."""
+"""Characters of a health message."""
 
 
 _EFFECTS: Mapping[int, str] = {

@@ -163,5 +163,5 @@ def _normal(path: str) -> str:
 
 
 def _permissions(device: pb.DeviceSpec) -> str | None:
-    """Return each letter once; None stands for all of them."""
+    """Return each letter once; None, which permits everything, if there is no letter."""
     return "".join(dict.fromkeys(device.permissions)) or None

@@ -3,9 +3,8 @@ Determines which resources the kubelet's own device manager does not use: it doe
 and no container has devices of them from it. Otherwise a device could be allocated twice.
 
 A resource that the kubelet had must be missing in several complete answers over two minutes before
-it is free. Any other resource must be missing in two complete answers, because a kubelet that has
-just started adds its pods one by one, within a moment. A missing or incomplete answer proves
-nothing.
+it is free. Any other resource must be missing in two complete answers: a kubelet that has just
+started adds its pods one by one. A missing or incomplete answer proves nothing.
 
 It must not know how the kubelet is called, endpoints, or device plugins.
 """
@@ -53,7 +52,7 @@ class Bar:
     """The reason not to use the devices of a resource."""
 
     text: str
-    """A sentence."""
+    """The reason as a sentence."""
 
     reason: NodeReason | None
     """Reason of the Event; None while the wait is short."""

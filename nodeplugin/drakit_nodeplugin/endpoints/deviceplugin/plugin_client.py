@@ -242,7 +242,7 @@ class PluginClient:
             return await asyncio.to_thread(read)
 
     def end(self, error: ConnectionEndedError) -> None:
-        """End it: `open` and `next` raise this error. Calls go on until `close`."""
+        """End it: `open` and `next` raise this error. Calls continue until `close`."""
         self._latest.end(error)
         if self._options_call is not None:
             self._options_call.cancel()

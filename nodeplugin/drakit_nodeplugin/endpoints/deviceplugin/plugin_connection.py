@@ -59,7 +59,7 @@ class PluginConnection:
         return self.client.unavailable
 
     async def inventories(self) -> AsyncIterator[Update]:
-        """As :meth:`.Connection.inventories`."""
+        """See :meth:`.Connection.inventories`."""
         loop = asyncio.get_running_loop()
         while True:
             client = self.client
@@ -76,7 +76,7 @@ class PluginConnection:
                 client.hold(pause_after(loop.time() - began_at))
 
     async def close(self) -> None:
-        """End it."""
+        """End the connection."""
         self._replacing.cancel()
         await asyncio.wait({self._replacing})
         await self.client.close()

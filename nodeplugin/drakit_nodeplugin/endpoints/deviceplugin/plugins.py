@@ -326,7 +326,7 @@ class ClaimRouter:
             plugin.allocate([item.devices[index] for index in indexes])
             for plugin, indexes in zip(plugins, requests.values(), strict=True)
         ]
-        if len(calls) == 1:  # as most claims: without a task of its own
+        if len(calls) == 1:  # most claims have one call, which needs no task
             results: Sequence[Edits | BaseException] = [await calls[0]]
         else:
             results = await asyncio.gather(*calls, return_exceptions=True)

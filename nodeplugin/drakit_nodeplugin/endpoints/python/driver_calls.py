@@ -70,7 +70,7 @@ class DriverCalls:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """As :meth:`.Calls.prepare`."""
+        """See :meth:`.Calls.prepare`."""
         if self._traits.prepare_granularity is Granularity.BATCH:
             return await self._prepare_claims(batch)
         return await self._by_device(batch, self._prepare_device)
@@ -129,7 +129,7 @@ class DriverCalls:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """As :meth:`.Calls.unprepare`."""
+        """See :meth:`.Calls.unprepare`."""
         if self._traits.unprepare_granularity is Granularity.BATCH:
             return await self._unprepare_claims(batch)
         return _errors(await self._by_device(batch, self._unprepare_device))
@@ -178,7 +178,7 @@ class DriverCalls:
     # ------------------------------------------------------------ checking
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """As :meth:`.Calls.check`."""
+        """See :meth:`.Calls.check`."""
         results: dict[str, bool] = {}
         for uid, each in (await self._by_device(batch, self._check_device)).items():
             if isinstance(each, DeviceFailedError):

@@ -55,8 +55,6 @@ _Task = asyncio.Task[Any]
 
 
 class _Call:
-    """One call."""
-
     __slots__ = ("answered", "context", "function", "outcome", "task")
 
     def __init__(self, function: Callable[[], Awaitable[Any]], home: _Loop) -> None:

@@ -181,7 +181,7 @@ class PythonConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """As :attr:`.Connection.unavailable`."""
+        """See :attr:`.Connection.unavailable`."""
         if self._over is not None:
             return self._over.reason
         if not self._started.done():
@@ -199,15 +199,15 @@ class PythonConnection:
 
     @property
     def blocked(self) -> str | None:
-        """As :attr:`.Connection.blocked`."""
+        """See :attr:`.Connection.blocked`."""
         return None if self._watchdog is None else self._watchdog.blocked
 
     def inventories(self) -> AsyncIterator[Update]:
-        """As :meth:`.Connection.inventories`."""
+        """See :meth:`.Connection.inventories`."""
         return updates_of(self._latest)
 
     async def close(self) -> None:
-        """As :meth:`.Connection.close`; a driver that does not end in time is abandoned."""
+        """See :meth:`.Connection.close`; a driver that does not end in time is abandoned."""
         self._is_closing = True  # a driver that is still starting is ended once it has started
         self._cancel()
         try:
@@ -227,19 +227,19 @@ class PythonConnection:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """As :meth:`.Calls.prepare`."""
+        """See :meth:`.Calls.prepare`."""
         calls, bridge = self._started.result()
         return await bridge.call(lambda: calls.prepare(batch))
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """As :meth:`.Calls.unprepare`."""
+        """See :meth:`.Calls.unprepare`."""
         calls, bridge = self._started.result()
         return await bridge.call(lambda: calls.unprepare(batch))
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """As :meth:`.Calls.check`."""
+        """See :meth:`.Calls.check`."""
         calls, bridge = self._started.result()
         return await bridge.call(lambda: calls.check(batch))
 

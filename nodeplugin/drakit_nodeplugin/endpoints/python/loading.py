@@ -177,8 +177,8 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
 
 
 def _never_undone(kind: type[AnyDriver]) -> bool:
-    """Return whether a driver prepares in its own way without a method that undoes it (or with one
-    whose name is misspelt), and does not declare that it has no side effects."""
+    """Return whether a driver defines prepare without a method that undoes it, and does not declare
+    that it has no side effects. The name of the method may be misspelt."""
     return (
         getattr(kind, "side_effects", True)
         and overrides(kind, *PREPARE_METHODS)
