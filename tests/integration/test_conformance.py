@@ -33,46 +33,58 @@ PARAMETERS = {"mode": "dim"}
 FAULTS = [
     ("publishing:CapitalName", "devices-published", "Lamp-X"),
     ("publishing:TooLongAttribute", "devices-published", "device long is not published"),
-    ("publishing:OtherNames", "names-stay", r"lamp-0-\d+ is not published any more"),
-    ("publishing:Clock", "quiet-restart", r"attribute started of device lamp-0 was \d+"),
+    ("publishing:OtherNames", "stable-names", r"lamp-0-\d+ is not published any more"),
+    ("publishing:Clock", "restart-without-writes", r"attribute started of device lamp-0 was \d+"),
     ("publishing:OneList", "stream-stays-open", "its stream ended"),
-    ("publishing:SilentHealth", "health", "reported the health of no device"),
-    ("publishing:HalfHealth", "health", "4 have no health, first lamp-1"),
+    ("publishing:SilentHealth", "health", "no health of any device"),
+    ("publishing:HalfHealth", "health", "no health for 4 of 5 devices, such as lamp-1"),
     ("preparing:Refuses", "prepare", "the lamp is not plugged in"),
     ("preparing:Misnamed", "prepare", "containers get nothing: .*defines none of prepare"),
-    ("preparing:RelativePath", "cdi-valid", "no CDI file can be written for device lamp-0"),
-    ("preparing:MissingPath", "host-paths", r"there is no .*/elsewhere \(mount to /lamps\)"),
+    ("preparing:RelativePath", "cdi-valid", "cannot write a CDI file for device lamp-0"),
+    (
+        "preparing:MissingPath",
+        "host-paths",
+        r"/elsewhere \(mount to /lamps\), which does not exist",
+    ),
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
-    ("preparing:OtherEdits", "prepare-again", "other env for the same claim: .*LAMP_TOKEN"),
-    ("preparing:BelievesItsNotes", "reboot", "was not created again"),
+    ("preparing:OtherEdits", "prepare-again", "a different env for the same claim: .*LAMP_TOKEN"),
+    ("preparing:BelievesItsNotes", "reboot", "did not create .* again"),
     ("preparing:AllOrNothing", "partial-success", "in a call with a claim with unknown parameters"),
-    ("preparing:OneAnswer", "together", "of 4 claims in one call"),
-    ("preparing:FormerClaim", "device-again", "name the first one: LAMP_OWNER="),
-    ("preparing:FormerName", "device-again", "name the first one: LAMP_OF_"),
-    ("preparing:ByClaim", "allocated-anew", "still get what lamp-0 gives"),
-    ("preparing:MixesUp", "side-by-side", "got what belongs to another one"),
-    ("preparing:OneAfterTheOther", "no-queue", "4 of different devices at the same time"),
+    ("preparing:OneAnswer", "batch", "in a call with 4 claims"),
+    ("preparing:FormerClaim", "device-reuse", "refer to the first claim: LAMP_OWNER="),
+    ("preparing:FormerName", "device-reuse", "refer to the first claim: LAMP_OF_"),
+    ("preparing:ByClaim", "claim-reallocated", "still get the edits of lamp-0"),
+    ("preparing:MixesUp", "concurrent-prepare", "got data of another claim"),
+    (
+        "preparing:OneAfterTheOther",
+        "prepare-not-serialized",
+        "4 concurrent prepares of different devices",
+    ),
     ("preparing:HoldsInterpreter", "get-info", "GetInfo was not answered"),
-    ("preparing:LeaksCancelled", "pod-deleted-meanwhile", "the lamp is being prepared"),
-    ("preparing:HalfDone", "crash-in-prepare", "an earlier prepare has not ended"),
-    ("preparing:DiesOfParameters", "hostile-parameters", "of the wrong types was not answered"),
-    ("preparing:StopsOverParameters", "hostile-parameters", "of the wrong types has stopped"),
-    ("preparing:CountsTries", "error-sentences", r"two texts: .*try 1.*try 2"),
-    ("preparing:RawErrors", "error-sentences", "an internal exception"),
-    ("unpreparing:NothingToUndo", "unprepare-again", "an unprepare must succeed"),
-    ("unpreparing:NothingToUndo", "unprepare-after-failure", "an unprepare must succeed"),
-    ("unpreparing:NothingAfterReboot", "unprepare-after-reboot", "an unprepare must succeed"),
+    ("preparing:LeaksCancelled", "pod-deleted-during-prepare", "the lamp is being prepared"),
+    ("preparing:HalfDone", "crash-during-prepare", "an earlier prepare has not ended"),
+    ("preparing:DiesOfParameters", "hostile-parameters", "of the wrong types got no response"),
+    (
+        "preparing:StopsOverParameters",
+        "hostile-parameters",
+        "of the wrong types stopped the driver",
+    ),
+    ("preparing:CountsTries", "error-messages", r"two different errors: .*try 1.*try 2"),
+    ("preparing:RawErrors", "error-messages", "an internal exception"),
+    ("unpreparing:NothingToUndo", "unprepare-again", "unprepare must succeed"),
+    ("unpreparing:NothingToUndo", "unprepare-after-failure", "unprepare must succeed"),
+    ("unpreparing:NothingAfterReboot", "unprepare-after-reboot", "unprepare must succeed"),
     ("unpreparing:OwnMemory", "unprepare-after-restart", "nobody knows of the claim"),
     ("unpreparing:OwnMemory", "force-delete", "nobody knows of the claim"),
     ("unpreparing:KeepsDevice", "unprepare", "the lamp is another claim's"),
     ("unpreparing:FailureStays", "unprepare-after-failure", "the lamp is locked"),
     ("unpreparing:NeedsParameters", "unprepare-without-parameters", "IndexError"),
     ("unpreparing:Unnamed", "unprepare-defined", "defines none of unprepare"),
-    ("unpreparing:UndoesAtStop", "stop", "has taken .* from a claim that is prepared"),
+    ("unpreparing:UndoesAtStop", "graceful-stop", "removed .*, which a prepared claim needs"),
     ("backend:forgets", "process-killed", "nobody knows of the claim"),
-    ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
-    ("sharing:AdminResets", "admin-access", "from the device's holder"),
-    ("sharing:AllParts", "partitions", "unpreparing panel-left has taken"),
+    ("sharing:AllShares", "shares", "unpreparing one share of rail removed"),
+    ("sharing:AdminResets", "admin-access", "which the device's holder needs"),
+    ("sharing:AllParts", "partitions", "unpreparing panel-left removed"),
     ("sharing:NeverWhole", "partitions", "the panel is in halves"),
     (
         "sharing:RefusesAdmin",
@@ -82,16 +94,22 @@ FAULTS = [
 ]
 """A driver, the rule that it must fail, and the message."""
 
-SLOW = ("no-queue", "kubelet-hangs-up", "pod-deleted-meanwhile", "crash-in-prepare", "get-info")
+SLOW = (
+    "prepare-not-serialized",
+    "prepare-canceled",
+    "pod-deleted-during-prepare",
+    "crash-during-prepare",
+    "get-info",
+)
 """Rules that need a slow driver."""
 
 GOOD = [
     ("tidy:Tidy", rule.id)
     for rule in RULES.values()
-    if "python" in rule.kinds and rule.id not in ("no-queue", "partitions")
+    if "python" in rule.kinds and rule.id not in ("prepare-not-serialized", "partitions")
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
-GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-again", "allocated-anew")]
+GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-reuse", "claim-reallocated")]
 GOOD.append(("preparing:Nodes", "prepare"))
 GOOD.append(("sharing:Panels", "partitions"))
 GOOD.append(("backend:remembers", "process-killed"))
@@ -156,14 +174,14 @@ def test_a_driver_without_a_fault_keeps_the_rule(results, driver, rule):
     ("driver", "rule"),
     [
         pytest.param("preparing:MissingPath", rule, id=rule)
-        for rule in ("stop", "admin-access", "shares", "crash-in-prepare")
+        for rule in ("graceful-stop", "admin-access", "shares", "crash-during-prepare")
     ]
     + [pytest.param("preparing:MissingShare", "shares", id="shares-second-one")],
 )
 def test_a_path_that_never_was_is_blamed_on_nothing_else(results, driver, rule):
     ended = results[driver, rule]
     assert ended.outcome == Outcome.SKIPPED, ended.text
-    assert "rule host-paths is about it" in ended.text
+    assert "see the rule host-paths" in ended.text
 
 
 def test_each_rule_has_a_title_a_reason_and_an_id_of_words():

@@ -108,7 +108,7 @@ def test_what_follows_the_driver_is_marked(name, lamps):
 # All rules take a minute and more: `make conformance` and the e2e test have them.
 def test_a_project_is_held_to_the_rules(lamps):
     test = "tests/test_conformance.py"
-    said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or names-stay")
+    said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or stable-names")
     assert "2 passed" in said
     rules = run(lamps, "pytest", "-q", "-p", "no:cacheprovider", test, "--collect-only")
     assert len(re.findall(r"^tests/test_conformance\.py::test_conformance\[", rules, re.M)) > 20

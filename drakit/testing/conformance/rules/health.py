@@ -32,7 +32,7 @@ MESSAGE_BYTES = 1021
 async def health(kit: Kit) -> None:
     devices = {(device.pool, device.name) for device in await kit.devices()}
     if not await _advertised(kit):
-        kit.skip("the driver has no health")
+        kit.skip("the driver does not report health")
     reported: dict[tuple[str, str], DeviceHealth] = {}
     end = time.monotonic() + REPORT_SECONDS
     while devices - reported.keys() and (left := end - time.monotonic()) > 0:
@@ -42,14 +42,14 @@ async def health(kit: Kit) -> None:
     if not reported:
         if kit.target.kind == "python":  # a program need not declare whether it has any
             kit.fail(
-                f"the driver declares that it has health, but reported the health of no device for "
-                f"{REPORT_SECONDS:.0f} s; report it, or do not define health"
+                f"the driver declares that it reports health, but reported no health of any device "
+                f"within {REPORT_SECONDS:.0f} s; report health, or do not define health"
             )
-        kit.skip("the driver reports no health")
+        kit.skip("the driver does not report health")
     if silent := devices - reported.keys():
         kit.fail(
-            f"of {len(devices)} devices {len(silent)} have no health, first "
-            f"{sorted(silent)[0][1]}; report the health of each, even if it is unknown, and why"
+            f"the driver reports no health for {len(silent)} of {len(devices)} devices, such as "
+            f"{sorted(silent)[0][1]}; report every device, if necessary with unknown health"
         )
     for (_, name), health in reported.items():
         if len(health.message.encode()) >= MESSAGE_BYTES and health.message.endswith("..."):

@@ -1,5 +1,5 @@
 """
-Interrupted calls: the kubelet hangs up, the pod is deleted, the node plugin crashes or stops.
+Interrupted calls: the kubelet cancels a call, the pod is deleted, the node plugin crashes or stops.
 
 It must not know what is prepared.
 """
@@ -29,33 +29,33 @@ RECOVERY_SECONDS = 10.0
 
 
 @rule(
-    "kubelet-hangs-up",
-    "a prepare can be repeated after its caller disconnected",
+    "prepare-canceled",
+    "a prepare can be repeated after the kubelet has canceled its call",
     why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. The "
-    "work must then be done or in flight, and a second call must not disturb the first.",
+    "work must then be done or in flight, and a second call must not interfere with the first.",
 )
-async def kubelet_hangs_up(kit: Kit) -> None:
+async def prepare_canceled(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     seconds = await _measure(kit, device)
     for part in (0.1, 0.5, 0.9):
         claim = kit.claim(device)
         await kit.cancel_prepare(claim, after_seconds=max(0.002, seconds * part))
-        first = await steps.must_prepare(kit, claim, when="after the kubelet had hung up")
+        first = await steps.must_prepare(kit, claim, when="after the kubelet canceled a call,")
         edits = steps.edits_of(kit, claim)
-        again = await steps.must_prepare(kit, claim, when="asked again")
+        again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
         if again != first or steps.edits_of(kit, claim) != edits:
-            kit.fail("after the kubelet had hung up two answers for one claim were not the same")
-        await steps.must_unprepare(kit, claim, when="after an interrupted call")
+            kit.fail("after the kubelet canceled a call, two responses for one claim differed")
+        await steps.must_unprepare(kit, claim, when="after a canceled call,")
 
 
 @rule(
-    "pod-deleted-meanwhile",
-    "an abandoned prepare leaves nothing behind",
+    "pod-deleted-during-prepare",
+    "a prepare whose pod is deleted leaves no side effects",
     why="A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
     "drakit cancels the prepare of a Python driver, and waits until the prepare of a backend has "
-    "finished. Effects of the abandoned call must not keep other claims from using the device.",
+    "finished. Side effects of that call must not prevent other claims from using the device.",
 )
-async def pod_deleted_meanwhile(kit: Kit) -> None:
+async def pod_deleted_during_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     seconds = await _measure(kit, device)
     for part in (0.2, 0.5, 0.8):
@@ -63,25 +63,24 @@ async def pod_deleted_meanwhile(kit: Kit) -> None:
         async with steps.going_on(kit.prepare(claim)) as asked:
             await asyncio.sleep(seconds * part)
             began = time.monotonic()
-            await steps.must_unprepare(kit, claim, when="while its prepare was in flight")
+            await steps.must_unprepare(kit, claim, when="during its prepare,")
             if (took := time.monotonic() - began) > UNPREPARE_SECONDS + seconds:
                 kit.fail(
-                    f"an unprepare in the middle of a prepare was answered after {took:.0f} s; the "
-                    f"pod terminates only then"
+                    f"unprepare took {took:.0f} s during a prepare; the pod stays in Terminating "
+                    f"for "
+                    f"that time"
                 )
             await asked
-        await steps.free_again(
-            kit, device, when="after a pod was deleted in the middle of a prepare"
-        )
+        await steps.free_again(kit, device, when="after a pod was deleted during a prepare")
 
 
 @rule(
-    "crash-in-prepare",
+    "crash-during-prepare",
     "a prepare that a crash interrupted can be repeated",
     why="If the node plugin is killed during a prepare, it starts again, and the kubelet repeats "
-    "the call. Effects of the first attempt must not make the second one fail.",
+    "the call. Side effects of the first attempt must not make the second attempt fail.",
 )
-async def crash_in_prepare(kit: Kit) -> None:
+async def crash_during_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     seconds = await _measure(kit, device)
     for part in (0.3, 0.8):
@@ -90,28 +89,26 @@ async def crash_in_prepare(kit: Kit) -> None:
             await asyncio.sleep(seconds * part)
             await kit.kill()
         await kit.start()
-        first = await steps.must_prepare(
-            kit, claim, when="after a crash in the middle of a prepare"
-        )
+        first = await steps.must_prepare(kit, claim, when="after a crash during a prepare,")
         edits = steps.edits_of(kit, claim)
         if missing := steps.missing_paths(edits):
             kit.fail(
-                f"after a crash in the middle of a prepare the claim was answered as prepared, but "
-                f"on the host there is no {missing[0]}"
+                f"after a crash during a prepare, the next prepare succeeds, but its edits name "
+                f"{missing[0]}, which does not exist on the host"
             )
-        again = await steps.must_prepare(kit, claim, when="asked again")
+        again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
         if again != first or steps.edits_of(kit, claim) != edits:
-            kit.fail("after a crash two answers for one claim were not the same")
-        await steps.must_unprepare(kit, claim, when="after a crash in the middle of its prepare")
+            kit.fail("after a crash, two responses for one claim differed")
+        await steps.must_unprepare(kit, claim, when="after a crash during its prepare,")
 
 
 @rule(
-    "stop",
-    "a stop is quick, and keeps prepared claims",
+    "graceful-stop",
+    "the node plugin stops quickly, and claims stay prepared",
     why="The node plugin stops and starts at each update, while pods keep running. Their "
-    "containers keep their devices, and can restart in the meantime.",
+    "containers keep their devices, and can restart while the node plugin is stopped.",
 )
-async def stop(kit: Kit) -> None:
+async def graceful_stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     first = await steps.prepared(kit, claim)
@@ -119,22 +116,22 @@ async def stop(kit: Kit) -> None:
     began = time.monotonic()
     await kit.stop()
     if (took := time.monotonic() - began) > STOP_SECONDS:
-        kit.fail(f"the node plugin took {took:.0f} s to stop; {STOP_SECONDS:.0f} s are allowed")
+        kit.fail(f"the node plugin took {took:.0f} s to stop; the limit is {STOP_SECONDS:.0f} s")
     if kit.spec(claim) is None or steps.edits_of(kit, claim) != edits:
-        kit.fail("after a stop the CDI file of a prepared claim is not as it was")
+        kit.fail("after a stop, the CDI file of a prepared claim has changed")
     if missing := steps.missing_paths(edits):
-        kit.fail(f"a stop has taken {missing[0]} from a claim that is prepared")
+        kit.fail(f"a stop removed {missing[0]}, which a prepared claim needs")
     await kit.start()
-    again = await steps.must_prepare(kit, claim, when="after a stop and a start")
+    again = await steps.must_prepare(kit, claim, when="after a stop and a start,")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("after a stop and a start a prepared claim got a different answer")
+        kit.fail("after a stop and a start, a prepared claim got a different response")
     if missing := steps.missing_paths(edits):
-        kit.fail(f"a start has taken {missing[0]} from a claim that is prepared")
+        kit.fail(f"a start removed {missing[0]}, which a prepared claim needs")
 
 
 @rule(
     "process-killed",
-    "a driver recovers after its process is killed, and can unprepare earlier claims",
+    "a driver whose process was killed recovers, and can unprepare earlier claims",
     why="Programs crash and are updated while pods run. Prepared claims stay prepared; the driver "
     "must publish the devices again under the same names, and must be able to unprepare earlier "
     "claims.",
@@ -147,20 +144,22 @@ async def process_killed(kit: Kit) -> None:
     first = await steps.prepared(kit, claim)
     edits = steps.edits_of(kit, claim)
     await kit.kill_target()
-    again = await steps.must_prepare(kit, claim, when="while the driver's process was down")
+    again = await steps.must_prepare(kit, claim, when="while the driver's process was down,")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("while the driver's process was down a prepared claim got a different answer")
+        kit.fail("while the driver's process was down, a prepared claim got a different response")
     await kit.start_target()
     await steps.within(RECOVERY_SECONDS, lambda: not names - _usable_now(kit))
     if lost := names - _usable_now(kit):
-        kit.fail(f"device {sorted(lost)[0][1]} is not available again with the driver's process")
-    again = await steps.must_prepare(kit, claim, when="once the driver's process was up again")
+        kit.fail(f"device {sorted(lost)[0][1]} is not available after the driver's restart")
+    again = await steps.must_prepare(kit, claim, when="after the driver's restart,")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("once the driver's process was up again a prepared claim got a different answer")
+        kit.fail("after the driver's restart, a prepared claim got a different response")
     if missing := steps.missing_paths(edits):
-        kit.fail(f"the end of the driver's process has taken {missing[0]} from a prepared claim")
-    await steps.must_unprepare(kit, claim, when="once the driver's process was up again")
-    await steps.free_again(kit, device, when="once the driver's process was up again")
+        kit.fail(
+            f"the end of the driver's process removed {missing[0]}, which a prepared claim needs"
+        )
+    await steps.must_unprepare(kit, claim, when="after the driver's restart,")
+    await steps.free_again(kit, device, when="after the driver's restart")
 
 
 def _usable_now(kit: Kit) -> set[tuple[str, str]]:
@@ -179,5 +178,5 @@ async def _measure(kit: Kit, device: PublishedDevice) -> float:
     began = time.monotonic()
     await steps.prepared(kit, claim)
     seconds = time.monotonic() - began
-    await steps.must_unprepare(kit, claim, when="to begin with")
+    await steps.must_unprepare(kit, claim, when="at the start of the rule,")
     return seconds

@@ -33,52 +33,52 @@ GET_INFO_SECONDS = 1.0
 
 
 @rule(
-    "side-by-side",
+    "concurrent-prepare",
     "claims of different devices are prepared concurrently",
     why="The kubelet starts pods in parallel, so calls for different claims overlap. State of one "
-    "call must not leak into another.",
+    "call must not leak into another call.",
 )
-async def side_by_side(kit: Kit) -> None:
+async def concurrent_prepare(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:CLAIMS]
     first = kit.claim(devices[0])
     await steps.prepared(kit, first)
-    await steps.must_unprepare(kit, first, when="to begin with")
+    await steps.must_unprepare(kit, first, when="at the start of the rule,")
     claims = [kit.claim(device) for device in devices]
     for claim, answer in zip(claims, await _all(kit, claims), strict=True):
         name = claim.devices[0].name if claim.devices else "a device"
         if answer.error:
             kit.fail(
-                f"of {len(claims)} claims that were prepared concurrently the claim of {name} "
+                f"when {len(claims)} claims were prepared concurrently, the claim of {name} "
                 f"failed: {answer.error}"
             )
         text = str(kit.spec(claim))
         if any(other.uid in text for other in claims if other is not claim):
             kit.fail(
-                f"of {len(claims)} claims that were prepared concurrently the claim of {name} got "
-                f"what belongs to another one: {steps.edits_of(kit, claim)}"
+                f"when {len(claims)} claims were prepared concurrently, the claim of {name} got "
+                f"data of another claim: {steps.edits_of(kit, claim)}"
             )
     errors = await asyncio.gather(*(kit.unprepare(claim) for claim in claims))
     for claim, error in zip(claims, errors, strict=True):
         if error.get(claim.uid):
             kit.fail(
-                f"of {len(claims)} claims that were unprepared concurrently one failed: "
+                f"when {len(claims)} claims were unprepared concurrently, one failed: "
                 f"{error[claim.uid]}"
             )
 
 
 @rule(
-    "no-queue",
+    "prepare-not-serialized",
     "prepares of different devices do not wait for each other",
     why="The kubelet waits 45 s for a call. If prepares take long and wait for each other, pods on "
     "a node that has just started do not get their devices in time.",
 )
-async def no_queue(kit: Kit) -> None:
+async def prepare_not_serialized(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=3))[: CLAIMS // 2]
     claim = kit.claim(devices[0])
     began = time.monotonic()
     await steps.prepared(kit, claim)
     alone = time.monotonic() - began
-    await steps.must_unprepare(kit, claim, when="to begin with")
+    await steps.must_unprepare(kit, claim, when="at the start of the rule,")
     if alone < LONG_SECONDS:
         kit.skip(f"a prepare takes less than {LONG_SECONDS:g} s")
     began = time.monotonic()
@@ -88,17 +88,18 @@ async def no_queue(kit: Kit) -> None:
     together, count = time.monotonic() - began, len(devices)
     if together > 0.75 * count * alone:
         kit.fail(
-            f"one prepare takes {alone:.1f} s, and {count} of different devices at the same time "
-            f"take {together:.1f} s: each waits for the previous one; together they must take "
-            f"little more than one"
+            f"one prepare takes {alone:.1f} s, but {count} concurrent prepares of different "
+            f"devices "
+            f"take {together:.1f} s, so each waits for the previous one; they must take little "
+            f"longer than one"
         )
 
 
 @rule(
     "get-info",
-    "GetInfo is answered within a second while claims are prepared",
-    why="A kubelet that restarts calls GetInfo on each driver, and waits 1 s. A driver that "
-    "blocks the process for longer is not registered, and its pods do not start.",
+    "the driver answers GetInfo within a second while it prepares claims",
+    why="A restarted kubelet calls GetInfo of each driver, and waits 1 s. It does not register "
+    "a driver that blocks the process for longer, so the driver's pods do not start.",
 )
 async def get_info(kit: Kit) -> None:
     devices = (await steps.usable(kit))[:CLAIMS]
@@ -112,22 +113,22 @@ async def get_info(kit: Kit) -> None:
             await asyncio.wait([working], timeout=0.05)
         answers = await working
     if all(answer.error for answer in answers):
-        kit.skip(f"no claim can be prepared to begin with: {answers[0].error}")
+        kit.skip(f"the driver prepares no claim: {answers[0].error}")
 
 
 @rule(
     "partitions",
-    "partitions of the same hardware are allocated separately, and unprepared one by one",
-    why="The scheduler considers hardware available when the claim is deleted, although its device "
-    "can still be prepared on the node. Devices that need the same hardware must wait, and "
-    "unpreparing one partition must not affect a pod that uses another.",
+    "partitions of one piece of hardware are prepared and unprepared independently",
+    why="The scheduler considers hardware available when a claim is deallocated, although its "
+    "device can still be prepared on the node. A claim that needs the same hardware must wait. "
+    "Unpreparing one partition must not affect a pod that uses another partition.",
     kinds=("python", "backend"),  # a device plugin has no counters
 )
 async def partitions(kit: Kit) -> None:
     devices = [d for d in steps.untainted(await kit.devices()) if not d.allow_multiple]
     found = next(_partitioned(devices, _counters(kit)), None)
     if found is None:
-        kit.skip("no device overlaps with two devices that can be prepared together")
+        kit.skip("no device shares counters with two devices that can be prepared at the same time")
     one, other, whole = found
     first, second, third = kit.claim(one), kit.claim(other), kit.claim(whole)
     await steps.prepared(kit, first)
@@ -137,19 +138,22 @@ async def partitions(kit: Kit) -> None:
     edits = steps.edits_of(kit, second)
     if not (await steps.answer_of(kit, third)).error:
         kit.fail(
-            f"{whole.name} was prepared together with {one.name}, although both consume one counter"
+            f"{whole.name} was prepared while {one.name} was prepared, although their counters "
+            f"overlap"
         )
-    await steps.must_unprepare(kit, first, when=f"while {other.name} is prepared")
+    await steps.must_unprepare(kit, first, when=f"while {other.name} is prepared,")
     if missing := steps.missing_paths(edits):
         kit.fail(
-            f"unpreparing {one.name} has taken {missing[0]} from the claim that has {other.name}"
+            f"unpreparing {one.name} removed {missing[0]}, which the claim of {other.name} needs"
         )
-    again = await steps.must_prepare(kit, second, when=f"after {one.name} was unprepared")
+    again = await steps.must_prepare(kit, second, when=f"after {one.name} was unprepared,")
     if again != answer or steps.edits_of(kit, second) != edits:
-        kit.fail(f"after {one.name} was unprepared {other.name} got a different answer")
-    await steps.must_unprepare(kit, second, when="for the last partition")
-    await steps.must_prepare(kit, third, when=f"after all that overlapped with {whole.name} ended")
-    await steps.must_unprepare(kit, third, when="to end with")
+        kit.fail(f"after {one.name} was unprepared, {other.name} got a different response")
+    await steps.must_unprepare(kit, second, when="for the last partition,")
+    await steps.must_prepare(
+        kit, third, when=f"after the partitions of {whole.name} were unprepared,"
+    )
+    await steps.must_unprepare(kit, third, when="at the end of the rule,")
 
 
 def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
@@ -195,10 +199,10 @@ async def _ask(kit: Kit, *, count: int) -> None:
     try:
         seconds = await kit.get_info_seconds()
     except ConformanceError as error:
-        kit.fail(f"while {count} claims were prepared there was no answer: {error}")
+        kit.fail(f"GetInfo failed while {count} claims were prepared: {error}")
     if seconds > GET_INFO_SECONDS:
         kit.fail(
-            f"while {count} claims were prepared GetInfo took {seconds:.1f} s; the kubelet waits "
+            f"GetInfo took {seconds:.1f} s while {count} claims were prepared; the kubelet waits "
             f"{GET_INFO_SECONDS:.0f} s"
         )
 

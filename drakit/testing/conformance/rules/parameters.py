@@ -72,29 +72,29 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 
 @rule(
     "hostile-parameters",
-    "any opaque parameters are accepted or rejected, and other claims are not affected",
-    why="Everyone who can create a claim can write its opaque parameters, and neither the API "
-    "server nor the scheduler checks them. If they stop the driver, all users lose its devices.",
+    "a driver accepts or rejects any opaque parameters, and other claims are not affected",
+    why="Any user who can create a claim can write opaque parameters. Neither the API server nor "
+    "the scheduler checks them. If they stop the driver, all users lose its devices.",
     seconds=120,
 )
 async def hostile_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     plain = kit.claim(device)
     await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="to begin with")
+    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
     begun = len(kit.log())
     for what, config in hostile(kit.target.parameters):
         claim = kit.claim(device, configs=[config])
         await _try(kit, claim, what)
         if reasons := steps.stop_reasons(kit.log()[begun:]):
-            kit.fail(f"a claim with parameters {what} has stopped the driver: {reasons[0]}")
+            kit.fail(f"a claim with parameters {what} stopped the driver: {reasons[0]}")
     bomb = kit.claim(device, configs=[DENSE] * MAX_CONFIGS)
     await _try(
         kit, bomb, f"of {MAX_CONFIGS} configs of the largest size that an API server accepts"
     )
     await steps.free_again(kit, device, when="after claims with parameters of all kinds")
     if names := steps.stopped(await kit.devices()):
-        kit.fail(f"claims with invalid parameters have stopped the driver: {names[0]} is tainted")
+        kit.fail(f"claims with invalid parameters stopped the driver: {names[0]} is tainted")
 
 
 async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
@@ -103,23 +103,23 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
         await kit.prepare(claim)
         error = (await kit.unprepare(claim)).get(claim.uid)
     except ConformanceError as failure:
-        kit.fail(f"a claim with parameters {what} was not answered any more: {failure}")
+        kit.fail(f"a claim with parameters {what} got no response: {failure}")
     if error:
         kit.fail(f"a claim with parameters {what} cannot be unprepared: {error}")
 
 
 @rule(
-    "error-sentences",
-    "an error is a sentence for the user, and is the same at each attempt",
+    "error-messages",
+    "an error message is a sentence for users, and the same cause has the same message",
     why="The text of an error appears in an Event on the pod, and the kubelet retries "
-    "indefinitely. Kubernetes counts Events with the same text, but a text with a time or a "
-    "counter creates a new Event at each attempt. A traceback does not help a user.",
+    "indefinitely. Kubernetes counts Events with the same text. A text with a time or a counter "
+    "creates a new Event at each attempt. A traceback does not help a user.",
 )
-async def error_sentences(kit: Kit) -> None:
+async def error_messages(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     plain = kit.claim(device)
     await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="to begin with")
+    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
     refused = 0
     for what, claim in _bad(kit, device):
         error = (await steps.answer_of(kit, claim)).error
@@ -128,9 +128,9 @@ async def error_sentences(kit: Kit) -> None:
             _check_sentence(kit, error, what)
             again = (await steps.answer_of(kit, claim)).error
             if again != error:
-                kit.fail(f"a claim {what} was answered with two texts: {error!r}, then {again!r}")
+                kit.fail(f"a claim {what} got two different errors: {error!r}, then {again!r}")
         if left := (await kit.unprepare(claim)).get(claim.uid):
-            kit.skip(f"a claim {what} cannot be unprepared (other rules are about it): {left}")
+            kit.skip(f"a claim {what} cannot be unprepared (see the unprepare rules): {left}")
     if not refused:
         kit.skip("the driver prepares all claims, so there is no error to check")
 
@@ -146,9 +146,11 @@ def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTes
 def _check_sentence(kit: Kit, error: str, what: str) -> None:
     for pattern, name in _NO_SENTENCE:
         if pattern.search(error):
-            kit.fail(f"a claim {what} was answered with {name} instead of a sentence: {error!r}")
+            kit.fail(
+                f"the error for a claim {what} contains {name} instead of a sentence: {error!r}"
+            )
     if len(error) > EVENT_CHARACTERS:
         kit.fail(
-            f"a claim {what} was answered with {len(error)} characters; an Event has "
+            f"the error for a claim {what} has {len(error)} characters; the limit of an Event is "
             f"{EVENT_CHARACTERS}: {error[:100]!r}"
         )

@@ -33,10 +33,10 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 @rule(
     "prepare",
-    "a claim is prepared, with a CDI name for each of its devices",
+    "the response for a prepared claim has a CDI name for each device",
     why="The kubelet calls NodePrepareResources before it creates a pod's containers, and passes "
-    "the CDI names of the answer to the runtime. An error, or a device that is missing in the "
-    "answer, keeps the pod from starting. The kubelet waits 45 s for the answer.",
+    "the CDI names of the response to the runtime. If the response has an error or lacks a "
+    "device, the pod does not start. The kubelet waits 45 s for the response.",
 )
 async def prepare(kit: Kit) -> None:
     devices = await steps.usable(kit)
@@ -57,31 +57,31 @@ async def _expect_edits(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
         if (await steps.answer_of(kit, claim)).error:
             return
         edits = steps.edits_of(kit, claim)
-        await steps.must_unprepare(kit, claim, when="after its edits were checked")
+        await steps.must_unprepare(kit, claim, when="after its edits were checked,")
         if edits.keys() != {"env"} or not str(edits["env"]).startswith("['DRAKIT_DEVICE_"):
             return
     kit.fail(
         "containers get nothing: the driver defines none of prepare and prepare_claims, and its "
-        "devices have no edits; define one of the two, or give the devices edits"
+        "devices have no edits; define one of these methods, or set Device.edits"
     )
 
 
 async def _prepare_and_check(kit: Kit, *devices: PublishedDevice) -> None:
     claim = kit.claim(*devices)
     names = [device.name for device in devices]
-    answer = await steps.must_prepare(kit, claim, when=f"with {', '.join(names)}")
+    answer = await steps.must_prepare(kit, claim, when=f"with {', '.join(names)},")
     if sorted((d.pool, d.name) for d in answer.devices) != sorted(
         (d.pool, d.name) for d in devices
     ):
         kit.fail(
-            f"a claim of {', '.join(names)} was answered with "
+            f"the response for a claim of {', '.join(names)} contains "
             f"{', '.join(d.name for d in answer.devices) or 'no device'}"
         )
     ids = answer.cdi_ids
     if len(ids) < len(devices) or len(set(ids)) != len(ids):
-        kit.fail(f"{len(devices)} devices were answered with the CDI names {', '.join(ids)}")
+        kit.fail(f"the response for {len(devices)} devices has the CDI names {', '.join(ids)}")
     if kit.spec(claim) is None:
-        kit.fail("the claim is prepared, but there is no CDI file for it")
+        kit.fail("the claim is prepared, but has no CDI file")
 
 
 @rule(
@@ -96,19 +96,21 @@ async def cdi_valid(kit: Kit) -> None:
         claim = kit.claim(device)
         answer = await steps.answer_of(kit, claim)
         if "CDI spec" in answer.error:
-            kit.fail(f"no CDI file can be written for device {device.name}: {answer.error}")
+            kit.fail(
+                f"the node plugin cannot write a CDI file for device {device.name}: {answer.error}"
+            )
         if answer.error:
             continue
         checked += 1
         _check_spec(kit, claim, device)
     if not checked:
-        kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
+        kit.skip("the driver prepares no claim (see the rule prepare)")
 
 
 def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> None:
     spec = kit.spec(claim)
     if spec is None:
-        kit.fail(f"the claim of device {device.name} is prepared, but there is no CDI file for it")
+        kit.fail(f"the claim of device {device.name} is prepared, but has no CDI file")
     problems = lint_spec(spec)
     if errors := [problem for problem in problems if problem.severity == "error"]:
         kit.fail(f"the CDI file of device {device.name} is not valid: {errors[0]}")
@@ -135,7 +137,10 @@ async def host_paths(kit: Kit) -> None:
         checked += 1
         edits = steps.edits_of(kit, claim)
         if missing := steps.missing_paths(edits):
-            kit.fail(f"device {device.name} is prepared, but on the host there is no {missing[0]}")
+            kit.fail(
+                f"the edits of device {device.name} name {missing[0]}, which does not exist on "
+                f"the host"
+            )
         for hook in edits.get("hooks") or ():
             if not os.access(str(hook.get("path")), os.X_OK):
                 kit.fail(
@@ -143,29 +148,29 @@ async def host_paths(kit: Kit) -> None:
                     f"is not executable"
                 )
     if not checked:
-        kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
+        kit.skip("the driver prepares no claim (see the rule prepare)")
 
 
 @rule(
     "prepare-again",
     "a claim that is prepared again gets the same result",
-    why="A kubelet that restarts forgets prepared claims, and so does a node that reboots. The "
-    "kubelet then prepares the same claim again, and the containers must get the same result. "
-    "Effects that are already in place are not an error.",
+    why="After a restart or a reboot, the kubelet prepares the same claim again, and the "
+    "containers must get the same result. Side effects that are already in place are not an "
+    "error.",
 )
 async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     first = await steps.prepared(kit, claim)
     edits = steps.edits_of(kit, claim)
-    again = await steps.must_prepare(kit, claim, when="asked again")
-    _same(kit, claim, (first, edits), again, when="asked again")
+    again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
+    _same(kit, claim, (first, edits), again, when="when the kubelet repeats the call,")
     await kit.restart()
-    again = await steps.must_prepare(kit, claim, when="after a crash of the node plugin")
-    _same(kit, claim, (first, edits), again, when="after a crash of the node plugin")
+    again = await steps.must_prepare(kit, claim, when="after a crash of the node plugin,")
+    _same(kit, claim, (first, edits), again, when="after a crash of the node plugin,")
     await kit.reboot()
-    again = await steps.must_prepare(kit, claim, when="after a reboot of the node")
-    _same(kit, claim, (first, edits), again, when="after a reboot of the node")
+    again = await steps.must_prepare(kit, claim, when="after a reboot of the node,")
+    _same(kit, claim, (first, edits), again, when="after a reboot of the node,")
 
 
 def _same(
@@ -178,11 +183,12 @@ def _same(
 ) -> None:
     answer, edits = first
     if again.devices != answer.devices:
-        kit.fail(f"{when} a claim that was prepared got other devices than the first time")
+        kit.fail(f"{when} a prepared claim got different devices than the first time")
     if (now := steps.edits_of(kit, claim)) != edits:
         key = next(k for k in sorted(edits.keys() | now.keys()) if edits.get(k) != now.get(k))
         kit.fail(
-            f"{when} containers get other {key} for the same claim: first {edits.get(key)!r}, then "
+            f"{when} containers get a different {key} for the same claim: first "
+            f"{edits.get(key)!r}, then "
             f"{now.get(key)!r}"
         )
 
@@ -190,8 +196,8 @@ def _same(
 @rule(
     "reboot",
     "a claim is prepared again after a reboot",
-    why="A pod outlives the reboot of its node: the kubelet prepares the same claim again. State "
-    "in memory, in /run and in the hardware is lost, regardless of what is stored on disk.",
+    why="Pods survive a reboot of their node: the kubelet prepares their claims again. State in "
+    "memory, in /run and in the hardware is lost, even if files on disk record it.",
 )
 async def reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -202,13 +208,13 @@ async def reboot(kit: Kit) -> None:
     for path in made:
         _remove(path)
     await kit.reboot()
-    await steps.must_prepare(kit, claim, when="after a reboot of the node")
+    await steps.must_prepare(kit, claim, when="after a reboot of the node,")
     if kit.spec(claim) is None:
-        kit.fail("after a reboot the claim was answered as prepared, but it has no CDI file")
+        kit.fail("after a reboot, the claim is prepared, but has no CDI file")
     if missing := steps.missing_paths(steps.edits_of(kit, claim)):
         kit.fail(
-            f"after a reboot the claim was answered as prepared, but {missing[0]}, which the first "
-            f"prepare had created, was not created again"
+            f"after a reboot, prepare succeeds, but did not create {missing[0]} again, which the "
+            f"first prepare had created"
         )
 
 
@@ -249,7 +255,7 @@ async def partial_success(kit: Kit) -> None:
     devices = await steps.usable(kit)
     good = kit.claim(devices[0])
     await steps.prepared(kit, good)
-    await steps.must_unprepare(kit, good, when="to begin with")
+    await steps.must_unprepare(kit, good, when="at the start of the rule,")
     absent = {"pool": devices[0].pool, "device": "no-such-device"}
     bad = kit.claim(results=[absent])
     await _beside(kit, good, bad, "a claim whose device does not exist")
@@ -261,95 +267,104 @@ async def partial_success(kit: Kit) -> None:
 async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str) -> None:
     answers = await kit.prepare(good, bad)
     if good.uid not in answers or bad.uid not in answers:
-        kit.fail(f"in a call with {what}, not all claims were answered")
+        kit.fail(f"in a call with {what}, the response does not contain all claims")
     if error := answers[good.uid].error:
-        kit.fail(f"in a call with {what}, a valid claim was not prepared: {error}")
+        kit.fail(f"in a call with {what}, a valid claim failed: {error}")
     await steps.must_unprepare(kit, good, when=f"after it was prepared in a call with {what},")
     await kit.unprepare(bad)
 
 
 @rule(
-    "together",
-    "claims of different devices are prepared in one call",
+    "batch",
+    "one call prepares claims of different devices",
     why=(
-        "The kubelet prepares all claims of a pod in one call, and treats a claim that is missing "
-        "in the answer as failed."
+        "The kubelet prepares all claims of a pod in one call. If a claim is missing in the "
+        "response, preparing it has failed."
     ),
 )
-async def together(kit: Kit) -> None:
+async def batch(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:4]
     first = kit.claim(devices[0])
     await steps.prepared(kit, first)
-    await steps.must_unprepare(kit, first, when="to begin with")
+    await steps.must_unprepare(kit, first, when="at the start of the rule,")
     claims = [kit.claim(device) for device in devices]
     answers = await kit.prepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
         if claim.uid not in answers or answers[claim.uid].error:
-            error = answers[claim.uid].error if claim.uid in answers else "no answer for it"
+            error = (
+                answers[claim.uid].error
+                if claim.uid in answers
+                else "the response does not contain it"
+            )
             kit.fail(
-                f"of {len(claims)} claims in one call the claim of {device.name} was not "
+                f"in a call with {len(claims)} claims, the claim of {device.name} was not "
                 f"prepared: {error}"
             )
     errors = await kit.unprepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
         if errors.get(claim.uid) != "":
             kit.fail(
-                f"of {len(claims)} claims in one call the claim of {device.name} was not "
-                f"unprepared: {errors.get(claim.uid, 'no answer for it')}"
+                f"in a call with {len(claims)} claims, the claim of {device.name} was not "
+                f"unprepared: {errors.get(claim.uid, 'the response does not contain it')}"
             )
 
 
 @rule(
-    "device-again",
-    "the next claim for a device gets nothing from the previous one",
+    "device-reuse",
+    "the next claim of a device gets no data of the previous claim",
     why="The scheduler allocates a device to the next pod as soon as its claim is deallocated. "
     "Data and settings of the previous claim belong to another user.",
 )
-async def device_again(kit: Kit) -> None:
+async def device_reuse(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     former = kit.claim(device)
     await steps.prepared(kit, former)
-    await steps.must_unprepare(kit, former, when="to begin with")
+    await steps.must_unprepare(kit, former, when="at the start of the rule,")
     claim = kit.claim(device)
-    await steps.must_prepare(kit, claim, when="once the previous claim had been unprepared")
+    await steps.must_prepare(kit, claim, when="after the previous claim was unprepared,")
     if trace := _trace(kit.spec(claim), former):
         kit.fail(
-            f"the edits of a device's second claim name the first one: {trace}; they must be "
-            f"about the second one alone"
+            f"the edits of a device's second claim refer to the first claim: {trace}; use data of "
+            f"the second claim only"
         )
     await kit.reboot()
-    await steps.must_prepare(kit, claim, when="after a reboot of the node")
+    await steps.must_prepare(kit, claim, when="after a reboot of the node,")
     if trace := _trace(kit.spec(claim), former):
-        kit.fail(f"after a reboot the containers of a device's second claim get {trace}")
+        kit.fail(
+            f"after a reboot, the edits of a device's second claim refer to the first claim: "
+            f"{trace}"
+        )
 
 
 @rule(
-    "allocated-anew",
-    "a claim that is allocated again gets its new device, and releases the old one",
-    why="When the pod of a claim has terminated, the claim is deallocated, and can be allocated "
-    "for another pod with another device, although its UID stays the same. A driver that "
-    "identifies claims only by UID then fails.",
+    "claim-reallocated",
+    "a claim that is allocated again gets its new device, and releases the old device",
+    why="After the last pod of a claim terminates, Kubernetes deallocates the claim. The next pod "
+    "can get another device with the same claim UID. A driver that remembers only the UID then "
+    "uses the wrong device.",
 )
-async def allocated_anew(kit: Kit) -> None:
+async def claim_reallocated(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)
     plain = kit.claim(new)
     await steps.prepared(kit, plain)
     wanted = _without_uid(kit, plain)
-    await steps.must_unprepare(kit, plain, when="to begin with")
+    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
     claim = kit.claim(old)
     await steps.prepared(kit, claim)
     before = _without_uid(kit, claim)
     claim = kit.reallocate(claim, new)
-    answer = await steps.must_prepare(kit, claim, when=f"allocated again, with {new.name},")
+    answer = await steps.must_prepare(
+        kit, claim, when=f"after it was allocated {new.name} instead,"
+    )
     if names := [device.name for device in answer.devices if device.name != new.name]:
-        kit.fail(f"a claim that has {new.name} now was answered with {names[0]}")
+        kit.fail(f"the response for a claim that was allocated {new.name} contains {names[0]}")
     if before != wanted and _without_uid(kit, claim) == before:
         kit.fail(
-            f"the containers of a claim that had {old.name}, and was allocated {new.name} instead, "
-            f"still get what {old.name} gives: {steps.edits_of(kit, claim)}"
+            f"after a claim was allocated {new.name} instead of {old.name}, its containers "
+            f"still get the edits of {old.name}: {steps.edits_of(kit, claim)}"
         )
     await steps.free_again(kit, old, when="after its claim was allocated another device")
-    await steps.must_unprepare(kit, claim, when="after it was allocated again")
+    await steps.must_unprepare(kit, claim, when="after it was allocated again,")
 
 
 def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:

@@ -41,7 +41,7 @@ async def devices_published(kit: Kit) -> None:
         kit.fail(f"{len(left_out)} devices are not published; the first: {left_out[0]}")
     keys = [(device.pool, device.name) for device in devices]
     if twice := {key for key in keys if keys.count(key) > 1}:
-        kit.fail(f"two devices have one name in one pool: {sorted(twice)[0][1]}")
+        kit.fail(f"two devices of one pool have the same name: {sorted(twice)[0][1]}")
 
 
 def _left_out(kit: Kit) -> list[str]:
@@ -49,40 +49,40 @@ def _left_out(kit: Kit) -> list[str]:
 
 
 @rule(
-    "names-stay",
+    "stable-names",
     "devices have the same names and pools after a restart",
     why="An allocation identifies its device by driver, pool and name while the claim exists. If a "
     "device gets another name, pods that were scheduled to the old name do not start.",
 )
-async def names_stay(kit: Kit) -> None:
+async def stable_names(kit: Kit) -> None:
     before = await _settled(kit)
     after = await _restarted(kit)
     names, later = {(d.pool, d.name) for d in before}, {(d.pool, d.name) for d in after}
     if lost := names - later:
-        came = f"; new is {_first(later - names)}" if later - names else ""
+        came = f", but {_first(later - names)} is new" if later - names else ""
         kit.fail(
             f"device {_first(lost)} is not published any more after a restart of the node plugin"
-            f"{came}; all names must stay the same"
+            f"{came}; names must not change"
         )
     if added := later - names:
         kit.fail(f"device {_first(added)} is new after a restart of the node plugin")
 
 
 @rule(
-    "quiet-restart",
+    "restart-without-writes",
     "a restart without a change writes no ResourceSlice",
     why="All schedulers process every change of a ResourceSlice, and every node restarts its "
     "plugin during an update. Do not put times, process IDs or random values into attributes.",
 )
-async def quiet_restart(kit: Kit) -> None:
+async def restart_without_writes(kit: Kit) -> None:
     before = await _settled(kit)
     writes = kit.slice_writes()
     after = await _restarted(kit)
     if (more := kit.slice_writes() - writes) == 0:
         return
     kit.fail(
-        f"a restart of the node plugin without a change led to {more} writes of ResourceSlices"
-        f"{_difference(before, after)}; there must be none"
+        f"the node plugin wrote ResourceSlices {more} times after a restart without a change"
+        f"{_difference(before, after)}; it must not write any"
     )
 
 
@@ -113,7 +113,7 @@ def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 @rule(
     "stream-stays-open",
-    "the stream of devices stays open",
+    "the driver keeps its stream of devices open",
     why="If the stream ends, the driver counts as unavailable: the node plugin taints its devices, "
     "does not prepare them, and unpublishes them after a grace period.",
 )
@@ -123,9 +123,9 @@ async def stream_stays_open(kit: Kit) -> None:
         if names := steps.stopped(await kit.devices()):
             reasons = steps.stop_reasons(kit.log())
             kit.fail(
-                f"devices were tainted with {steps.STOPPED}, first {names[0]}: "
-                f"{reasons[-1] if reasons else 'their driver was unavailable'}; the stream must "
-                f"stay open while nothing changes"
+                f"device {names[0]} got the taint {steps.STOPPED}: "
+                f"{reasons[-1] if reasons else 'the driver was unavailable'}; keep the stream "
+                f"open while nothing changes"
             )
         await asyncio.sleep(0.05)
     if reasons := steps.stop_reasons(kit.log()[begun:]):

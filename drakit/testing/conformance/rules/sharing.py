@@ -19,8 +19,8 @@ __all__ = ()
 @rule(
     "admin-access",
     "a claim with admin access does not affect the claim that holds the device",
-    why="Monitoring gets a device with adminAccess while a pod uses it. Such a claim is prepared "
-    "and unprepared while another claim holds the device, and must not affect that claim.",
+    why="Monitoring pods use adminAccess to get a device that another pod uses. Preparing and "
+    "unpreparing their claims must not affect the claim that holds the device.",
     kinds=("python", "backend"),  # a device plugin can only allocate: such claims are refused
 )
 async def admin_access(kit: Kit) -> None:
@@ -37,17 +37,18 @@ async def admin_access(kit: Kit) -> None:
     )
     if missing := steps.missing_paths(edits):
         kit.fail(
-            f"unpreparing a claim with admin access has taken {missing[0]} from the device's holder"
+            f"unpreparing a claim with admin access removed {missing[0]}, which the device's "
+            f"holder needs"
         )
-    again = await steps.must_prepare(kit, holder, when="after a claim with admin access had ended")
+    again = await steps.must_prepare(kit, holder, when="after a claim with admin access ended,")
     if again != first or steps.edits_of(kit, holder) != edits:
-        kit.fail("after a claim with admin access had ended the holder got a different answer")
-    await steps.must_unprepare(kit, holder, when="after a claim with admin access had ended")
+        kit.fail("after a claim with admin access ended, the holder got a different response")
+    await steps.must_unprepare(kit, holder, when="after a claim with admin access ended,")
 
 
 @rule(
     "shares",
-    "shares of a device are prepared and unprepared one by one",
+    "shares of a device are prepared and unprepared independently",
     why="A device with allowMultipleAllocations is allocated to several claims at the same time, "
     "each with its own share. When one pod terminates, the others must keep the device.",
 )
@@ -57,29 +58,29 @@ async def shares(kit: Kit) -> None:
     ]
     if not devices:
         kit.skip(
-            "no device has allowMultipleAllocations and room for two claims that request no amount"
+            "no device has allowMultipleAllocations and enough capacity for two default requests"
         )
     device = devices[0]
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
-    first = await steps.must_prepare(kit, other, when="for a second share of a device")
+    first = await steps.must_prepare(kit, other, when="for a second share of a device,")
     steps.skip_if_missing(kit, other)
     edits = steps.edits_of(kit, other)
     share = first.devices[0].share_id if first.devices else None
     if share is None:
-        kit.fail(f"the answer for a share of {device.name} lacks the ID of the share")
-    await steps.must_unprepare(kit, one, when="for one of two shares of a device")
+        kit.fail(f"the response for a share of {device.name} lacks the share ID")
+    await steps.must_unprepare(kit, one, when="for one of two shares of a device,")
     if missing := steps.missing_paths(edits):
         kit.fail(
-            f"unpreparing one share of {device.name} has taken {missing[0]} from the claim that "
-            f"has the other"
+            f"unpreparing one share of {device.name} removed {missing[0]}, which the claim of the "
+            f"other share needs"
         )
-    again = await steps.must_prepare(kit, other, when="after another share was unprepared")
+    again = await steps.must_prepare(kit, other, when="after another share was unprepared,")
     if again != first or steps.edits_of(kit, other) != edits:
-        kit.fail("after one share was unprepared the other got a different answer")
+        kit.fail("after one share was unprepared, the other share got a different response")
     await kit.reboot()
     await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")
-    await steps.must_unprepare(kit, other, when="for the last share of a device")
+    await steps.must_unprepare(kit, other, when="for the last share of a device,")
 
 
 def _fits_twice(device: PublishedDevice) -> bool:

@@ -75,8 +75,8 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     best = alone if len(alone) >= at_least else max(alone, shared, key=len)
     if len(best) < at_least:
         kit.skip(
-            f"it needs {at_least} devices without taints that claims can have at the same time, "
-            f"and there are {len(best)}"
+            f"the rule needs {at_least} devices without taints that can be allocated at the same "
+            f"time; the driver publishes {len(best)}"
         )
     return best
 
@@ -145,7 +145,9 @@ async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
     """Prepare one claim; return its answer."""
     answers = await kit.prepare(claim)
     if claim.uid not in answers:
-        kit.fail("the answer to a prepare did not name its claim; the kubelet takes that as failed")
+        kit.fail(
+            "the response to prepare does not contain its claim, so the kubelet reports a failure"
+        )
     return answers[claim.uid]
 
 
@@ -154,9 +156,7 @@ async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
     exist: the rule is not about them."""
     answer = await answer_of(kit, claim)
     if answer.error:
-        kit.skip(
-            f"no claim can be prepared to begin with (rule prepare is about it): {answer.error}"
-        )
+        kit.skip(f"the driver prepares no claim (see the rule prepare): {answer.error}")
     skip_if_missing(kit, claim)
     return answer
 
@@ -165,8 +165,8 @@ def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
     """Skip the rule if a claim that was just prepared names paths that the host does not have."""
     if missing := missing_paths(edits_of(kit, claim)):
         kit.skip(
-            f"to begin with a claim is prepared, but on the host there is no {missing[0]} (rule "
-            f"host-paths is about it)"
+            f"the edits of a claim name {missing[0]}, which does not exist on the host (see the "
+            f"rule host-paths)"
         )
 
 
@@ -174,7 +174,7 @@ async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> Prepare
     """Prepare a claim; fail the rule if that fails."""
     answer = await answer_of(kit, claim)
     if answer.error:
-        kit.fail(f"{when} a claim must be prepared, but the answer was: {answer.error}")
+        kit.fail(f"{when} prepare must succeed, but failed: {answer.error}")
     return answer
 
 
@@ -182,9 +182,9 @@ async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
     """Unprepare a claim; fail the rule if that fails."""
     error = (await kit.unprepare(claim)).get(claim.uid)
     if error is None:
-        kit.fail(f"{when} the answer to an unprepare did not name its claim")
+        kit.fail(f"{when} the response to unprepare does not contain its claim")
     if error:
-        kit.fail(f"{when} an unprepare must succeed, but the answer was: {error}")
+        kit.fail(f"{when} unprepare must succeed, but failed: {error}")
 
 
 @contextlib.asynccontextmanager
@@ -206,7 +206,7 @@ async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
     """Fail the rule if a new claim cannot have the devices now; leaves nothing prepared."""
     claim = kit.claim(*devices)
     await must_prepare(kit, claim, when=f"{when}, for the device's next pod,")
-    await must_unprepare(kit, claim, when=f"{when}, once the next pod had ended,")
+    await must_unprepare(kit, claim, when=f"{when}, after the next pod ended,")
 
 
 # ------------------------------------------------------------ what containers get

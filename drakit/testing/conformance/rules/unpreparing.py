@@ -31,7 +31,7 @@ async def unprepare(kit: Kit) -> None:
     claim = kit.claim(device)
     for _ in range(2):  # a pod that is created again uses the same claim
         await steps.prepared(kit, claim)
-        await steps.must_unprepare(kit, claim, when="once its pod had ended")
+        await steps.must_unprepare(kit, claim, when="after its pod ended,")
         if kit.spec(claim) is not None:
             kit.fail("the claim is unprepared, but its CDI file still exists")
     await steps.free_again(kit, device, when="after the previous claim was unprepared")
@@ -39,7 +39,7 @@ async def unprepare(kit: Kit) -> None:
 
 @rule(
     "unprepare-again",
-    "unpreparing a claim again is not an error",
+    "unprepare can be repeated",
     why="The kubelet repeats an unprepare until it gets a response, and calls all drivers of a "
     "claim again if one of them failed. If there is nothing to undo, unprepare must succeed.",
 )
@@ -54,9 +54,9 @@ async def unprepare_again(kit: Kit) -> None:
         (path / "obstacle").unlink(missing_ok=True)
         path.rmdir()
     if obstacles and error and "CDI file" not in error:
-        kit.fail(f"once its pod had ended an unprepare must succeed, but the answer was: {error}")
+        kit.fail(f"after its pod ended, unprepare must succeed, but failed: {error}")
     for _ in range(2):
-        await steps.must_unprepare(kit, claim, when="asked again")
+        await steps.must_unprepare(kit, claim, when="when the kubelet repeats the call,")
     await steps.free_again(kit, device, when="after an unprepare that was repeated")
 
 
@@ -72,31 +72,31 @@ def _obstruct(path: Path) -> Path:
 
 
 @rule(
-    "unprepare-not-prepared",
-    "unpreparing a claim that was never prepared is not an error",
-    why="A pod can be deleted before or while its claim is prepared. The kubelet unprepares every "
-    "claim that might be prepared, and the pod terminates only after that.",
+    "unprepare-without-prepare",
+    "unprepare succeeds for a claim that was never prepared",
+    why="A pod can be deleted before or during the prepare of its claim. The kubelet unprepares "
+    "every claim that might be prepared, and the pod terminates only after that.",
 )
-async def unprepare_not_prepared(kit: Kit) -> None:
+async def unprepare_without_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
-    await steps.must_unprepare(kit, claim, when="for a claim that was never prepared")
+    await steps.must_unprepare(kit, claim, when="for a claim that was never prepared,")
     for _ in range(5):
         claim = kit.claim(device)
         async with steps.going_on(kit.prepare(claim)) as asked:
             await asyncio.sleep(0.001)
-            await steps.must_unprepare(kit, claim, when="while its prepare was about to begin")
+            await steps.must_unprepare(kit, claim, when="at the start of its prepare,")
             await asked
         # It may have been unprepared first and prepared then, as by a pod that still exists.
-        await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time")
-    await steps.free_again(kit, device, when="after claims that were abandoned at once")
+        await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time,")
+    await steps.free_again(kit, device, when="after claims whose pods were deleted immediately")
 
 
 @rule(
     "unprepare-after-restart",
-    "a claim can be unprepared by a different process than the one that prepared it",
-    why="Node plugins are updated and crash while pods run. The driver must store all that it "
-    "needs to undo its work on disk, or derive it from the names of the claim and its devices.",
+    "a new process can unprepare the claims of the previous process",
+    why="Node plugins are updated and crash while pods run. The data that the driver needs for an "
+    "unprepare must be on disk, or follow from the names of the claim and its devices.",
 )
 async def unprepare_after_restart(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -104,12 +104,12 @@ async def unprepare_after_restart(kit: Kit) -> None:
     await steps.prepared(kit, claim)
     await kit.stop()
     await kit.start()
-    await steps.must_unprepare(kit, claim, when="after a restart of the node plugin")
+    await steps.must_unprepare(kit, claim, when="after a restart of the node plugin,")
     await steps.free_again(kit, device, when="after an unprepare by a new process")
     claim = kit.claim(device)
-    await steps.must_prepare(kit, claim, when="after a restart of the node plugin")
+    await steps.must_prepare(kit, claim, when="after a restart of the node plugin,")
     await kit.restart()
-    await steps.must_unprepare(kit, claim, when="after a crash of the node plugin")
+    await steps.must_unprepare(kit, claim, when="after a crash of the node plugin,")
     await steps.free_again(kit, device, when="after an unprepare by a new process")
 
 
@@ -126,7 +126,7 @@ async def force_delete(kit: Kit) -> None:
     await steps.prepared(kit, claim)
     kit.delete_claim(claim)
     await kit.restart()
-    await steps.must_unprepare(kit, claim, when="after the claim's object was deleted")
+    await steps.must_unprepare(kit, claim, when="after the claim's object was deleted,")
     if kit.spec(claim) is not None:
         kit.fail(
             "the claim, whose object no longer exists, is unprepared, but its CDI file still exists"
@@ -136,15 +136,15 @@ async def force_delete(kit: Kit) -> None:
 
 @rule(
     "unprepare-after-failure",
-    "a claim whose prepare failed can be unprepared, and leaves nothing behind",
+    "a claim whose prepare failed can be unprepared, and leaves no side effects",
     why="The kubelet unprepares every claim that it has tried to prepare, even if the prepare "
-    "failed halfway. Effects of the prepare must not keep the next pod from using the device.",
+    "failed halfway. Side effects must not prevent the next pod from using the device.",
 )
 async def unprepare_after_failure(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     plain = kit.claim(device)
     await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="to begin with")
+    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
     absent = {"pool": device.pool, "device": "no-such-device"}
     odd = [{"no-such-key": [1, {"a": None}]}]
     refused = 0
@@ -153,33 +153,33 @@ async def unprepare_after_failure(kit: Kit) -> None:
         ("with unknown parameters", kit.claim(device, configs=odd)),
     ):
         refused += bool((await steps.answer_of(kit, claim)).error)
-        await steps.must_unprepare(kit, claim, when=f"after a prepare {what}")
+        await steps.must_unprepare(kit, claim, when=f"after a prepare {what},")
     await steps.free_again(kit, device, when="after a prepare that failed")
     if not refused:
-        kit.skip("the driver prepares all claims, also for devices that do not exist")
+        kit.skip("the driver prepares all claims, even for devices that do not exist")
 
 
 @rule(
     "unprepare-after-reboot",
     "a claim that was prepared before a reboot can be unprepared after it",
     why="If a pod is deleted while its node is down, the kubelet unprepares its claim after the "
-    "reboot, without a prepare in between. The effects of the prepare no longer exist.",
+    "reboot, without a prepare in between. The side effects of the prepare no longer exist.",
 )
 async def unprepare_after_reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     await steps.prepared(kit, claim)
     await kit.reboot()
-    await steps.must_unprepare(kit, claim, when="after a reboot of the node")
+    await steps.must_unprepare(kit, claim, when="after a reboot of the node,")
     await steps.free_again(kit, device, when="after a reboot and an unprepare")
 
 
 @rule(
     "unprepare-without-parameters",
     "a claim can be unprepared without its opaque parameters",
-    why="For an unprepare, the kubelet knows only a claim's name and UID. If the claim's object no "
-    "longer exists, and the node plugin's checkpoint was lost as well, the claim's parameters are "
-    "unknown.",
+    why="For an unprepare, the kubelet knows only a claim's name and UID. If the claim's object "
+    "and "
+    "the node plugin's checkpoint no longer exist, the parameters are unknown.",
 )
 async def unprepare_without_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -193,7 +193,7 @@ async def unprepare_without_parameters(kit: Kit) -> None:
     kit.delete_claim(claim)
     kit.pods.add(claim, answer, driver=kit.driver)
     await kit.start()
-    await steps.must_unprepare(kit, claim, when="after its parameters were lost")
+    await steps.must_unprepare(kit, claim, when="after its parameters were lost,")
     await steps.free_again(kit, device, when="after an unprepare without parameters")
 
 
@@ -207,10 +207,9 @@ async def _with_parameters(kit: Kit) -> ClaimUnderTest:
 
 @rule(
     "unprepare-defined",
-    "a driver that prepares defines how to undo it, or that there is nothing to undo",
-    why="drakit finds the method that undoes a prepare by its name. A driver without such a "
-    "method, or with a misspelled name, reports success for every unprepare, but its side effects "
-    "remain.",
+    "a driver that defines prepare also defines unprepare, or declares no side effects",
+    why="drakit finds `unprepare` by its name. If the method is missing or its name is misspelled, "
+    "every unprepare succeeds, but the side effects remain.",
     kinds=("python",),
 )
 async def unprepare_defined(kit: Kit) -> None:
@@ -218,7 +217,7 @@ async def unprepare_defined(kit: Kit) -> None:
     if kind is None or not overrides(kind, *PREPARE_METHODS):
         kit.skip("the driver defines no prepare of its own, and the default one changes nothing")
     if not getattr(kind, "side_effects", True):
-        kit.skip("the driver has side_effects = False, so that there is nothing to undo")
+        kit.skip("the driver has side_effects = False, so there is nothing to undo")
     if not overrides(kind, *UNDO_METHODS):
         kit.fail(
             "the driver prepares, but defines none of unprepare, unprepare_claims and reset; "
