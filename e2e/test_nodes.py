@@ -206,7 +206,7 @@ def test_a_token_of_one_nodes_plugin_cannot_write_reports_of_others(release, as_
     message = refused(as_first_node, "create", "-f", "-", input=report_of(second))
     assert "may only write NodeDeviceReports of that node" in message
     message = refused(as_first_node, "create", "-f", "-", input=report_of(first, foreign))
-    assert "the name must be that of the node, a dot, and that of the driver" in message
+    assert "the name must have the form <nodeName>.<driver>" in message
     release.kubectl("create", "-f", "-", input=report_of(second))
     message = refused(as_first_node, "delete", "nodedevicereport", foreign)
     assert "may only write NodeDeviceReports of that node" in message

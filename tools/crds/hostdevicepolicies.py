@@ -31,13 +31,14 @@ RULES: Rules = {
         (
             "!has(self.onRelease) || self.onRelease == 'Keep' || "
             "self.match.all(m, m.subsystem == 'block')",
-            "onRelease: Wipe is for block devices; use Keep",
+            "onRelease: Wipe is supported for block devices only; use Keep",
         ),
         (
             "!has(self.group) || self.group == 'Node' || !has(self.container) || "
             "!has(self.container.path) || self.container.path.endsWith('/') || "
             "self.container.path.contains('*')",
-            "with group: Unit, container.path must end in '/', or have '*' in its last part",
+            "with group: Unit, container.path must end in '/', or contain '*' in its last "
+            "component",
         ),
     ),
     "match[].subsystem": (
@@ -48,8 +49,11 @@ RULES: Rules = {
         ),
     ),
     "match[].paths[]": (
-        ("self.startsWith('/dev/')", "a path must be below /dev/"),
-        ("!self.contains('/../') && !self.contains('//')", "a path has '..' or empty parts"),
+        ("self.startsWith('/dev/')", "each path must be below /dev/"),
+        (
+            "!self.contains('/../') && !self.contains('//')",
+            "a path must not contain '..' or empty components",
+        ),
     ),
     "sharing": (
         (
@@ -58,7 +62,8 @@ RULES: Rules = {
         ),
         (
             "has(self.users) || !has(self.mode) || self.mode == 'Exclusive'",
-            "mode: Users and mode: Capacity need users, the number of users of a device",
+            "mode: Users and mode: Capacity need users, the number of claims that can share a "
+            "device",
         ),
     ),
     "container.path": (
@@ -67,13 +72,14 @@ RULES: Rules = {
     "container.env": (
         (
             "!self.exists(key, key.startsWith('HOSTDEV_'))",
-            "the driver sets the variables HOSTDEV_*",
+            "names that begin with HOSTDEV_ are reserved for the driver",
         ),
     ),
     "deviceClass.extendedResourceName": (
         (
             "!self.matches('^([^/]+[.])?kubernetes[.]io/') && !self.startsWith('requests.')",
-            "the domain must be your own, without kubernetes.io and the prefix requests.",
+            "use a domain of your own: the domain kubernetes.io and the prefix requests. are "
+            "reserved",
         ),
     ),
 }
@@ -112,8 +118,8 @@ def definition() -> dict[str, Any]:
                     "schema": {
                         "openAPIV3Schema": {
                             "type": "object",
-                            "description": "HostDevicePolicy declares devices of the nodes that "
-                            "pods can claim, and how containers get them.",
+                            "description": "HostDevicePolicy selects host devices that pods can "
+                            "claim, and defines how pods share and use them.",
                             "required": ["spec"],
                             "properties": {
                                 "apiVersion": {"type": "string"},
@@ -137,8 +143,8 @@ _COLUMNS = [
         "name": "Ready",
         "type": "string",
         "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
-        "description": "Whether a node has devices of the policy, and all nodes apply its current "
-        "version.",
+        "description": "True if at least one node has matching devices, and all nodes apply the "
+        "current generation of the policy.",
     },
     {"name": "Nodes", "type": "integer", "jsonPath": ".status.nodes"},
     {"name": "Devices", "type": "integer", "jsonPath": ".status.devices"},
@@ -177,18 +183,18 @@ _NODE = _string("The name of the node.", 253)
 
 _STATUS = {
     "type": "object",
-    "description": "The outcome of the policy in the cluster. The operator writes it.",
+    "description": "The observed state of the policy in the cluster. The operator writes it.",
     "properties": {
         "observedGeneration": {
             "type": "integer",
             "format": "int64",
-            "description": "The generation of the policy that the status describes.",
+            "description": "The generation of the policy that the operator observed last.",
         },
         "conditions": {
             "type": "array",
             "maxItems": 8,
-            "description": "`Ready`: a node has devices of the policy, and all nodes apply its "
-            "current version.",
+            "description": "`Ready` is true if at least one node has matching devices, and all "
+            "nodes apply the current generation of the policy.",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": {
@@ -205,24 +211,24 @@ _STATUS = {
             },
         },
         "deviceClass": _string("The DeviceClass that the operator maintains for the policy.", 253),
-        "nodes": _count("Nodes with devices that the policy matches."),
-        "matched": _count("Devices of the nodes that the policy matches."),
-        "devices": _count("Published devices."),
-        "healthy": _count("Published devices without a taint."),
-        "allocated": _count("Devices that claims have."),
+        "nodes": _count("The number of nodes with devices that the policy matches."),
+        "matched": _count("The number of devices that the policy matches on all nodes."),
+        "devices": _count("The number of published devices."),
+        "healthy": _count("The number of published devices without a taint."),
+        "allocated": _count("The number of devices that are allocated to claims."),
         "conflicts": _items(
-            "Devices that another policy matches, too. At most 20.",
+            "Devices that another policy also matches. Lists at most 20 devices.",
             20,
             {
                 "node": _NODE,
-                "device": _string("The device, by its path.", 256),
-                "policy": _string("The other policy.", 253),
+                "device": _string("The path of the device on the node.", 256),
+                "policy": _string("The name of the other policy.", 253),
             },
         ),
         "problems": _items(
-            "Nodes that cannot apply the policy, with the reason. At most 20.",
+            "Nodes that cannot apply the policy, with reasons. Lists at most 20 nodes.",
             20,
-            {"node": _NODE, "message": _string("The reason and the remedy.", 1024)},
+            {"node": _NODE, "message": _string("The cause and the remedy.", 1024)},
         ),
     },
 }

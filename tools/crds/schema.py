@@ -103,11 +103,20 @@ class _Maker:
         rules: list[Schema] = []
         for pattern in [*patterns, *([names["pattern"]] if "pattern" in names else [])]:
             quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
-            rules.append({"rule": f"self.all(key, key.matches('{quoted}'))"})
+            rules.append(
+                {
+                    "rule": f"self.all(key, key.matches('{quoted}'))",
+                    "message": "a key contains an invalid character, or has an invalid form",
+                }
+            )
         if "maxLength" in names:
-            rules.append({"rule": f"self.all(key, key.size() <= {names['maxLength']})"})
-        for rule in rules:
-            rule["message"] = "a key is malformed or too long"
+            limit = names["maxLength"]
+            rules.append(
+                {
+                    "rule": f"self.all(key, key.size() <= {limit})",
+                    "message": f"a key has more than {limit} characters",
+                }
+            )
         if rules:
             made["x-kubernetes-validations"] = rules
 

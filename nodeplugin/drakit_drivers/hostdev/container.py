@@ -30,7 +30,7 @@ def container_edits(
     if len(set(paths)) < len(paths):
         raise DriverError(
             f"device {device} has {len(hosts)} device nodes, and container.path gives two of them "
-            f"the path {max(paths, key=paths.count)}; write '*' in its last part"
+            f"the path {max(paths, key=paths.count)}; write '*' in its last component"
         )
     nodes = [_node(view, host, path) for host, path in zip(hosts, paths, strict=True)]
     if view.by_id_links:

@@ -54,7 +54,7 @@ Property = Annotated[str, Field(pattern="^[A-Za-z0-9_.:-]+$", max_length=128)]
 
 
 class UsbMatcher(DevicePolicy):
-    """Properties of the USB device that a device belongs to. All that are set must match."""
+    """Properties of the USB device. All specified fields must match."""
 
     vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
     """The vendor ID: four hexadecimal digits in quotes, such as ``"1a86"``."""
@@ -63,14 +63,14 @@ class UsbMatcher(DevicePolicy):
     """The product ID: four hexadecimal digits in quotes."""
 
     serial: str | None = Field(default=None, min_length=1, max_length=126)
-    """The serial number. If a vendor gives several units the same number, set ``port``, too."""
+    """The serial number. If several units have the same serial number, also set ``port``."""
 
     port: str | None = Field(default=None, pattern=r"^[0-9]+-[0-9]+(\.[0-9]+)*$", max_length=32)
-    """The bus and the ports on the way to the device, such as ``1-2.3``."""
+    """The USB bus number and port path, such as ``1-2.3``."""
 
 
 class PciMatcher(DevicePolicy):
-    """Properties of the PCI function that a device belongs to. All that are set must match."""
+    """Properties of the PCI function of the device. All specified fields must match."""
 
     vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
     """The vendor ID: four hexadecimal digits in quotes, such as ``"8086"``."""
@@ -84,7 +84,7 @@ class PciMatcher(DevicePolicy):
 
 
 class ParentMatcher(DevicePolicy):
-    """Properties of an ancestor in sysfs. One ancestor must have all that are set."""
+    """Properties of an ancestor in sysfs. One ancestor must match all specified fields."""
 
     subsystem: Subsystem | None = None
     """The ancestor's subsystem, such as ``usb``, ``pci`` or ``platform``."""
@@ -93,37 +93,38 @@ class ParentMatcher(DevicePolicy):
     """The ancestor's kernel driver."""
 
     name: NameGlob | None = None
-    """A glob of the ancestor's name, the last part of its path in sysfs: ``1-2*``,
-    ``0000:01:00.0``."""
+    """A glob for the name of the ancestor, which is the last component of its sysfs path. Examples:
+    ``1-2*``, ``0000:01:00.0``."""
 
 
 class Matcher(DevicePolicy):
-    """A description of devices. A device matches if it has every property that is set."""
+    """Conditions for devices. A device matches if it meets all specified conditions."""
 
     subsystem: Subsystem
-    """The subsystem of the kernel, such as ``misc``, ``tty``, ``video4linux`` or ``block``: a
-    directory of ``/sys/class`` or ``/sys/bus``."""
+    """The kernel subsystem: a directory of ``/sys/class`` or ``/sys/bus``, such as ``misc``,
+    ``tty``, ``video4linux`` or ``block``."""
 
     paths: tuple[Glob, ...] = Field(default=(), max_length=64)
-    """Paths below ``/dev`` of the device, or of a link that udev created for it; one must match.
-    The wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]`` match within one path component."""
+    """Paths below ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one
+    path must match the device node, or a symbolic link to it that udev created. A wildcard matches
+    within one path component."""
 
     usb: UsbMatcher | None = None
-    """The USB device."""
+    """The USB device that the device belongs to."""
 
     pci: PciMatcher | None = None
-    """The PCI function."""
+    """The PCI function that the device belongs to."""
 
     driver: KernelDriver | None = None
-    """The kernel driver of the device or of its nearest ancestor with a driver, such as
-    ``ftdi_sio`` or ``uvcvideo``."""
+    """The kernel driver of the device, or of its nearest ancestor that has a driver. Examples:
+    ``ftdi_sio``, ``uvcvideo``."""
 
     udev_properties: dict[Property, TextGlob] = Field(default_factory=dict, max_length=16)
-    """Properties in udev's database, such as ``ID_MODEL``, with globs of their values. A node
-    without a udev daemon has none."""
+    """Properties in the udev database, such as ``ID_MODEL``, and a glob for each value. All
+    specified properties must match. A node without a udev daemon has no properties."""
 
     parent: ParentMatcher | None = None
-    """An ancestor of the device in sysfs."""
+    """An ancestor of the device in sysfs, such as its controller or hub."""
 
     @field_validator("subsystem")
     @classmethod

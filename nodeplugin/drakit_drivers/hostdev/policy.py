@@ -85,7 +85,9 @@ def _check_container_path(path: str) -> str:
     if not path.startswith("/dev/") or path == "/dev/":
         raise ValueError(f"{path!r} must be below /dev/")
     if re.search(r"[?\[\]]", path) or path.count("*") > 1 or "*" in path.rpartition("/")[0]:
-        raise ValueError(f"{path!r} may have one '*', in its last part, and no other wildcard")
+        raise ValueError(
+            f"{path!r} can contain one '*', in its last component, and no other wildcard"
+        )
     return path
 
 
@@ -112,35 +114,38 @@ of 40 characters leaves room for the device."""
 
 
 class Sharing(DevicePolicy):
-    """How many claims can have a device at the same time."""
+    """Whether claims can share a device, and how many."""
 
     mode: Literal["Exclusive", "Users", "Capacity"] = "Exclusive"
-    """``Exclusive``: one claim. ``Users``: the driver publishes the device ``users`` times, and a
-    claim gets one of the copies. ``Capacity``: the driver publishes the device once, with the
-    capacity ``users``; a claim consumes one unit unless it requests more. A cluster without
-    DRAConsumableCapacity gets the copies instead."""
+    """``Exclusive``: one claim at a time can hold the device. ``Users``: the driver publishes the
+    device ``users`` times, and each claim gets one of these copies. ``Capacity``: the driver
+    publishes the device once, with the capacity ``users``. A claim consumes one unit unless it
+    requests more. If the cluster does not support DRAConsumableCapacity, the driver publishes
+    copies, as with ``Users``."""
 
     users: int | None = Field(default=None, ge=1, le=1024)
-    """The number of users of a shared device. Required for ``Users`` and ``Capacity``."""
+    """The number of claims that can share a device. Required for ``Users`` and ``Capacity``."""
 
     @model_validator(mode="after")
     def _users_of_shared_devices(self) -> Self:
         if self.mode == "Exclusive" and self.users is not None:
             raise ValueError("users needs mode: Users or mode: Capacity")
         if self.mode != "Exclusive" and self.users is None:
-            raise ValueError(f"mode: {self.mode} needs users, the number of users of a device")
+            raise ValueError(
+                f"mode: {self.mode} needs users, the number of claims that can share a device"
+            )
         return self
 
 
 class PathMount(DevicePolicy):
-    """A file or directory of the host that containers get read-only."""
+    """A file or directory of the host that the runtime mounts into containers, read-only."""
 
     host_path: PathText
-    """The path on the host. Paths outside of ``/lib/firmware``, ``/usr/lib/firmware``,
+    """The path on the host. Paths outside ``/lib/firmware``, ``/usr/lib/firmware``,
     ``/usr/share`` and ``/run/udev/data`` need ``allow.dangerous``."""
 
     container_path: PathText | None = None
-    """The path in the container. If null, the path on the host."""
+    """The path in the container. Defaults to the path on the host."""
 
     @model_validator(mode="after")
     def _does_not_hide_the_runtime_s_own(self) -> Self:
@@ -154,38 +159,39 @@ class PathMount(DevicePolicy):
 
 
 class Container(DevicePolicy):
-    """How a container gets a device."""
+    """How the device appears in a container: path, permissions, variables and mounts."""
 
     path: str | None = Field(default=None, max_length=256)
-    """The path of the device node in the container, below ``/dev``. If null, the path on the host.
-    A path that ends in ``/`` is a directory, in which each node keeps its name. A ``*`` in the last
-    part is the number of the node in its device, from 0."""
+    """The path of the device node in the container, below ``/dev``. Defaults to the path on the
+    host. If the path ends in ``/``, it is a directory, and each device node keeps its name. If the
+    last path component contains ``*``, the driver replaces ``*`` with the number of the device
+    node within the device, starting at 0."""
 
     permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
-    """The access of the container: letters of ``rwm`` (read, write, mknod)."""
+    """The cgroup permissions: ``r`` (read), ``w`` (write) and ``m`` (mknod), in any combination."""
 
     uid: Id | None = None
-    """The owner of the device node in the container. If null, the runtime decides."""
+    """The user ID that owns the device node in the container. If unset, the runtime decides."""
 
     gid: Id | None = None
-    """The group of the device node in the container. If null, the runtime decides."""
+    """The group ID of the device node in the container. If unset, the runtime decides."""
 
     mode: Mode | None = None
-    """The mode of the device node in the container, such as ``"0660"``. If null, the runtime
+    """The file mode of the device node in the container, such as ``"0660"``. If unset, the runtime
     decides."""
 
     env: dict[Variable, Annotated[str, Field(max_length=1024)]] = Field(
         default_factory=dict, max_length=32
     )
-    """Further environment variables, with fixed values."""
+    """Additional environment variables of the container. Values are used as written."""
 
     mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
-    """Files and directories of the host that the container gets, too, read-only."""
+    """Files and directories of the host that the runtime also mounts into the container."""
 
     by_id_links: bool = False
     """Whether the container also gets the device nodes at the paths of their ``by-id`` links, such
-    as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has
-    none."""
+    as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has no
+    such links."""
 
     @field_validator("path")
     @classmethod
@@ -204,7 +210,10 @@ class Container(DevicePolicy):
     def _not_the_driver_s_own(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if name.startswith("HOSTDEV_"):
-                raise ValueError(f"{name}: the driver sets the variables HOSTDEV_*; rename it")
+                raise ValueError(
+                    f"{name}: names that begin with HOSTDEV_ are reserved for the driver; rename "
+                    f"the variable"
+                )
             if re.search(r"[\x00-\x1f\x7f]", value):
                 raise ValueError(f"{name}: the value has a control character")
         return env
@@ -219,7 +228,7 @@ class Container(DevicePolicy):
 
 
 class Attribute(DevicePolicy):
-    """The value of an attribute, in the type that CEL compares. Exactly one field is set."""
+    """A typed attribute value, as in a ResourceSlice. Set exactly one field."""
 
     string: str | None = Field(default=None, max_length=64)
     """A string of at most 64 bytes."""
@@ -257,21 +266,21 @@ class Attribute(DevicePolicy):
 
 
 class DeviceClass(DevicePolicy):
-    """The DeviceClass of a policy, which selects its devices. The operator creates it."""
+    """The DeviceClass that selects the devices of the policy."""
 
     create: bool = True
-    """Whether the operator creates the class."""
+    """Whether the operator creates the DeviceClass."""
 
     name: str | None = Field(default=None, pattern=rf"^{_DOMAIN}$", max_length=253)
-    """The name of the class. If null, ``<policy>.drakit.dev``."""
+    """The name of the DeviceClass. Defaults to ``<policy>.drakit.dev``."""
 
     extended_resource_name: str | None = Field(
         default=None,
         pattern=rf"^{_DOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
         max_length=317,
     )
-    """The name with which pods request a device under ``resources.limits``, without a claim, such
-    as ``example.com/serial``. It needs DRAExtendedResource."""
+    """The extended resource that pods can request in ``resources.limits`` instead of using a
+    claim, such as ``example.com/serial``. Requires the feature gate DRAExtendedResource."""
 
     @field_validator("extended_resource_name")
     @classmethod
@@ -280,64 +289,73 @@ class DeviceClass(DevicePolicy):
         if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
             raise ValueError(f"{name!r} has a domain of Kubernetes; use your own domain")
         if domain.startswith("requests."):
-            raise ValueError(f"{name!r} begins with 'requests.', which quotas use; rename it")
+            raise ValueError(
+                f"{name!r} begins with 'requests.', which is reserved for quotas; use another "
+                f"domain"
+            )
         return name
 
 
 class Allow(DevicePolicy):
-    """Devices that the driver refuses otherwise."""
+    """Exceptions from the safety rules of the driver."""
 
     formatted: bool = False
-    """Whether to publish disks with a file system, another signature or a partition table, disks
-    that udev's database does not know, and partitions. The driver still refuses disks in use."""
+    """Whether to publish disks that may hold data: partitions, disks with a file system, another
+    signature or a partition table, and disks that are missing in the udev database. The driver
+    never publishes disks that are in use."""
 
     unstable_identity: bool = False
-    """Whether to publish devices without a stable identity, under the kernel's name: disks without
-    WWN, EUI and serial number, and others that the kernel can renumber. After a reboot, a claim may
-    get another device."""
+    """Whether to publish devices without a stable identity, under the names that the kernel
+    assigns. Examples are disks without WWN, EUI and serial number. After a reboot, the same name
+    can refer to another device, so a claim can get a different device."""
 
     dangerous: bool = False
-    """Whether to publish devices that give a container control of the node (``/dev/mem``, consoles,
-    watchdogs), to accept matchers that match everything, and to mount any path of the host."""
+    """Whether to publish devices that give a container control of the node, such as ``/dev/mem``,
+    consoles and watchdogs. Also allows matchers that match all devices, and mounts of any host
+    path."""
 
 
 class HostDevicePolicySpec(DevicePolicy):
-    """The devices that a policy publishes, and how containers get them."""
+    """Selects devices of nodes, and defines how pods share and use them."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels of the nodes on which the policy applies. If empty, all nodes."""
+    """Labels that a node must have for the policy to apply. If empty, the policy applies to all
+    nodes."""
 
     match: tuple[Matcher, ...] = Field(max_length=16, json_schema_extra={"minItems": 1})
-    """Descriptions of the devices. A device matches if one of them matches."""
+    """Matchers that select devices. The policy publishes devices that at least one matcher
+    matches."""
 
     group: Literal["Node", "Unit"] = "Node"
-    """``Node``: each device node is a device. ``Unit``: all matching device nodes of one physical
-    unit are one device, such as a camera with four video nodes, or a sound card."""
+    """``Node``: the driver publishes each device node as a device. ``Unit``: the driver publishes
+    all matching device nodes of a physical unit as one device. Examples of units are a camera with
+    four video nodes, and a sound card."""
 
     sharing: Sharing = Sharing()
-    """How many claims can have a device at the same time."""
+    """Whether claims can share a device, and how many."""
 
     container: Container = Container()
-    """How a container gets a device."""
+    """How the device appears in a container: path, permissions, variables and mounts."""
 
     attributes: dict[AttributeName, Attribute] = Field(
         default_factory=dict, max_length=MAX_EXTRA_ATTRIBUTES
     )
-    """Further attributes of each device, by name."""
+    """Additional attributes of each device, by name."""
 
     on_vanish: Literal["Taint", "Evict"] = "Taint"
-    """What happens to the pods of a device that is unplugged. ``Taint``: no new pod gets it.
-    ``Evict``: Kubernetes also evicts the pods that have it."""
+    """The action when a device is unplugged while pods use it. ``Taint``: the device gets a taint,
+    so that no new pod gets it. ``Evict``: Kubernetes also evicts the pods that use the device."""
 
     on_release: Literal["Keep", "Wipe"] = "Keep"
-    """What happens to the content of a disk when its claim ends. ``Wipe`` needs the disk helper;
-    without it, the driver does not publish the devices of the policy."""
+    """The action when a claim releases a disk. ``Keep``: the data stays on the disk. ``Wipe``: the
+    disk helper erases the data. Without the disk helper, the driver does not publish devices of a
+    policy with ``Wipe``."""
 
     device_class: DeviceClass = DeviceClass()
-    """The DeviceClass of the policy."""
+    """The DeviceClass that selects the devices of the policy."""
 
     allow: Allow = Allow()
-    """Devices that the driver refuses otherwise."""
+    """Exceptions from the safety rules of the driver."""
 
     @field_validator("match")
     @classmethod
@@ -352,7 +370,7 @@ class HostDevicePolicySpec(DevicePolicy):
     def _not_of_the_driver(cls, attributes: dict[str, Attribute]) -> dict[str, Attribute]:
         taken = sorted(attributes.keys() & OWN_ATTRIBUTES)
         if taken:
-            raise ValueError(f"{taken[0]}: the driver has an attribute of this name; rename it")
+            raise ValueError(f"{taken[0]}: this attribute is reserved for the driver; rename yours")
         return attributes
 
     @model_validator(mode="after")
@@ -374,11 +392,11 @@ class HostDevicePolicySpec(DevicePolicy):
         if any(on_disks) and self.group == "Unit":
             yield "group: Unit is not supported for block devices; use Node"
         if self.on_release == "Wipe" and not all(on_disks):
-            yield "onRelease: Wipe is for block devices; use Keep"
+            yield "onRelease: Wipe is supported for block devices only; use Keep"
         if self.group == "Unit" and not self.container.path_fits_several_nodes:
             yield (
                 "container.path: a unit can have several device nodes; end the path in '/', or "
-                "write '*' in its last part"
+                "write '*' in its last component"
             )
 
     def _dangerous(self) -> Iterator[str]:

@@ -176,7 +176,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             {"match": [{"subsystem": "block", "paths": ["/dev/vdb"]}], "group": "Unit"},
             "", "group: Unit is not supported for block devices", id="grouped-disk",
         ),
-        pytest.param({"onRelease": "Wipe"}, "", "onRelease: Wipe is for block", id="wipe-a-tty"),
+        pytest.param({"onRelease": "Wipe"}, "", "Wipe is supported for block", id="wipe-a-tty"),
         pytest.param(
             {"group": "Unit", "container": {"path": "/dev/one"}},
             "", "container.path: a unit can have several device nodes", id="one-path-of-a-unit",
@@ -185,7 +185,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
         pytest.param({"container": {"path": "/dev/"}}, "container.path", "below /dev/", id="root"),
         pytest.param({"container": {"path": "/dev/../x"}}, "container.path", "'..'", id="upwards"),
         pytest.param(
-            {"container": {"path": "/dev/*/a"}}, "container.path", "last part", id="wildcard"
+            {"container": {"path": "/dev/*/a"}}, "container.path", "last component", id="wildcard"
         ),
         pytest.param(
             {"container": {"permissions": "rx"}}, "container.permissions", "rwm", id="letters"
@@ -200,7 +200,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             {"container": {"env": {"A-B": "1"}}}, "container.env.A-B.[key]", "pattern", id="name"
         ),
         pytest.param(
-            {"container": {"env": {"HOSTDEV_A": "1"}}}, "container.env", "rename it", id="own-name"
+            {"container": {"env": {"HOSTDEV_A": "1"}}}, "container.env", "reserved", id="own-name"
         ),
         pytest.param(
             {"container": {"env": {"A": "1\n2"}}}, "container.env", "control", id="control"
@@ -219,7 +219,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
         ),
         pytest.param({"attributes": {"a": {}}}, "attributes.a", "exactly one", id="no-value"),
         pytest.param(
-            {"attributes": {"path": {"int": 1}}}, "attributes", "path: the", id="own-attribute"
+            {"attributes": {"path": {"int": 1}}}, "attributes", "is reserved", id="own-attribute"
         ),
         pytest.param(
             {"attributes": {"a": {"int": 1, "bool": True}}}, "attributes.a", "exactly one",
