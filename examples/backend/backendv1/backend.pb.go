@@ -1,5 +1,5 @@
-// The driver contract for any language. A backend is a gRPC server that has devices, and drakit's
-// node plugin is its client. The node plugin does everything that Kubernetes requires: the
+// The driver contract for all languages. A backend is a gRPC server that provides devices, and
+// drakit's node plugin is its client. The node plugin does everything that Kubernetes requires: the
 // kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in the
 // status of pods.
 //
@@ -48,11 +48,11 @@ type TaintEffect int32
 const (
 	// Invalid: a taint must have an effect.
 	TaintEffect_TAINT_EFFECT_UNSPECIFIED TaintEffect = 0
-	// No effect: informs only.
+	// No effect: the taint is informational.
 	TaintEffect_TAINT_EFFECT_NONE TaintEffect = 1
 	// New pods do not get the device.
 	TaintEffect_TAINT_EFFECT_NO_SCHEDULE TaintEffect = 2
-	// In addition, running pods are evicted.
+	// Kubernetes also evicts running pods.
 	TaintEffect_TAINT_EFFECT_NO_EXECUTE TaintEffect = 3
 )
 
@@ -107,7 +107,8 @@ const (
 	HealthStatus_HEALTH_STATUS_UNSPECIFIED HealthStatus = 0
 	// The device works.
 	HealthStatus_HEALTH_STATUS_HEALTHY HealthStatus = 1
-	// The device does not work. It is tainted at once, until it has been healthy for a while.
+	// The device does not work. The node plugin taints the device immediately, and removes the taint
+	// when the device has been healthy for a while.
 	HealthStatus_HEALTH_STATUS_UNHEALTHY HealthStatus = 2
 )
 
@@ -210,9 +211,10 @@ type GetInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
 	// such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-	// so it is immutable. A node uses only one backend of a name: the first, while it runs.
+	// so it is immutable. If several backends of a node return the same name, the node plugin uses
+	// the first backend until it stops.
 	DriverName string `protobuf:"bytes,1,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
-	// The version of the backend, for people. Can be empty.
+	// The version of the backend, in any format. Can be empty.
 	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -880,7 +882,7 @@ type Capacity struct {
 	Default string `protobuf:"bytes,2,opt,name=default,proto3" json:"default,omitempty"`
 	// The amounts that a claim can take, ascending, at most 10. Requests are rounded up.
 	ValidValues []string `protobuf:"bytes,3,rep,name=valid_values,json=validValues,proto3" json:"valid_values,omitempty"`
-	// The same as a range. Set only one of the two.
+	// The valid amounts as a range. Do not set both valid_values and valid_range.
 	ValidRange    *CapacityRange `protobuf:"bytes,4,opt,name=valid_range,json=validRange,proto3,oneof" json:"valid_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1251,10 +1253,10 @@ type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the device is healthy.
 	Status HealthStatus `protobuf:"varint,1,opt,name=status,proto3,enum=drakit.backend.v1.HealthStatus" json:"status,omitempty"`
-	// The reason, for people: a sentence without times and counters, at most 1,024 characters.
+	// The reason, as a sentence for users of at most 1,024 characters, without times and counters.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// For an unhealthy device: work that runs on it is lost. If the device stays unhealthy, its pods
-	// are evicted.
+	// For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
+	// the node plugin evicts its pods.
 	Broken        bool `protobuf:"varint,3,opt,name=broken,proto3" json:"broken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1541,15 +1543,15 @@ type AllocatedDevice struct {
 	Request string `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
 	// The ID of the share, if the device is shared by its capacity.
 	ShareId *string `protobuf:"bytes,4,opt,name=share_id,json=shareId,proto3,oneof" json:"share_id,omitempty"`
-	// The claim monitors a device that another claim may hold. Do nothing exclusive, and reset
-	// nothing.
+	// Whether the claim monitors a device that another claim may hold. If so, do not use the device
+	// exclusively, and do not reset it.
 	AdminAccess bool `protobuf:"varint,5,opt,name=admin_access,json=adminAccess,proto3" json:"admin_access,omitempty"`
 	// The claim's share of the device's capacity, as quantities.
 	ConsumedCapacity map[string]string `protobuf:"bytes,6,rep,name=consumed_capacity,json=consumedCapacity,proto3" json:"consumed_capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The opaque parameters for this driver and request, each a JSON object, in ascending order of
 	// precedence. Users write them, so they can have any content.
 	Configs []string `protobuf:"bytes,7,rep,name=configs,proto3" json:"configs,omitempty"`
-	// The same, merged by top-level key. A later config takes precedence. A JSON object.
+	// The configs, merged into one JSON object by top-level key. Later configs take precedence.
 	Parameters    string `protobuf:"bytes,8,opt,name=parameters,proto3" json:"parameters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1740,8 +1742,8 @@ type PreparedClaim struct {
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The container edits for each device of the claim, in the order of Claim.devices.
 	Edits []*Edits `protobuf:"bytes,2,rep,name=edits,proto3" json:"edits,omitempty"`
-	// The reason of the failure: a sentence for users. Empty on success. Omit times and counters, so
-	// that Events are counted and not repeated.
+	// The cause of the failure and the remedy, as a sentence for users. Empty on success. Omit times
+	// and counters, so that Kubernetes can deduplicate Events.
 	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2181,7 +2183,7 @@ func (x *Hook) GetTimeoutSeconds() int32 {
 	return 0
 }
 
-// A network interface of the host that is moved into the container.
+// A network interface of the host that the runtime moves into the container.
 type NetDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the interface on the host.
@@ -2415,7 +2417,7 @@ type UnpreparedClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the claim.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// The reason of the failure. Empty on success.
+	// The cause of the failure. Empty on success.
 	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

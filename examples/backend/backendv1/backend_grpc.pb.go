@@ -1,5 +1,5 @@
-// The driver contract for any language. A backend is a gRPC server that has devices, and drakit's
-// node plugin is its client. The node plugin does everything that Kubernetes requires: the
+// The driver contract for all languages. A backend is a gRPC server that provides devices, and
+// drakit's node plugin is its client. The node plugin does everything that Kubernetes requires: the
 // kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in the
 // status of pods.
 //
@@ -62,9 +62,9 @@ type BackendClient interface {
 	// The backend must send the first message within 10 seconds. When the stream ends, the backend
 	// counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
 	// period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-	// backend that sends more than 100 messages a second for longer than a moment.
+	// backend that continuously sends more than 100 messages per second.
 	WatchDevices(ctx context.Context, in *WatchDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDevicesResponse], error)
-	// Prepares the devices of claims, and returns the edits of their containers. A call has the
+	// Prepares the devices of claims, and returns the edits of their containers. A call contains the
 	// claims of one pod. Each claim has its own result, so a claim that fails does not affect the
 	// others.
 	//
@@ -75,7 +75,8 @@ type BackendClient interface {
 	// Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
 	// UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
 	// connection is lost or the node plugin stops. The next call for the same devices can follow at
-	// once: a backend that still works on the old call must finish it before it begins the new one.
+	// once: a backend that is still processing the previous call must finish it before it starts the
+	// next call.
 	//
 	// A gRPC error fails all claims of the call. Users see its status message.
 	PrepareClaims(ctx context.Context, in *PrepareClaimsRequest, opts ...grpc.CallOption) (*PrepareClaimsResponse, error)
@@ -86,17 +87,18 @@ type BackendClient interface {
 	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
 	// stays reserved, and the node plugin retries it.
 	UnprepareClaims(ctx context.Context, in *UnprepareClaimsRequest, opts ...grpc.CallOption) (*UnprepareClaimsResponse, error)
-	// Optional: without it, a claim that was prepared in this boot counts as in order.
+	// Optional: without this method, the node plugin assumes that a claim that was prepared in this
+	// boot is still prepared correctly.
 	//
-	// Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
-	// asks again for a prepared claim. It prepares a claim that is not in order again, without
-	// unpreparing it first, because containers may be using it.
+	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
+	// asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+	// It does not unprepare the claim first, because containers may be using its devices.
 	CheckClaims(ctx context.Context, in *CheckClaimsRequest, opts ...grpc.CallOption) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// Reports changes of device health. A message has only the devices that changed. The health of
-	// the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
-	// again. A device without any report has no health in the status of pods.
+	// Reports changes of device health. A message contains only devices whose health changed. The
+	// stream stays open; if it ends, the node plugin calls the method again. The status of pods shows
+	// no health for a device that was never reported.
 	WatchHealth(ctx context.Context, in *WatchHealthRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHealthResponse], error)
 }
 
@@ -200,9 +202,9 @@ type BackendServer interface {
 	// The backend must send the first message within 10 seconds. When the stream ends, the backend
 	// counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
 	// period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-	// backend that sends more than 100 messages a second for longer than a moment.
+	// backend that continuously sends more than 100 messages per second.
 	WatchDevices(*WatchDevicesRequest, grpc.ServerStreamingServer[WatchDevicesResponse]) error
-	// Prepares the devices of claims, and returns the edits of their containers. A call has the
+	// Prepares the devices of claims, and returns the edits of their containers. A call contains the
 	// claims of one pod. Each claim has its own result, so a claim that fails does not affect the
 	// others.
 	//
@@ -213,7 +215,8 @@ type BackendServer interface {
 	// Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
 	// UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
 	// connection is lost or the node plugin stops. The next call for the same devices can follow at
-	// once: a backend that still works on the old call must finish it before it begins the new one.
+	// once: a backend that is still processing the previous call must finish it before it starts the
+	// next call.
 	//
 	// A gRPC error fails all claims of the call. Users see its status message.
 	PrepareClaims(context.Context, *PrepareClaimsRequest) (*PrepareClaimsResponse, error)
@@ -224,17 +227,18 @@ type BackendServer interface {
 	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
 	// stays reserved, and the node plugin retries it.
 	UnprepareClaims(context.Context, *UnprepareClaimsRequest) (*UnprepareClaimsResponse, error)
-	// Optional: without it, a claim that was prepared in this boot counts as in order.
+	// Optional: without this method, the node plugin assumes that a claim that was prepared in this
+	// boot is still prepared correctly.
 	//
-	// Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
-	// asks again for a prepared claim. It prepares a claim that is not in order again, without
-	// unpreparing it first, because containers may be using it.
+	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
+	// asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+	// It does not unprepare the claim first, because containers may be using its devices.
 	CheckClaims(context.Context, *CheckClaimsRequest) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// Reports changes of device health. A message has only the devices that changed. The health of
-	// the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
-	// again. A device without any report has no health in the status of pods.
+	// Reports changes of device health. A message contains only devices whose health changed. The
+	// stream stays open; if it ends, the node plugin calls the method again. The status of pods shows
+	// no health for a device that was never reported.
 	WatchHealth(*WatchHealthRequest, grpc.ServerStreamingServer[WatchHealthResponse]) error
 	mustEmbedUnimplementedBackendServer()
 }

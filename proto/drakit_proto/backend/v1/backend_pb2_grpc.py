@@ -85,14 +85,14 @@ class BackendServicer:
         The backend must send the first message within 10 seconds. When the stream ends, the backend
         counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
         period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-        backend that sends more than 100 messages a second for longer than a moment.
+        backend that continuously sends more than 100 messages per second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareClaims(self, request, context):
-        """Prepares the devices of claims, and returns the edits of their containers. A call has the
+        """Prepares the devices of claims, and returns the edits of their containers. A call contains the
         claims of one pod. Each claim has its own result, so a claim that fails does not affect the
         others.
 
@@ -103,7 +103,8 @@ class BackendServicer:
         Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
         UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
         connection is lost or the node plugin stops. The next call for the same devices can follow at
-        once: a backend that still works on the old call must finish it before it begins the new one.
+        once: a backend that is still processing the previous call must finish it before it starts the
+        next call.
 
         A gRPC error fails all claims of the call. Users see its status message.
         """
@@ -124,11 +125,12 @@ class BackendServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CheckClaims(self, request, context):
-        """Optional: without it, a claim that was prepared in this boot counts as in order.
+        """Optional: without this method, the node plugin assumes that a claim that was prepared in this
+        boot is still prepared correctly.
 
-        Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
-        asks again for a prepared claim. It prepares a claim that is not in order again, without
-        unpreparing it first, because containers may be using it.
+        Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
+        asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+        It does not unprepare the claim first, because containers may be using its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,9 +139,9 @@ class BackendServicer:
     def WatchHealth(self, request, context):
         """Optional: a backend can also set Device.health, or report no health.
 
-        Reports changes of device health. A message has only the devices that changed. The health of
-        the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
-        again. A device without any report has no health in the status of pods.
+        Reports changes of device health. A message contains only devices whose health changed. The
+        stream stays open; if it ends, the node plugin calls the method again. The status of pods shows
+        no health for a device that was never reported.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
