@@ -223,8 +223,8 @@ def _full(claim: ClaimFacts) -> Finding:
 def _not_prepared(node: str) -> Finding:
     return Finding(
         code=Code.NOT_PREPARED,
-        what="its devices show no problem, but the kubelet has not prepared its claims, volumes "
-        "or network; read its Events (kubectl describe pod), such as "
+        what="its devices have no known problem, but the kubelet has not prepared its claims, "
+        "volumes or network; read its Events (kubectl describe pod), such as "
         f"FailedPrepareDynamicResources, and the log of the driver on node {node}",
     )
 
@@ -238,15 +238,16 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             yield Finding(
                 code=Code.BINDING_FAILED,
                 what=f"{device_of_result(result, claim)} failed its binding condition "
-                f"{', '.join(result.failed)}; the scheduler allocates again; check the "
+                f"{', '.join(result.failed)}; the scheduler deallocates the "
+                f"claim and retries; check the "
                 f"controller of driver {result.device.driver} that sets the condition",
             )
         elif result.outstanding:
             yield Finding(
                 code=Code.BINDING_OUTSTANDING,
                 what=f"{device_of_result(result, claim)} waits for its binding condition "
-                f"{', '.join(result.outstanding)}; the controller of driver "
-                f"{result.device.driver} sets it in status.devices of the claim",
+                f"{', '.join(result.outstanding)}; check the controller of "
+                f"driver {result.device.driver}, which sets it in status.devices of the claim",
             )
 
 
@@ -329,8 +330,8 @@ def _of_taints(
 def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:
     return Finding(
         code=Code.DRIVER_UNAVAILABLE,
-        what=f"driver {driver} of its claim {claim.name} publishes nothing on node {node}; check "
-        f"that the driver runs on that node and is registered with the kubelet",
+        what=f"driver {driver} of its claim {claim.name} publishes no devices on node {node}; "
+        f"check that the driver runs on that node and is registered with the kubelet",
     )
 
 

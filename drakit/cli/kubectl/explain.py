@@ -168,7 +168,7 @@ def _state(pod: PodFacts, subject: str) -> str:
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
         return f"{subject} does not wait for devices {phase}"
-    return f"{subject} is scheduled to node {pod.node} {phase}; its devices show no problem"
+    return f"{subject} is scheduled to node {pod.node} {phase}; its devices have no known problem"
 
 
 def _report(

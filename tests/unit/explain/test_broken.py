@@ -114,8 +114,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [replace(SLICE, pool="other", driver="e")],
             "DriverUnavailable",
-            "driver d of its claim mine publishes nothing on node n1; check that the driver runs "
-            "on that node and is registered with the kubelet",
+            "driver d of its claim mine publishes no devices on node n1; check that the driver "
+            "runs on that node and is registered with the kubelet",
             id="driver-publishes-nothing-on-the-node",
         ),
         pytest.param(
@@ -184,21 +184,21 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [replace(CLAIM, results=(replace(RESULT, failed=("lost",)),))],
             "BindingConditionsFailed",
-            f"{THE_DEVICE} failed its binding condition lost; the scheduler allocates again; "
-            f"check the controller of driver d that sets the condition",
+            f"{THE_DEVICE} failed its binding condition lost; the scheduler deallocates "
+            f"the claim and retries; check the controller of driver d that sets the condition",
             id="binding-failed",
         ),
         pytest.param(
             [replace(CLAIM, results=(replace(RESULT, outstanding=("attached",)),))],
             "BindingConditionsOutstanding",
-            f"{THE_DEVICE} waits for its binding condition attached; the controller of driver d "
-            f"sets it in status.devices of the claim",
+            f"{THE_DEVICE} waits for its binding condition attached; check the controller of "
+            f"driver d, which sets it in status.devices of the claim",
             id="binding-outstanding",
         ),
         pytest.param(
             [],
             "ClaimsNotPrepared",
-            "its devices show no problem, but the kubelet has not prepared its claims, "
+            "its devices have no known problem, but the kubelet has not prepared its claims, "
             "volumes or network; read its Events (kubectl describe pod), such as "
             "FailedPrepareDynamicResources, and the log of the driver on node n1",
             id="not-prepared",
