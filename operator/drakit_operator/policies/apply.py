@@ -72,8 +72,8 @@ class PolicyWriter:
             return ""
         if not owns(policy, found):
             return (
-                f"DeviceClass {policy.class_name} exists, and does not belong to this policy; "
-                "set spec.deviceClass.name to another name, or delete the class"
+                f"DeviceClass {policy.class_name} already exists, and this policy does not own it; "
+                "set spec.deviceClass.name to another name, or delete the DeviceClass"
             )
         if any(found["spec"].get(key) != wanted["spec"].get(key) for key in _OWN_FIELDS):
             self._check()

@@ -132,7 +132,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         )
     if problems:
         names = _names(each["node"] for each in problems)
-        message = f"{_count(len(problems), 'node')} cannot apply it ({names}): "
+        message = f"{_count(len(problems), 'node')} cannot apply the policy ({names}): "
         return Status(
             ready="False",
             reason="NodeProblems",
@@ -141,7 +141,8 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         )
     if behind:
         message = (
-            f"this version is not reported yet by {_count(len(behind), 'node')}: {_names(behind)}"
+            f"waiting for {_count(len(behind), 'node')} to report generation {policy.generation}: "
+            f"{_names(behind)}"
         )
         return Status(ready="Unknown", reason="Pending", message=message, fields=fields)
     if not reports:
@@ -152,8 +153,9 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         return Status(ready="Unknown", reason="NoNodes", message=message, fields=fields)
     if not matching:
         message = (
-            "no node has a device that the policy matches: plug one in, or check spec.match and "
-            "spec.nodeSelector ('drakit node devices' in a pod of the node plugin lists devices)"
+            "no node has a device that the policy matches: connect a device, or check spec.match "
+            "and spec.nodeSelector ('drakit node devices' in a pod of the node plugin lists "
+            "devices)"
         )
         return Status(ready="False", reason="NoDeviceMatched", message=message, fields=fields)
     verb = "has" if len(matching) == 1 else "have"

@@ -129,7 +129,7 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome()), report("b", outcome(observed_generation=2))],
             "Unknown",
             "Pending",
-            "this version is not reported yet by 1 node: b",
+            "waiting for 1 node to report generation 3: b",
             id="a-node-is-behind",
         ),
         pytest.param(
@@ -143,14 +143,14 @@ def test_the_status_sums_up_reports_and_slices():
             [report("a", outcome(problem="match[0]: too wide", observed_generation=2))],
             "False",
             "NodeProblems",
-            "1 node cannot apply it (a): match[0]: too wide",
+            "1 node cannot apply the policy (a): match[0]: too wide",
             id="a-node-refuses-it",
         ),
         pytest.param(
             [report(f"n{i}", outcome(problem="no helper")) for i in range(5)],
             "False",
             "NodeProblems",
-            "5 nodes cannot apply it (n0, n1, n2 and 2 more): no helper",
+            "5 nodes cannot apply the policy (n0, n1, n2 and 2 more): no helper",
             id="many-nodes-refuse-it",
         ),
         pytest.param(
