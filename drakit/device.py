@@ -67,7 +67,7 @@ list attribute (DRAListTypeAttributes): it has at least one value, and all value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRange:
-    """The amounts that a claim may take of a capacity (API: ``requestPolicy.validRange``), as
+    """The amounts of a capacity that a claim can consume (API: ``requestPolicy.validRange``), as
     quantities."""
 
     min: str
@@ -96,10 +96,11 @@ class Capacity:
     `valid_values` and `valid_range`, which must allow it."""
 
     valid_values: tuple[str, ...] = ()
-    """The amounts that a claim can take, ascending, at most 10. Requests are rounded up."""
+    """The amounts that a claim can consume, in ascending order, at most 10. Requests are rounded
+    up to the next amount."""
 
     valid_range: CapacityRange | None = None
-    """The same as a range. Set only one of the two."""
+    """The valid amounts as a range. Do not set both `valid_values` and `valid_range`."""
 
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
@@ -162,7 +163,7 @@ class Health:
     characters."""
 
     evict_pods: bool = False
-    """Whether running work on the device is lost. If the device stays unhealthy, the node plugin
+    """Whether workloads on the device have failed. If the device stays unhealthy, the node plugin
     evicts its pods."""
 
     @classmethod
@@ -172,12 +173,12 @@ class Health:
 
     @classmethod
     def unhealthy(cls, message: str, *, evict_pods: bool = False) -> Health:
-        """The device does not work, or not well enough for new pods."""
+        """The device does not work, or new pods must not use it."""
         return cls("unhealthy", message, evict_pods)
 
     @classmethod
     def unknown(cls, message: str = "") -> Health:
-        """The health is unknown at the moment. It changes no taint."""
+        """The health is currently unknown. The taints of the device do not change."""
         return cls("unknown", message)
 
 
@@ -259,7 +260,7 @@ class Hook:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetDevice:
-    """A network interface that is moved into the container (CDI: ``netDevices[]``)."""
+    """A network interface that the runtime moves into the container (CDI: ``netDevices[]``)."""
 
     host_interface_name: str
     """The name of the interface on the host."""
@@ -323,8 +324,7 @@ class Edits:
 
     @classmethod
     def of_device_nodes(cls, *paths: str) -> Edits:
-        """Return edits with the host's device nodes at these paths, at the same paths in the
-        container."""
+        """Return edits that add device nodes of the host to the container, at the same paths."""
         return cls(device_nodes=tuple([DeviceNode(path=path) for path in paths]))
 
 
@@ -391,7 +391,7 @@ class CounterSet:
     """Quantities by counter. A name is a DNS label. At most 32 counters."""
 
     pool: str = ""
-    """The pool whose devices consume them, as in :class:`Device`."""
+    """The pool whose devices consume the counters, as in :class:`Device`."""
 
 
 LeftOutReason = Literal[
@@ -408,19 +408,19 @@ LeftOutReason = Literal[
     "WrongKind",
 ]
 """
-Why a device of the node is not published.
+The reason for which a driver does not publish a device.
 
-* ``Dangerous``: a pod with the device could take over the node, and no policy allows that.
+* ``Dangerous``: a pod with the device could control the node, and no policy allows this.
 * ``InUse``: the node itself uses the device.
 * ``Invalid``: the device breaks a rule of the API.
-* ``MayHoldData``: the device may hold data of others.
+* ``MayHoldData``: the device may hold data.
 * ``NoIdentity``: the device cannot be identified with certainty after a reboot.
-* ``NotSupported``: the node lacks what the policy requires.
-* ``Refused``: the API server refuses the device, or drops a field without which it is unsafe.
-* ``TooMany``: a limit is reached.
-* ``Unreadable``: the host does not return the necessary facts.
+* ``NotSupported``: the node does not support a feature that the policy requires.
+* ``Refused``: the API server rejects the device, or drops a field that it needs to be safe.
+* ``TooMany``: the number of devices exceeds a limit.
+* ``Unreadable``: the driver cannot read the necessary properties of the device.
 * ``WrongKind``: the device is of another kind than its policy expects.
-* ``Other``: only the message names the reason.
+* ``Other``: another reason, which the message describes.
 
 The node plugin sets ``Invalid`` and ``Refused``.
 """
@@ -428,11 +428,10 @@ The node plugin sets ``Invalid`` and ``Refused``.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A device of the node that a policy matches, or that the driver knows, and that is not
-    published."""
+    """A device of the node that the driver does not publish, with the reason."""
 
     device: str
-    """The name by which people know the device, such as its path. At most 256 characters."""
+    """The name of the device for users, such as its path. At most 256 characters."""
 
     reason: LeftOutReason
     """The reason."""
@@ -447,18 +446,18 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConflict:
-    """A device that two policies match. Both report it."""
+    """A device that two policies match. Report the conflict for both policies."""
 
     device: str
-    """The name by which people know the device, such as its path."""
+    """The name of the device for users, such as its path."""
 
     policy: str
-    """The other policy."""
+    """The name of the other policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """The outcome of a policy on this node."""
+    """The result of a policy on this node."""
 
     policy: str
     """The name of the policy."""
@@ -467,14 +466,14 @@ class PolicyOutcome:
     """Devices of the node that the policy matches."""
 
     published: int = 0
-    """Devices that are published because of the policy."""
+    """Devices that the driver publishes because of the policy."""
 
     problem: str = ""
     """The problem with the policy and its remedy, for people: a sentence that names the field, of
     at most 1,024 characters. Empty without a problem."""
 
     conflicts: tuple[PolicyConflict, ...] = ()
-    """Devices that another policy matches, too."""
+    """Devices that another policy also matches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -507,16 +506,16 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimReference:
-    """The identity of a ResourceClaim. At unprepare the object may no longer exist."""
+    """The identity of a ResourceClaim. During unprepare, the object might no longer exist."""
 
     namespace: str
     """The namespace of the claim."""
 
     name: str
-    """The name of the claim. A later claim can have the same name."""
+    """The name of the claim. A later claim can reuse the name."""
 
     uid: str
-    """The UID, which no other claim has."""
+    """The UID, which is unique in the cluster and over time."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

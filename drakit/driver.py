@@ -52,7 +52,7 @@ __all__ = (
 
 class DriverConfig(Settings):
     """
-    Base of a driver's typed configuration; an unknown key is an error that names it.
+    Base class for the typed configuration of a driver. An unknown key is an error.
 
     Field names are snake_case in Python and camelCase in files.
     """
@@ -60,7 +60,7 @@ class DriverConfig(Settings):
 
 class DeviceParameters(Settings):
     """
-    Base of the typed opaque parameters that users write in claims and DeviceClasses.
+    Base class for the typed opaque parameters that users write in claims and DeviceClasses.
 
     Field names are snake_case in Python and camelCase in manifests. Invalid parameters fail the
     claim, and the error names the field. Users are not trusted: give every field a type and bounds.
@@ -69,16 +69,16 @@ class DeviceParameters(Settings):
 
 class NoParameters(DeviceParameters):
     """
-    The type of the parameters of a driver that accepts none.
+    The parameters type of a driver that accepts no parameters.
 
-    A claim with parameters fails, and its Event reports that the driver accepts none. Without a
-    type, a driver gets parameters unchecked. Users do not notice if it ignores them.
+    A claim with parameters fails, and its Event reports that the driver accepts no parameters.
+    Without this type, the driver would ignore the parameters, and users would not notice.
     """
 
 
 class DevicePolicy(Settings, defer_build=True):
     """
-    Base of the typed ``spec`` of the policies that configure a driver while it runs.
+    Base class for the typed ``spec`` of policies, which configure a driver while it runs.
 
     Field names are snake_case in Python and camelCase in manifests. An invalid policy does not
     affect the others: its last valid version stays in effect, and the error names the field.
@@ -88,8 +88,8 @@ class DevicePolicy(Settings, defer_build=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResource:
     """
-    The custom resource of a driver's policies. Its scope is the cluster, and its ``spec`` has the
-    driver's `policy_type`.
+    The cluster-scoped custom resource of a driver's policies. Its ``spec`` has the driver's
+    `policy_type`.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
     ``list`` and ``watch``.
@@ -116,8 +116,8 @@ class Policy(Generic[PolicyT]):
     """``metadata.name``."""
 
     created: datetime
-    """``metadata.creationTimestamp``, in UTC. If two policies match a device, the older one
-    applies; of two of the same age, the first one by name."""
+    """``metadata.creationTimestamp``, in UTC. If two policies match a device, the older policy
+    applies. Between policies of the same age, the first policy in alphabetical order applies."""
 
     generation: int
     """``metadata.generation`` of this version."""
@@ -140,8 +140,9 @@ class ReleasePendingError(DriverError):
     `unprepare` or `reset` has begun work that takes longer than the kubelet waits, such as wiping a
     disk.
 
-    The pod can end: the kubelet gets success, and no container gets the device. The device stays
-    reserved, and the node plugin repeats the call every few seconds until it succeeds.
+    The pod can terminate, because the kubelet gets a successful response. The device stays
+    reserved: no container gets it until a call succeeds. The node plugin repeats the call every few
+    seconds.
     """
 
 
@@ -155,7 +156,7 @@ class Node(Protocol):
 
     @property
     def labels(self) -> Mapping[str, str] | None:
-        """The Node's labels as last read; None until the API server has answered once."""
+        """The Node's labels, as last read from the API server; None before the first read."""
         ...
 
 
@@ -167,22 +168,23 @@ ValueT = TypeVar("ValueT")
 
 class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
-    Devices of one kind on one node.
+    A driver publishes the devices of a node, and prepares them for claims.
 
-    ``class Lamps(Driver[LampConfig, LampParameters])`` gives the driver both of its types. Without
-    a type for parameters, the driver gets opaque parameters unchecked, as
-    `AllocatedDevice.configs`. A driver that takes none declares :class:`NoParameters`. A third type
-    is that of its policies (`apply_policies`), which most drivers do not need.
+    The type arguments set the types of the configuration and of the opaque parameters:
+    ``class Lamps(Driver[LampConfig, LampParameters])``. Without a type for parameters, the driver
+    gets opaque parameters without validation, as `AllocatedDevice.configs`. A driver that accepts
+    no parameters uses :class:`NoParameters`. A third type argument sets the type of policies
+    (`apply_policies`); most drivers have no policies.
 
     The node plugin creates one object, and calls all of its methods in the driver's own thread, so
-    state needs no lock. `__init__` and `close` run outside of the thread's event loop and can
-    block. The other methods run in it, and can block briefly: a method that blocks delays this
-    driver's other calls, and the log names it.
+    state needs no lock. `__init__` and `close` run outside the event loop of this thread, and can
+    block. All other methods run in the event loop. A method that blocks the loop delays the other
+    calls of the driver, and the node plugin logs its name.
 
-    Methods can be plain functions or async ones, except for `devices`. Preparing has two
-    granularities: a driver defines `prepare` for one device, or `prepare_claims` for the claims of
-    a pod, which calls `prepare` by default. The same applies to unpreparing, which can have a
-    different granularity.
+    Methods can be synchronous or asynchronous, except for `devices`. Preparing has two
+    granularities: a driver overrides `prepare` for one device, or `prepare_claims` for a batch of
+    claims. By default, `prepare_claims` calls `prepare`. The same applies to unpreparing, which can
+    have the other granularity.
 
     Calls for different devices run concurrently. Calls that have a device in common (pool and
     name), or devices that consume from the same counter set, never overlap. The next call begins
@@ -190,13 +192,13 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
 
     name: ClassVar[str]
-    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). It is
-    in every slice, allocation and DeviceClass, so it never changes."""
+    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). Every
+    ResourceSlice, allocation and DeviceClass contains the name, so it is immutable."""
 
     config_type: ClassVar[type[DriverConfig]] = DriverConfig
     """The type of the driver's configuration: the first type argument of `Driver`, unless it is set
-    here. A configuration that fails its validation stops the plugin at start, with file, key and
-    reason."""
+    here. If the configuration is invalid, the node plugin does not start. The error names the file,
+    the key and the problem."""
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
     """The type of the opaque parameters in claims and DeviceClasses: the second type argument of
@@ -217,7 +219,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     these three."""
 
     reports_health: ClassVar[bool] = False
-    """Whether devices are yielded with `Device.health`. A driver that defines `health` reports
+    """Whether the driver sets `Device.health`. A driver that defines `health` reports
     health, too."""
 
     health_period_seconds: ClassVar[float] = 10.0
@@ -246,8 +248,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Return the driver's name for a configuration. The default is `name`.
 
-        Override it in a class for hardware that is sold under several names. The limits of `name`
-        apply.
+        Override it if the name depends on the configuration, for example for rebranded
+        hardware. The limits of `name` apply.
         """
         return cls.name
 
@@ -267,7 +269,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     def apply_policies(self, policies: Mapping[str, Policy[PolicyT]]) -> Awaitable[None] | None:
         """
-        Apply all policies of the cluster, by name. They replace the previous ones.
+        Apply all policies of the cluster, by name. They replace the previous policies.
 
         The node plugin calls it before it iterates over `devices`, and at each change. If the API
         server cannot be reached, it calls it with the last policies that this node has seen.
@@ -361,7 +363,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
     ) -> Awaitable[bool] | bool:
         """
-        Return whether a device that was prepared in this boot is still in order.
+        Return whether a device that was prepared in this boot is still prepared correctly.
 
         The node plugin calls it when the kubelet asks again for a prepared claim, after a restart
         or for another pod. If it returns False or raises, the node plugin calls `prepare` again. It
@@ -381,8 +383,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         return _unknown()
 
     def close(self) -> None:
-        """Release what `__init__` acquired. Leave prepared devices as they are, because containers
-        still use them."""
+        """Release the resources that `__init__` acquired. Do not change prepared devices, because
+        containers still use them."""
 
     # ------------------------------------------------------------ the defaults' own
 

@@ -68,24 +68,25 @@ class FakeApiServer:
             server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
             server.write_kubeconfig(tmp_path)
 
-    It has resource versions, conflicts, delete preconditions, finalizers, generations, a separate
-    ``status``, dry runs, equality selectors, pages, watches with history and bookmarks, and lists
-    of metadata. It has no schemas, defaults and admission. Server-side apply is a merge that
-    replaces lists and has no field owners. Any path of the usual shape works.
+    It supports resource versions, conflicts, delete preconditions, finalizers, generations, a
+    separate ``status``, dry runs, equality selectors, pagination, metadata-only lists, and watches
+    with history and bookmarks. It does not support schemas, defaults, admission and field
+    ownership. Server-side apply merges objects and replaces lists. Any API path works.
     """
 
     token: str | None = None
-    """The bearer token that requests must have. Other requests get 401. None accepts any."""
+    """The bearer token that requests must have. Other requests get 401. If None, the server
+    accepts all requests."""
 
     end_watches_at_once: bool = False
-    """Whether watches end at once, without an event."""
+    """Whether the server ends each watch immediately, without an event."""
 
     served: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The served versions by group. A group that is missing serves any version."""
+    """The served versions of each API group. Groups without an entry serve all versions."""
 
     forbidden: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Verb and plural of the requests that get 403, such as ``("list", "nodes")``. Access reviews
-    deny them, too."""
+    """Verbs and plural resource names that the server denies with 403, such as
+    ``("list", "nodes")``. Access reviews also deny them."""
 
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Method and path of each request. The method of a watch is ``WATCH``."""
@@ -100,14 +101,14 @@ class FakeApiServer:
     """The stored objects."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    """Plain texts by path, such as that of ``/metrics``."""
+    """Plain-text responses by path, for example for ``/metrics``."""
 
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
-    """Strings that the server replaces with JSON in answers, for values that are nested too deeply
-    for Python."""
+    """Placeholders that the server replaces with JSON in responses. Use them for values that are
+    nested too deeply for Python."""
 
     url: str = ""
-    """The address of the server, once it has started."""
+    """The URL of the server. Empty before the server starts."""
 
     _faults: list[Fault] = field(default_factory=list[Fault])
     _runner: web.AppRunner | None = None
@@ -161,7 +162,7 @@ class FakeApiServer:
         self.cluster.commit(key, self.cluster.objects[key], None)
 
     def object(self, path: str) -> Object | None:
-        """Return a copy of the object at a path; None if there is none."""
+        """Return a copy of the object at a path, or None if it does not exist."""
         return copy.deepcopy(self.cluster.objects.get(ObjectPath.parse(path).key))
 
     def objects(self, path: str) -> list[Object]:
@@ -169,7 +170,8 @@ class FakeApiServer:
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return method and path of all requests that write: no reads, watches and reviews."""
+        """Return the method and path of all requests that write objects. Excludes access
+        reviews."""
         return [r for r in self.requests if r[0] not in ("GET", "WATCH") and r[1] != REVIEWS]
 
     def fail(
@@ -186,7 +188,7 @@ class FakeApiServer:
         times: int = 1,
     ) -> None:
         """
-        Fail the next requests of a method whose path has this prefix.
+        Fail the next requests with this method and path prefix.
 
         ``method`` can be ``WATCH``, or ``*`` for any. ``times`` is the number of requests that
         fail. They get the status, or lose their connection if ``disconnect`` is set.
@@ -195,7 +197,7 @@ class FakeApiServer:
         self._faults.append(Fault(method, path, times, error=error, disconnect=disconnect))
 
     def delay(self, seconds: float, method: str = "*", path: str = "/", *, times: int = 1) -> None:
-        """Delay the answers to the next requests of a method whose path has this prefix."""
+        """Delay the responses to the next requests with this method and path prefix."""
         self._faults.append(Fault(method, path, times, delay_seconds=seconds))
 
     def heal(self) -> None:
@@ -203,7 +205,7 @@ class FakeApiServer:
         self._faults.clear()
 
     def expire_history(self) -> None:
-        """Compact the history: earlier watches and pages get 410."""
+        """Compact the history. Watches and pages of earlier resource versions get 410."""
         self.cluster.history.clear()
         self.cluster.oldest_version = self.cluster.version = self.cluster.version + 1
 

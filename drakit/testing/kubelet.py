@@ -41,14 +41,14 @@ NOTIFY_SECONDS = 5.0
 
 class FakeKubelet:
     """
-    The kubelet's side of the sockets of drivers, below one root directory::
+    A kubelet that calls the sockets of drivers below a root directory::
 
         async with FakeKubelet(root) as kubelet:
             dra = await kubelet.register()
             answers = await kubelet.prepare(dra, claim)
 
-    Every call raises ``grpc.aio.AioRpcError`` if the driver returns an error, or does not answer
-    in time.
+    Each call raises ``grpc.aio.AioRpcError`` if the driver returns an error, or exceeds the
+    timeout.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,7 +62,7 @@ class FakeKubelet:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections, as a kubelet that stops. The object stays usable."""
+        """Close all connections, like a kubelet that stops. Later calls connect again."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -82,7 +82,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ registration
 
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
-        """Call GetInfo at a registration socket, over a new connection."""
+        """Call GetInfo on a registration socket, over a new connection."""
         async with _connect(path) as channel:
             return await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
@@ -99,8 +99,8 @@ class FakeKubelet:
             )
 
     async def register(self) -> Path:
-        """Register the only driver below the root, and return the path of its DRA socket. Raises
-        ValueError if there are none or several."""
+        """Register the only driver below the root directory. Return the path of its DRA socket.
+        Raises ValueError unless there is exactly one driver."""
         (path,) = self.sockets()
         info = await self.get_info(path)
         await self.notify(path)
@@ -115,7 +115,7 @@ class FakeKubelet:
         version: str = "v1",
         timeout_seconds: float = 10,
     ) -> Mapping[str, Any]:
-        """Call NodePrepareResources. Return the answers by claim UID, as protobuf messages."""
+        """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
         messages, stubs = _VERSIONS[version]
         answer = await stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
             messages.NodePrepareResourcesRequest(claims=_claims(messages, claims)),
@@ -130,7 +130,8 @@ class FakeKubelet:
         version: str = "v1",
         timeout_seconds: float = 10,
     ) -> Mapping[str, str]:
-        """Call NodeUnprepareResources. Return the errors by claim UID; empty without an error."""
+        """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
+        success."""
         messages, stubs = _VERSIONS[version]
         answer = await stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
             messages.NodeUnprepareResourcesRequest(claims=_claims(messages, claims)),
@@ -149,8 +150,8 @@ class FakeKubelet:
     async def follow_health(
         self, registration: Path, *, version: str | None = None
     ) -> HealthSubscriber:
-        """Follow the health of a driver, given its registration socket. Without a version, use the
-        version that the driver advertises."""
+        """Subscribe to the health of a driver, given its registration socket. The default version
+        is the version that the driver advertises."""
         info = await self.get_info(registration)
         version = version or health_version(info.supported_versions)
         assert version is not None, "the driver advertises no health"

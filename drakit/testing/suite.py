@@ -30,7 +30,8 @@ def conformance_tests(
     without: Collection[str] = (),
 ) -> Callable[[Rule], None]:
     """
-    Return a pytest function that tests a driver against the driver contract, one test a rule::
+    Return a pytest function that tests a driver against the driver contract, with a test for each
+    rule::
 
         test_conformance = conformance_tests(
             "my_pkg:MyDriver",

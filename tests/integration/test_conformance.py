@@ -60,7 +60,7 @@ FAULTS = [
         "prepare-not-serialized",
         "4 concurrent prepares of different devices",
     ),
-    ("preparing:HoldsInterpreter", "get-info", "GetInfo was not answered"),
+    ("preparing:HoldsInterpreter", "get-info", "GetInfo got no response"),
     ("preparing:LeaksCancelled", "pod-deleted-during-prepare", "the lamp is being prepared"),
     ("preparing:HalfDone", "crash-during-prepare", "an earlier prepare has not ended"),
     ("preparing:DiesOfParameters", "hostile-parameters", "of the wrong types got no response"),

@@ -57,17 +57,17 @@ PENDING: Mapping[str, Text] = {
     ),
     "DevicesOnOtherNodes": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="All devices that match are on nodes that the pod cannot use. Or an allocated claim is in use on such a node.",
+        when="All matching devices are on nodes that the pod cannot use, or an allocated claim of the pod is in use on such a node.",
         action="Change the pod's node selector, affinity or tolerations, or publish devices on its nodes.",
     ),
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="A selector fails on a device. The scheduler therefore aborts its search on the node of that device.",
-        action="Check the spelling of the key. If only some devices have the key, check that it exists before the expression reads it.",
+        when="The evaluation of a CEL selector fails for a device, so the scheduler aborts its search on the node of that device.",
+        action="Check the spelling of the key. If only some devices have the attribute, test in the expression that it exists.",
     ),
     "ConstraintNotMet": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="A node has enough free devices, but none that satisfy the constraints of the claim.",
+        when="A node has enough free devices, but no combination satisfies the constraints of the claim.",
         action="Relax the constraint that the Event names, or add devices.",
     ),
     "PoolInvalid": Text(
@@ -78,57 +78,57 @@ PENDING: Mapping[str, Text] = {
     ),
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="Each request alone could be allocated, but no node has devices for all of them together.",
+        when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="Too many of the devices that match have taints that the request does not tolerate.",
+        when="Too many matching devices have taints that the request does not tolerate.",
         action="Resolve the cause that the Event names for each taint, or tolerate the taint in the request.",
     ),
     "ResourceClaimNotCreated": Text(
         regarding=POD,
-        when="The claim of a ResourceClaimTemplate is not created within 30 s.",
+        when="30 s after the creation of the pod, Kubernetes has not created the claim from its ResourceClaimTemplate.",
         action="Read the Event `FailedResourceClaimCreation` of the pod. Check that the kube-controller-manager runs.",
     ),
     "QuotaExceeded": Text(
         regarding=POD,
-        when="A ResourceQuota does not allow the claim of a ResourceClaimTemplate.",
+        when="A ResourceQuota does not allow Kubernetes to create the claim from a ResourceClaimTemplate.",
         action="Delete claims that are not needed, or raise the quota.",
     ),
     "AdminAccessDenied": Text(
         regarding=POD,
-        when="A ResourceClaimTemplate requests admin access, and its namespace lacks the label that permits it.",
+        when="A ResourceClaimTemplate requests admin access, but its namespace does not have the required label.",
         action='Set the label `resource.kubernetes.io/admin-access: "true"` on the namespace.',
     ),
     "ClaimOfOtherPod": Text(
         regarding=POD,
-        when="The claim that the status of the pod names was created for another pod.",
+        when="A claim with the name of the pod's generated claim exists, but was created for another pod.",
         action="Delete the claim, and create the pod again.",
     ),
     "ClaimBeingDeleted": Text(
         regarding=POD,
         when="A claim of the pod is being deleted.",
-        action="After the claim is deleted, create the claim or the pod again.",
+        action="Wait until Kubernetes has deleted the claim, then create the claim or the pod again.",
     ),
     "ClaimNotAllocated": Text(
         regarding=POD,
-        when="The pod has a node, but its claim has no devices: a pod that sets `nodeName` is not scheduled.",
-        action="Remove `nodeName`, use a node selector, and create the pod again.",
+        when="The pod is bound to a node, but its claim is not allocated. Setting `nodeName` bypasses the scheduler, which allocates claims.",
+        action="Replace `nodeName` with a node selector, and create the pod again.",
     ),
     "ClaimNotReserved": Text(
         regarding=POD,
-        when="The claim is allocated, but not reserved for the pod. A claim can be reserved for 256 pods.",
+        when="The claim is allocated, but not reserved for the pod. At most 256 pods can reserve a claim.",
         action="Delete a pod that uses the claim, or create the pod again; the Event names the remedy.",
     ),
     "BindingConditionsOutstanding": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="An allocated device waits for a binding condition.",
+        when="A binding condition of an allocated device is not yet true.",
         action="Check the controller of the driver that sets the condition in the status of the claim.",
     ),
     "BindingConditionsFailed": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="A binding failure condition of an allocated device is true. The scheduler allocates again.",
+        when="A binding failure condition of an allocated device is true. The scheduler deallocates the claim and retries.",
         action="Check the controller of the driver that sets the condition in the status of the claim.",
     ),
     "NodeGone": Text(
@@ -144,13 +144,13 @@ PENDING: Mapping[str, Text] = {
     ),
     "DriverUnavailable": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="The driver of an allocated device publishes nothing on the node of the pod, or has stopped there.",
+        when="The driver of an allocated device publishes no devices on the node of the pod, or has stopped.",
         action="Check that the driver runs on the node and is registered with the kubelet.",
     ),
     "PoolGone": Text(
         regarding=f"{POD}, {CLAIM}",
         when="The pool of an allocated device is no longer published, but the driver publishes other pools.",
-        action="Check the driver, or delete the pod and the claim, so that another device is allocated.",
+        action="Check the driver. To get another device, delete the pod and the claim.",
     ),
     "DeviceGone": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -169,8 +169,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "ClaimsNotPrepared": Text(
         regarding=POD,
-        when="The kubelet has not prepared the claims, although their devices have no problem. Only `kubectl drakit explain` "
-        "reports this reason. The operator does not, because the kubelet writes an Event.",
+        when="The kubelet has not prepared the claims, although their devices have no known problem. Only `kubectl drakit explain` reports "
+        "this reason, because the kubelet writes its own Events.",
         action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
     ),
 }
@@ -178,14 +178,14 @@ PENDING: Mapping[str, Text] = {
 POOLS: Mapping[str, Text] = {
     "PoolIncomplete": Text(
         regarding=NODE_KIND,
-        when="A pool has fewer or more ResourceSlices in its newest generation than `resourceSliceCount` states. "
+        when="The number of ResourceSlices in the latest generation of a pool differs from `resourceSliceCount`. "
         "The scheduler allocates nothing from it.",
         action="Read the log of the driver on the node.",
     ),
     "PoolNameConflict": Text(
         regarding=NODE_KIND,
         when="Several nodes publish pools of one driver with the same name. The scheduler treats devices with the same name as one device.",
-        action="Configure or correct the driver, so that it names its pools after their nodes.",
+        action="Configure or correct the driver so that pool names are unique, for example by using node names.",
     ),
     "ResourceSlicesOutdated": Text(
         regarding=NODE_KIND,
@@ -196,7 +196,7 @@ POOLS: Mapping[str, Text] = {
 
 CLAIMS: Mapping[str, Text] = {
     "PrepareFailed": Text(
-        when="The node plugin cannot prepare the claim for a pod of its node. It reports a transient cause after 3 minutes.",
+        when="The node plugin cannot prepare the claim for a pod of its node. The Event reports a transient cause only after 3 minutes.",
         action="Follow the remedy in the message. The kubelet retries without further action.",
     ),
     "UnprepareFailed": Text(
@@ -205,14 +205,14 @@ CLAIMS: Mapping[str, Text] = {
         "[`drakit node claim forget`](cli.md#drakit-node-claim-forget).",
     ),
     "Prepared": Text(
-        when="The claim is prepared, after a `PrepareFailed` Event. The type of this Event is Normal.",
+        when="The node plugin prepared a claim after a `PrepareFailed` Event. The type of this Event is Normal.",
         action="None.",
     ),
 }
 
 NODE: Mapping[str, Text] = {
     "AnnotationsUnsupported": Text(
-        when="A device plugin answers Allocate with annotations that name no CDI device. The containers do not get them.",
+        when="A device plugin returns annotations from Allocate that do not specify CDI devices. The containers do not get these annotations.",
         action="None, if the container works without the annotations. Otherwise, ask the vendor for a version that uses CDI.",
     ),
     "BackendDirectory": Text(
@@ -220,7 +220,7 @@ NODE: Mapping[str, Text] = {
         action="Correct the directory as the message describes. The value `backends.directory` names it.",
     ),
     "BackendRefused": Text(
-        when="A backend registers a name that is malformed, already in use or not allowed, or its socket has the wrong owner.",
+        when="The driver name of a backend is malformed, already in use or not allowed, or its socket has the wrong owner.",
         action="Correct the backend, or the value `backends.allowed`. The node plugin retries.",
     ),
     "BackendUnreachable": Text(
@@ -232,7 +232,7 @@ NODE: Mapping[str, Text] = {
         action="Read [Disaster recovery](../admin/disaster-recovery.md), and check the disk of the node.",
     ),
     "DeviceLeftOut": Text(
-        when="The API would reject a device, or a device plugin lists a device without a valid ID. All other devices are published.",
+        when="The node plugin does not publish a device, because the API server would reject it or its device plugin ID is invalid. Other devices are not affected.",
         action="Correct the driver as the message describes.",
     ),
     "DevicePluginStopped": Text(
@@ -257,10 +257,10 @@ NODE: Mapping[str, Text] = {
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
-        action="Finish the [migration](../admin/device-plugins.md): no plugin for this resource can remain registered with the kubelet.",
+        action="Complete the [migration](../admin/device-plugins.md). Unregister every device plugin for this resource from the kubelet.",
     ),
     "TooManyResources": Text(
-        when="More resources are registered on the node than the node plugin accepts.",
+        when="The device plugins of the node register more resources than the node plugin accepts.",
         action="Remove device plugins from the node. The node plugin removes a resource one hour after its device plugin has disconnected.",
     ),
 }
@@ -273,12 +273,12 @@ DELETION: Mapping[str, Text] = {
     ),
     "FinalizerHolds": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="The object is being deleted, but has a finalizer of another controller.",
-        action="Check the controller that sets the finalizer.",
+        when="The object is being deleted, but another controller has not removed its finalizer.",
+        action="Check the controller that is responsible for the finalizer.",
     ),
     "ClaimsNotUnprepared": Text(
         regarding=POD,
-        when="The pod is being deleted, but the kubelet still stops its containers or cannot unprepare its claims.",
+        when="The pod is being deleted, but the kubelet is still stopping its containers, or cannot unprepare its claims.",
         action="Read the Events of the pod and its claims, and the log of the driver on the node.",
     ),
 }
@@ -300,9 +300,9 @@ def page() -> str:
         description="Every Event that drakit writes: reason, object, cause and what to do.",
         source="the closed sets of reasons in the code",
         body=[
-            "This page lists every Event that drakit writes, grouped by object. All Events have the type Warning unless the\n"
-            "table states otherwise. The message names the objects, the cause and the remedy. The same cause always has the\n"
-            "same message, so that Kubernetes can count repetitions.",
+            "This page lists every Event that drakit writes, by the object that it is about. All Events are of type Warning\n"
+            "unless the table states otherwise. The message names the objects, the cause and the remedy. The same cause\n"
+            "always has the same message, so that Kubernetes can count repetitions.",
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",

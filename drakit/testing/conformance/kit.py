@@ -1,5 +1,5 @@
 """
-The kit: one node with one driver, and a kubelet that does to it what kubelets do.
+The kit: one node with one driver, a fake kubelet and a fake API server.
 
 The real node plugin runs as a process between a fake kubelet and a fake API server. A rule prepares
 and unprepares claims, kills, reboots and removes things, and checks how the driver copes.
@@ -47,8 +47,8 @@ ValueT = TypeVar("ValueT")
 
 @contextlib.asynccontextmanager
 async def open_kit(target: Target) -> AsyncGenerator[Kit]:
-    """Create a kit whose node is powered off, as an async context manager. Its end removes all
-    processes and files."""
+    """Create a kit whose node is powered off, as an asynchronous context manager. On exit, it kills
+    all processes and removes all files."""
     # Unix socket paths have at most 107 bytes: the usual temporary directories are too deep.
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     try:
@@ -62,7 +62,7 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
                 yield kit
             finally:
                 if target.lives_on:
-                    await kit.give_back()
+                    await kit.unprepare_all()
                 await kit.power_off()
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -70,10 +70,10 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
 
 class Kit:
     """
-    A node with one driver, and a kubelet and an API server for it. Each rule gets a new kit.
+    A node with one driver, a fake kubelet and a fake API server. Each rule gets a new kit.
 
     Methods raise ``RuleFailedError`` if the driver violates a rule, and ``RuleSkippedError`` if the
-    rule does not apply to it: the runner reports both.
+    rule does not apply to it. The runner reports both errors.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Kit:
         """The driver under test."""
 
         self.root = root
-        """The kubelet's root directory, which is ``{root}`` in configurations."""
+        """The kubelet's root directory. Configurations refer to it as ``{root}``."""
 
         self.node = NODE
         """The name of the Node."""
@@ -101,7 +101,8 @@ class Kit:
         """The kubelet, a :class:`FakeKubelet`."""
 
         self.pods: PodList = pods
-        """Pods that the kubelet lists. A rule must add the pods of the claims that it prepares."""
+        """The pods that the podresources API of the fake kubelet lists. A rule must add a pod for
+        each claim that it prepares."""
 
         self._asked: dict[str, ClaimUnderTest] = {}
         self._cluster = Cluster(api, node=NODE)
@@ -116,7 +117,7 @@ class Kit:
 
     @property
     def driver(self) -> str:
-        """The name of the driver, once it has registered."""
+        """The name of the driver. Raises ConformanceError before the driver registers."""
         if self._node.driver is None:
             raise ConformanceError("no driver has registered yet")
         return self._node.driver
@@ -131,12 +132,13 @@ class Kit:
         await self._until_published()
 
     async def stop(self) -> None:
-        """Stop the node plugin with SIGTERM, as an update does. The target's own process stays."""
+        """Stop the node plugin with SIGTERM, as an update does. The target's own process keeps
+        running."""
         await self._node.stop_plugin()
         await self.kubelet.close()
 
     async def kill(self) -> None:
-        """Kill the node plugin with SIGKILL. The target's own process stays."""
+        """Kill the node plugin with SIGKILL. The target's own process keeps running."""
         await self._node.plugin.kill()
         await self.kubelet.close()
 
@@ -155,7 +157,7 @@ class Kit:
         """Kill all processes."""
         await self._node.power_off()
 
-    async def give_back(self) -> None:
+    async def unprepare_all(self) -> None:
         """Unprepare all claims that a rule has tried to prepare, if possible."""
         with contextlib.suppress(ConformanceError, RuleSkippedError):
             if self._asked:
@@ -163,19 +165,19 @@ class Kit:
                 await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
-        """Kill the target's own process. Skips the rule if the kit has not started one."""
+        """Kill the target's own process. Skips the rule if the kit did not start a process."""
         if self._node.program is None:
             self.skip("the target has no process of its own to kill")
         if self.target.lives_on:
             self.skip(
-                "the target's process is not the kit's to kill; give the command that starts it, "
-                "as backend:COMMAND"
+                "the kit did not start the target's process, so it cannot kill it; use the target "
+                "backend:COMMAND"
             )
         await self._node.program.kill()
 
     async def start_target(self) -> None:
-        """Start the target's own process again, and wait until its devices can be used. Skips the
-        rule if it has none."""
+        """Start the target's own process again, and wait until its devices are published. Skips the
+        rule if the target has no process."""
         if self._node.program is None:
             self.skip("the target has no process of its own to start")
         await self._node.start_program()
@@ -191,7 +193,7 @@ class Kit:
         than `at_least`."""
         found = await self._cluster.until_listed(self.driver, at_least=at_least)
         if len(found) < at_least:
-            self.skip(f"it takes {at_least} devices to show it, and there are {len(found)}")
+            self.skip(f"the rule needs {at_least} devices, but the driver publishes {len(found)}")
         return found
 
     def slices(self) -> list[dict[str, Any]]:
@@ -199,7 +201,7 @@ class Kit:
         return self._cluster.slices(self.driver)
 
     def slice_writes(self) -> int:
-        """Count the writes of ResourceSlices in this kit, without dry runs."""
+        """Return the number of ResourceSlice writes in this kit, without dry runs."""
         return self._cluster.slice_writes()
 
     def events(self) -> list[str]:
@@ -221,9 +223,9 @@ class Kit:
         """Store a new claim to which these devices are allocated, and return it.
 
         `configs` are opaque parameters as JSON objects. The default is the target's parameters.
-        Of a device that claims share, the claim gets a share with a new ID and the default amounts,
-        unless `share_id` and `consumed` are set. `results` replaces the results of the allocation,
-        to test invalid ones. Driver, pool and request are added if they are missing."""
+        If claims can share the device, the claim gets a share with a new ID and the default
+        amounts, unless `share_id` and `consumed` are set. `results` replaces the allocation
+        results, to test invalid results. The kit adds a missing driver, pool or request."""
         made = [
             result_for(
                 device,
@@ -255,7 +257,7 @@ class Kit:
         )
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete the object of a claim, as after the forced deletion of a pod."""
+        """Delete the object of a claim, like `kubectl delete --force`."""
         self._cluster.delete_claim(claim)
 
     def _configs(self, configs: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
@@ -266,8 +268,8 @@ class Kit:
     async def prepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, PrepareResult]:
-        """Prepare claims in one call, and return the answers by claim UID. The rule fails without
-        an answer in time."""
+        """Prepare claims in one call. Return the results by claim UID. The rule fails if the call
+        exceeds the timeout."""
         self._asked |= {claim.uid: claim for claim in claims}
         answers = await self._answered(
             "NodePrepareResources",
@@ -281,8 +283,8 @@ class Kit:
     async def unprepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, str]:
-        """Unprepare claims in one call. Return the errors by claim UID; empty without an error. The
-        rule fails without an answer in time."""
+        """Unprepare claims in one call. Return the errors by claim UID; an empty string means
+        success. The rule fails if the call exceeds the timeout."""
         answers = await self._answered(
             "NodeUnprepareResources",
             self.kubelet.unprepare(
@@ -293,7 +295,7 @@ class Kit:
         return dict(answers)
 
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
-        """Call prepare, and cancel the call after a time."""
+        """Start to prepare claims in one call, and cancel the call after a time."""
         self._asked |= {claim.uid: claim for claim in claims}
         # A cancelled call is a reset stream: what the server sees of a kubelet that gives up.
         call = asyncio.create_task(
@@ -315,19 +317,19 @@ class Kit:
             return await call
         except grpc.aio.AioRpcError as error:
             code = error.code().name.lower().replace("_", " ")
-            self.fail(f"{method} was not answered: {code} ({error.details()})")
+            self.fail(f"{method} got no response: {code} ({error.details()})")
 
     def _expect_all(self, claims: Sequence[ClaimUnderTest], answers: Mapping[str, object]) -> None:
         asked = {claim.uid for claim in claims}
         if missing := asked - set(answers):
-            self.fail(f"the answer lacks {len(missing)} of {len(asked)} claims")
+            self.fail(f"the response lacks {len(missing)} of {len(asked)} claims")
         if foreign := set(answers) - asked:
-            self.fail(f"the answer has {len(foreign)} claims that were not in the call")
+            self.fail(f"the response contains {len(foreign)} claims that were not in the call")
 
     # ------------------------------------------------------------ what containers get
 
     def spec(self, claim: ClaimUnderTest) -> dict[str, Any] | None:
-        """Return the CDI spec of a claim as JSON; None if it has none."""
+        """Return the CDI spec of a claim as JSON, or None if it does not exist."""
         for path in sorted(self.cdi.glob(f"*{claim.uid}*.json")):
             with contextlib.suppress(FileNotFoundError):
                 return cast("dict[str, Any]", json.loads(path.read_text()))
@@ -335,7 +337,8 @@ class Kit:
 
     def edits(self, claim: ClaimUnderTest, device: PublishedDevice | None = None) -> dict[str, Any]:
         """Return the merged CDI container edits of one device of a claim, or of all its devices.
-        They include the edits of the spec itself. Empty without a spec."""
+        The result includes the edits for all devices of the spec. It is empty if there is no
+        spec."""
         spec = self.spec(claim)
         if spec is None:
             return {}
@@ -348,7 +351,8 @@ class Kit:
     # ------------------------------------------------------------ observing
 
     async def get_info_seconds(self) -> float:
-        """Call GetInfo over a new connection, as at registration. Return the seconds it took."""
+        """Call GetInfo over a new connection, as for a registration. Return the duration in
+        seconds."""
         since = time.perf_counter()
         await self._answered("GetInfo", self.kubelet.get_info(self._registration()))
         return time.perf_counter() - since
@@ -380,7 +384,8 @@ class Kit:
         return self._node.plugin.text()
 
     def target_log(self) -> str:
-        """Return the output of the target's own process. Empty if it has none."""
+        """Return the output of the target's own process, or an empty string if it has no
+        process."""
         return "" if self._node.program is None else self._node.program.text()
 
     # ------------------------------------------------------------ the end of a rule
@@ -390,5 +395,5 @@ class Kit:
         raise RuleSkippedError(reason)
 
     def fail(self, sentence: str) -> NoReturn:
-        """Fail the rule, because the driver violates it. The sentence is the report."""
+        """Fail the rule, because the driver violates it. The sentence appears in the report."""
         raise RuleFailedError(sentence)
