@@ -15,15 +15,10 @@ from bench.operator_rows import OneExplanation
 from bench.rows import percentile
 from bench.scene import Scene
 from drakit.cel.helper import Helper
+from drakit.explain.core_projection import project_node, project_pod
 from drakit.explain.model import PodFacts
 from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.projection import (
-    project_claim,
-    project_class,
-    project_node,
-    project_pod,
-    project_slice,
-)
+from drakit.explain.projection import project_claim, project_class, project_slice
 from drakit.explain.selectors import Selectors, bring_up_to_date
 from drakit.explain.world import World
 from e2e.images.go import cel_program

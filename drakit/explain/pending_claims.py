@@ -27,7 +27,7 @@ from drakit.explain.model import (
     Request,
     TemplateFacts,
 )
-from drakit.explain.projection import ADMIN_ACCESS
+from drakit.explain.core_projection import ADMIN_ACCESS
 from drakit.explain.world import Name, World
 from drakit.resource.quantity import quantity_units
 

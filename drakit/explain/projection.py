@@ -1,21 +1,21 @@
 """
-From raw objects of ``resource.k8s.io`` and ``v1`` to the facts of :mod:`.model`.
+From raw objects of ``resource.k8s.io`` to the facts of :mod:`.model`.
 
 Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
 repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
 is what devices that are alike have in common: capacities, counters, taints.
+
+:mod:`.core_projection` reads pods, nodes, namespaces and quotas.
 
 It must not know clients, or what is done with the facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
 from typing import TypeVar
 
-from drakit.explain.loads import requests_of_pod
 from drakit.explain.model import (
     PREVENTING,
     Amount,
@@ -31,16 +31,8 @@ from drakit.explain.model import (
     DeviceID,
     DeviceKind,
     Devices,
-    ExtendedRequest,
     ListValue,
-    NamespaceFacts,
-    NodeFacts,
     Place,
-    Placement,
-    PodClaim,
-    PodFacts,
-    PodToleration,
-    QuotaFacts,
     Request,
     Result,
     Share,
@@ -55,12 +47,11 @@ from drakit.resource.raw import Object, child, children, text
 from drakit.resource.versions import VERSIONS, from_version, requests_from_version
 
 __all__ = (
+    "amounts",
+    "finalizers",
+    "once",
     "project_claim",
     "project_class",
-    "project_namespace",
-    "project_node",
-    "project_pod",
-    "project_quota",
     "project_slice",
     "project_taint_rule",
     "project_template",
@@ -72,119 +63,10 @@ MAX_EXPRESSION = 2048
 """Characters of a selector; one that tests a dozen attributes has fewer."""
 
 _EVERYWHERE = Place(every=True)
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
-"""The label of namespaces that may have claims with admin access."""
-
-_SANDBOX = {"True": True, "False": False}
 
 
-def project_pod(body: Object) -> PodFacts:
-    """Project a Pod."""
-    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
-    made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
-    conditions = {each.get("type"): each for each in children(status, "conditions")}
-    return PodFacts(
-        namespace=intern(text(metadata, "namespace")),
-        name=metadata["name"],
-        uid=metadata["uid"],
-        claims=tuple(
-            _pod_claim(claim, made.get(claim["name"])) for claim in children(spec, "resourceClaims")
-        ),
-        node=spec.get("nodeName") or None,
-        phase=intern(text(status, "phase")),
-        gated=bool(spec.get("schedulingGates")),
-        deleting=bool(metadata.get("deletionTimestamp")),
-        finalizers=_finalizers(metadata),
-        sandbox=_SANDBOX.get(text(conditions.get("PodReadyToStartContainers", {}), "status")),
-        disruption=_disruption(conditions.get("DisruptionTarget", {})),
-        scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
-        extended=tuple(_extended_requests(spec)),
-        extended_claim=text(status, "extendedResourceClaimStatus", "resourceClaimName") or None,
-        placement=_placement(spec),
-        requests=requests_of_pod(spec),
-        priority=int(spec.get("priority") or 0),
-    )
-
-
-def _extended_requests(spec: Object) -> Iterator[ExtendedRequest]:
-    for kind in ("initContainers", "containers"):
-        for container in children(spec, kind):
-            init = kind == "initContainers" and container.get("restartPolicy") != "Always"
-            for resource, amount in child(container, "resources", "limits").items():
-                if "/" in resource and str(amount).isdecimal() and int(amount):
-                    yield ExtendedRequest(
-                        text(container, "name"), intern(resource), int(amount), init
-                    )
-
-
-def _finalizers(metadata: Object) -> tuple[str, ...]:
-    return _once(tuple(str(each) for each in metadata.get("finalizers") or ()))
-
-
-def _disruption(condition: Object) -> str:
-    return intern(text(condition, "reason")) if text(condition, "status") == "True" else ""
-
-
-def _placement(spec: Object) -> Placement:
-    affinity = child(spec, "affinity", "nodeAffinity").get(_REQUIRED)
-    placement = Placement(
-        node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
-        affinity=affinity,
-        tolerations=tuple(
-            PodToleration(
-                key=text(each, "key"),
-                operator=text(each, "operator") or "Equal",
-                value=text(each, "value"),
-                effect=text(each, "effect"),
-            )
-            for each in children(spec, "tolerations")
-        ),
-    )
-    return placement if affinity is not None else _once(placement)
-
-
-def project_node(body: Object) -> NodeFacts:
-    """Project a Node."""
-    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
-    conditions = {each.get("type"): each for each in children(status, "conditions")}
-    return NodeFacts(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        labels={intern(k): intern(v) for k, v in child(metadata, "labels").items()},
-        taints=tuple(
-            TaintFacts(key=text(each, "key"), effect=each["effect"], value=text(each, "value"))
-            for each in children(spec, "taints")
-            if each.get("effect") in PREVENTING
-        ),
-        unschedulable=bool(spec.get("unschedulable")),
-        ready=text(conditions.get("Ready", {}), "status") == "True",
-        allocatable=_amounts(child(status, "allocatable")),
-    )
-
-
-def project_namespace(body: Object) -> NamespaceFacts:
-    """Project a Namespace."""
-    metadata = child(body, "metadata")
-    return NamespaceFacts(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        admin_access=child(metadata, "labels").get(ADMIN_ACCESS) == "true",
-    )
-
-
-def project_quota(body: Object) -> QuotaFacts:
-    """Project a ResourceQuota; of one with scopes, no amounts."""
-    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
-    scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
-    return QuotaFacts(
-        namespace=intern(text(metadata, "namespace")),
-        name=metadata["name"],
-        uid=metadata["uid"],
-        hard=() if scoped else _amounts(child(status, "hard")),
-        used=() if scoped else _amounts(child(status, "used")),
-    )
+def finalizers(metadata: Object) -> tuple[str, ...]:
+    return once(tuple(str(each) for each in metadata.get("finalizers") or ()))
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
@@ -202,17 +84,6 @@ def project_taint_rule(body: Object) -> TaintRuleFacts:
         device=text(selector, "device"),
         selective=spec.get("deviceSelector") is not None,
         unsupported=bool(selector.get("deviceClassName") or selector.get("selectors")),
-    )
-
-
-def _pod_claim(claim: Object, made: Object | None) -> PodClaim:
-    generated = text(made, "resourceClaimName") if made is not None else ""
-    return PodClaim(
-        name=claim["name"],
-        claim=claim.get("resourceClaimName") or None,
-        template=claim.get("resourceClaimTemplateName") or None,
-        generated=generated or None,
-        needless=made is not None and not generated,
     )
 
 
@@ -245,7 +116,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         shares=tuple(
             Share(
                 device=_device_id(result),
-                consumed=_amounts(child(result, "consumedCapacity")),
+                consumed=amounts(child(result, "consumedCapacity")),
             )
             for result in taken
             if result.get("shareID")
@@ -267,7 +138,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         owner_pod=text(owner, "name") if owner is not None else None,
         owner_uid=text(owner, "uid") if owner is not None else "",
         deleting=bool(metadata.get("deletionTimestamp")),
-        finalizers=_finalizers(metadata),
+        finalizers=finalizers(metadata),
         nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,
     )
 
@@ -281,11 +152,11 @@ def _result(result: Object, conditions: list[Object]) -> Result:
     return Result(
         request=intern(text(result, "request")),
         device=_device_id(result),
-        tolerations=_once(tuple(_toleration(each) for each in children(result, "tolerations"))),
-        outstanding=_once(
+        tolerations=once(tuple(_toleration(each) for each in children(result, "tolerations"))),
+        outstanding=once(
             tuple(each for each in result.get("bindingConditions") or () if each not in true)
         ),
-        failed=_once(
+        failed=once(
             tuple(each for each in result.get("bindingFailureConditions") or () if each in true)
         ),
     )
@@ -387,7 +258,7 @@ def _exact(name: str, body: Object) -> Request:
         selectors=_selectors(body),
         admin_access=bool(body.get("adminAccess")),
         tolerations=tuple(_toleration(entry) for entry in children(body, "tolerations")),
-        capacity=_amounts(child(body, "capacity", "requests")),
+        capacity=amounts(child(body, "capacity", "requests")),
     )
 
 
@@ -423,7 +294,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
     values = tuple(_attribute(value) for value in attributes.values())
     return DeviceFacts(
         name=device["name"],
-        kind=_once(
+        kind=once(
             DeviceKind(
                 attributes=tuple(intern(name) for name in attributes),
                 capacity=tuple(
@@ -437,7 +308,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
             )
         ),
         values=values,
-        taints=_once(
+        taints=once(
             tuple(
                 TaintFacts(
                     key=text(taint, "key"), effect=taint["effect"], value=text(taint, "value")
@@ -446,7 +317,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
                 if taint.get("effect") in PREVENTING
             )
         ),
-        consumes=_once(
+        consumes=once(
             tuple(
                 _counter_set(text(counters, "counterSet"), counters)
                 for counters in children(device, "consumesCounters")
@@ -457,7 +328,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
 
 
 @lru_cache(maxsize=1024)
-def _once(facts: Shared) -> Shared:
+def once(facts: Shared) -> Shared:
     """Return the first of all equal facts: devices of a kind share them."""
     return facts
 
@@ -490,7 +361,7 @@ def _counter_set(name: str, body: Object) -> CounterSetFacts:
     )
 
 
-def _amounts(body: Object) -> tuple[Amount, ...]:
+def amounts(body: Object) -> tuple[Amount, ...]:
     return tuple(Amount(intern(name), intern(str(quantity))) for name, quantity in body.items())
 
 

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.cel.helper import Helper
-from drakit.explain.pending import Explainer, Explanation
-from drakit.explain.projection import (
-    project_claim,
-    project_class,
+from drakit.explain.core_projection import (
     project_namespace,
     project_node,
     project_pod,
     project_quota,
+)
+from drakit.explain.pending import Explainer, Explanation
+from drakit.explain.projection import (
+    project_claim,
+    project_class,
     project_slice,
     project_taint_rule,
     project_template,

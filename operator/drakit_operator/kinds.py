@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drakit.explain.core_projection import project_node, project_pod
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -24,8 +25,6 @@ from drakit.explain.model import (
 from drakit.explain.projection import (
     project_claim,
     project_class,
-    project_node,
-    project_pod,
     project_slice,
     project_taint_rule,
     project_template,

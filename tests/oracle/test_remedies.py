@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drakit.cel.helper import Helper
+from drakit.explain.core_projection import project_node
 from drakit.explain.model import PodClaim, PodFacts
 from drakit.explain.pending import Explainer
-from drakit.explain.projection import project_claim, project_class, project_node, project_slice
+from drakit.explain.projection import project_claim, project_class, project_slice
 from drakit.explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for

@@ -19,7 +19,7 @@ from drakit.cli.errors import CommandError
 from drakit.cli.kubectl.kinds import PODS, RULES, Kind
 from drakit.explain.loads import loads_of
 from drakit.explain.model import PodFacts, TaintRuleFacts
-from drakit.explain.projection import project_pod
+from drakit.explain.core_projection import project_pod
 from drakit.explain.world import Fact, World
 from drakit.kube import (
     ApiError,

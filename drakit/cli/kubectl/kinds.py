@@ -11,6 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from drakit.explain.core_projection import (
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
+)
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -25,10 +31,6 @@ from drakit.explain.model import (
 from drakit.explain.projection import (
     project_claim,
     project_class,
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
     project_slice,
     project_taint_rule,
     project_template,

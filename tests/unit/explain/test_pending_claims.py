@@ -5,6 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drakit.cel.library import Library
+from drakit.explain.core_projection import (
+    project_namespace,
+    project_pod,
+    project_quota,
+)
 from drakit.explain.model import (
     Amount,
     ClaimFacts,
@@ -19,12 +24,7 @@ from drakit.explain.model import (
     TemplateFacts,
 )
 from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.projection import (
-    project_class,
-    project_namespace,
-    project_pod,
-    project_quota,
-)
+from drakit.explain.projection import project_class
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from drakit.explain.core_projection import project_pod
 from drakit.explain.model import (
     Amount,
     CapacityFacts,
@@ -25,7 +26,6 @@ from drakit.explain.model import (
 from drakit.explain.projection import (
     project_claim,
     project_class,
-    project_pod,
     project_slice,
     project_template,
 )
