@@ -93,7 +93,7 @@ class Availability:
     """Only nodes that the pod cannot use reach them."""
 
     most_free: tuple[str, int] = ("", 0)
-    """The node with the most free devices, and their number."""
+    """The node with the most free devices, the first by name of several, and their number."""
 
     @property
     def total(self) -> int:
@@ -224,9 +224,9 @@ class Analysis:
                 result.small += count.too_small
             else:
                 count.merge_into(result)
-        usable = ((free, name) for name, free in self.free_by_node.items() if name not in bad)
-        free, name = max(usable, default=(0, ""))
-        result.most_free = (name, free)
+        usable = ((-free, name) for name, free in self.free_by_node.items() if name not in bad)
+        less, name = min(usable, default=(0, ""))
+        result.most_free = (name, -less)
         return result
 
     def nodes_with(self, number: int) -> set[str]:

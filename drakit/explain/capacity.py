@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from drakit.explain.model import Amount, CapacityFacts, CapacityPolicy
+from drakit.explain.model import Amount, CapacityFacts, CapacityPolicy, DeviceID, Share
 from drakit.resource.quantity import quantity_units
 
 __all__ = (
     "Consumed",
     "consumed_by",
+    "consumed_of",
     "fits_capacity",
     "requested_names",
     "short_capacities",
@@ -41,6 +42,12 @@ def summed(amounts: Iterable[Amount]) -> dict[str, int]:
     for amount in amounts:
         sums[amount.name] = sums.get(amount.name, 0) + quantity_units(amount.quantity)
     return sums
+
+
+def consumed_of(device: DeviceID, shares: Iterable[Share]) -> Consumed | None:
+    """Return what shares take of a device's capacity; None if they take nothing."""
+    amounts = [amount for each in shares if each.device == device for amount in each.consumed]
+    return summed(amounts) if amounts else None
 
 
 def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:

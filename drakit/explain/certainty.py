@@ -9,6 +9,7 @@ It must not know why a kind is hidden, or how a reason is reported.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from drakit.explain.codes import Code, Reason
 from drakit.explain.model import (
@@ -70,12 +71,8 @@ def with_limits(reason: Reason, world: World) -> Reason:
     if not words:
         return reason
     named = " and ".join(words)
-    return Reason(
-        code=reason.code,
-        sentence=f"{reason.sentence} "
-        f"(not considered, because the operator lacks permission: {named})",
-        regarding=reason.regarding,
-    )
+    limits = f"(not considered, because the operator lacks permission: {named})"
+    return replace(reason, sentence=f"{reason.sentence} {limits}")
 
 
 def _is_certain(reason: Reason, world: World) -> bool:

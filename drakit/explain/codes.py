@@ -93,8 +93,11 @@ class Finding:
 
     code: Code
     what: str
-    claim: str = ""
-    """Of a pod: the ResourceClaim that the problem is about, if it is about one alone."""
+    advice: str = ""
+    """General advice, as a clause: a remedy that is proven says more."""
+
+    claims: tuple[str, ...] = ()
+    """Of a pod: the names of the ResourceClaims that are not allocated because of the problem."""
 
 
 def no_remedy() -> str:
@@ -109,6 +112,9 @@ class Reason:
     code: Code
     sentence: str
     regarding: ObjectReference
+    advice: str = ""
+    """General advice, as a clause: a remedy that is proven says more."""
+
     transient: str = ""
     """
     The state that it describes, by a constant key, if this state is normal for a while.
@@ -121,5 +127,10 @@ class Reason:
     Search what would be enough to end it, as a clause; empty if nothing is known.
 
     The search takes long, so only a caller that reports the reason asks for it, before the facts
-    change.
+    change. All reasons of one explanation share the result.
     """
+
+    @property
+    def text(self) -> str:
+        """The sentence and the general advice: the whole reason, if no remedy is proven."""
+        return f"{self.sentence}; {self.advice}" if self.advice else self.sentence

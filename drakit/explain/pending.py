@@ -1,7 +1,7 @@
 """
 Why a pod is pending: what the scheduler would find, and a sentence with the problem and the remedy.
 
-Nodes that the pod cannot use are excluded first (:mod:`.nodes`). On each other node with enough
+Nodes that the pod cannot use are excluded first (:mod:`.usable`). On each other node with enough
 devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
 on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
 the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
@@ -15,25 +15,23 @@ It must not know Kubernetes clients, clocks, or earlier reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 from drakit.explain.allocation import Answer, NotEvaluatedError, Outcome
 from drakit.explain.availability import Analysis, analyze
 from drakit.explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
 from drakit.explain.codes import Code, Finding, Reason, no_remedy
 from drakit.explain.deletion import pod_stays
-from drakit.explain.loads import Loads
 from drakit.explain.model import (
     ClaimFacts,
     NodeFacts,
-    ObjectReference,
     PodFacts,
     Request,
-    TemplateFacts,
 )
-from drakit.explain.nodes import NodeProblem, Unusable, resolved, too_small, unusable
+from drakit.explain.nodes import NodeProblem, Unusable
 from drakit.explain.pending_claims import (
     Wanted,
     classes_missing,
@@ -41,12 +39,12 @@ from drakit.explain.pending_claims import (
     extended,
     resolve,
 )
-from drakit.explain.pools import NodeView, PoolState
+from drakit.explain.pools import PoolState
 from drakit.explain.remedies import names_of_claims, proven_remedies
 from drakit.explain.shortage import RequestReport, findings_of_shortage
 from drakit.explain.trial import Trial
+from drakit.explain.usable import Nodes, UsableNodes
 from drakit.explain.world import World
-from drakit.resource.nodeselector import selects_node
 
 __all__ = (
     "ClaimReport",
@@ -54,8 +52,6 @@ __all__ = (
     "Explanation",
     "RequestReport",
     "Verdict",
-    "missing_classes_of_claim",
-    "missing_classes_of_template",
     "waits",
 )
 
@@ -110,11 +106,11 @@ class Explanation:
     """Those of `reasons` that are about one claim, in sentences about this claim."""
 
     claims: tuple[ClaimReport, ...] = ()
-    nodes: Mapping[str, Unusable | None] = field(default_factory=dict[str, "Unusable | None"])
+    nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
     """All nodes, and why the pod cannot use each, apart from devices."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
-    """Search `remedy`, until the next change of the world."""
+    """Search `remedy`: the first call must be before the next change of the world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
@@ -142,13 +138,10 @@ class Explainer:
         """
         self._world = world
         self._name_all = name_all_holders
-        self._revision = -1
-        self._nodes_of: Mapping[str, NodeView] = {}
+        self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
+        self._revisions: tuple[int, int | None] = (-1, None)
         self._remedies: dict[object, str] = {}
-        self._nodes: dict[object, dict[str, Unusable | None]] = {}
-        self._with_room: dict[object, dict[str, Unusable | None]] = {}
-        self._loads: int | None = None
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
@@ -210,7 +203,7 @@ class Explainer:
         blocked += not_bindable(pod, allocated)
         if blocked:
             return self._blocked(pod, blocked, reports)
-        nodes = self._usable(pod, allocated)
+        nodes = self._nodes.of(pod, allocated)
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
@@ -224,9 +217,7 @@ class Explainer:
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
-    def _elsewhere(
-        self, allocated: Sequence[ClaimFacts], nodes: Mapping[str, Unusable | None]
-    ) -> Iterator[Finding]:
+    def _elsewhere(self, allocated: Sequence[ClaimFacts], nodes: Nodes) -> Iterator[Finding]:
         """Return the claims that other pods use on nodes where this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
@@ -261,16 +252,8 @@ class Explainer:
 
     def _refresh(self) -> None:
         loads = self._world.loads.revision if self._world.loads is not None else None
-        if self._revision != self._world.revision:
-            self._revision = self._world.revision
-            self._remedies.clear()
-        if self._nodes_of is not (views := self._world.views()):
-            self._nodes_of = views
-            self._nodes.clear()
-            self._with_room.clear()
-        if self._loads != loads:  # far more often than anything else
-            self._loads = loads
-            self._with_room.clear()
+        if self._revisions != (self._world.revision, loads):
+            self._revisions = (self._world.revision, loads)
             self._remedies.clear()
 
     def _analysis(self, request: Request) -> Analysis:
@@ -282,49 +265,6 @@ class Explainer:
             del self._analyses[next(iter(self._analyses))]  # the least recently used
         return found
 
-    def _usable(self, pod: PodFacts, allocated: Sequence[ClaimFacts]) -> dict[str, Unusable | None]:
-        """Return for each node why the pod cannot use it."""
-        nodes = self._room(pod)
-        restricted = [claim for claim in allocated if claim.nodes is not None]
-        if not restricted:
-            return nodes
-        views = self._world.views()
-        return {
-            name: problem or _other_claim(restricted, views[name])
-            for name, problem in nodes.items()
-        }
-
-    def _room(self, pod: PodFacts) -> dict[str, Unusable | None]:
-        """Return why the pod cannot use each node, by its own rules and what the node has left."""
-        rules, loads = self._rules(pod), self._world.loads
-        if loads is None or self._loads is None:
-            return rules
-        key = (pod.placement.key, pod.requests, pod.priority)
-        if key not in self._with_room:
-            self._with_room[key] = {
-                name: problem or self._too_small(pod, name, loads)
-                for name, problem in rules.items()
-            }
-        return self._with_room[key]
-
-    def _too_small(self, pod: PodFacts, name: str, loads: Loads) -> Unusable | None:
-        node = self._world.node(name)
-        if node is None:
-            return None
-        return too_small(pod.requests, loads.free(node, priority=pod.priority))
-
-    def _rules(self, pod: PodFacts) -> dict[str, Unusable | None]:
-        key = pod.placement.key
-        if key not in self._nodes:
-            self._nodes[key] = {
-                name: self._unusable(pod, view) for name, view in self._world.views().items()
-            }
-        return self._nodes[key]
-
-    def _unusable(self, pod: PodFacts, view: NodeView) -> Unusable | None:
-        node: NodeFacts | None = self._world.node(view.name)
-        return None if node is None else unusable(pod.placement, node)
-
     # ---- the verdict
 
     def _search(
@@ -332,7 +272,7 @@ class Explainer:
         pod: PodFacts,
         wanted: Sequence[Wanted],
         allocated: Sequence[ClaimFacts],
-        nodes: Mapping[str, Unusable | None],
+        nodes: Nodes,
         reports: list[ClaimReport],
     ) -> Explanation:
         trial = Trial(world=self._world, wanted=wanted, nodes=nodes, analysis=self._analysis)
@@ -364,7 +304,7 @@ class Explainer:
             findings,
             reports,
             nodes,
-            find_remedy=lambda: self._remedy(pod, allocated, trial, reader),
+            find_remedy=cache(lambda: self._remedy(pod, allocated, trial, reader)),
         )
 
     def _remedy(
@@ -379,33 +319,13 @@ class Explainer:
         )
         if key not in self._remedies:
             self._remedies[key] = proven_remedies(
-                trial, reader=reader, usable_after=lambda name: self._after(pod, allocated, name)
+                trial,
+                reader=reader,
+                usable_after=lambda name: self._nodes.after(pod, allocated, name),
             )
         return self._remedies[key]
 
-    def _after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
-        """Return whether the pod could use a node if the reason against it were resolved."""
-        node = self._world.node(name)
-        problem = self._usable(pod, allocated)[name]
-        if node is None or problem is None:
-            return False
-        placement, node = resolved(problem, pod.placement, node)
-        others = [
-            each
-            for each in allocated
-            if (problem.problem, problem.detail) != (NodeProblem.CLAIM, each.name)
-        ]
-        view, loads = NodeView(node.name, node.labels), self._world.loads
-        if loads is not None and self._loads is not None:
-            small = self._too_small(pod, name, loads)
-            if small is not None and small != problem:
-                return False
-        return (
-            unusable(placement, node) is None
-            and _other_claim([each for each in others if each.nodes is not None], view) is None
-        )
-
-    def _report(self, wanted: Wanted, nodes: Mapping[str, Unusable | None]) -> ClaimReport:
+    def _report(self, wanted: Wanted, nodes: Nodes) -> ClaimReport:
         requests: list[RequestReport] = []
         for request in wanted.requests:
             for name, exact in exact_requests(request):
@@ -421,7 +341,7 @@ class Explainer:
         pod: PodFacts,
         blocked: Sequence[Finding],
         reports: Sequence[ClaimReport],
-        nodes: Mapping[str, Unusable | None] | None = None,
+        nodes: Nodes | None = None,
         *,
         find_remedy: Callable[[], str] = no_remedy,
     ) -> Explanation:
@@ -433,6 +353,7 @@ class Explainer:
                     code=each.code,
                     sentence=f"pod {pod.namespace}/{pod.name} waits: {each.what}",
                     regarding=pod.reference,
+                    advice=each.advice,
                 )
                 for each in dict.fromkeys(blocked)
             ),
@@ -442,51 +363,28 @@ class Explainer:
                     sentence=f"ResourceClaim {claim.namespace}/{claim.name} is not allocated for "
                     f"pod {pod.name}: {each.what}",
                     regarding=claim.reference,
+                    advice=each.advice,
                 )
                 for each in dict.fromkeys(blocked)
-                if each.claim
-                and (claim := self._world.claim(pod.namespace, each.claim)) is not None
+                for name in each.claims
+                if (claim := self._world.claim(pod.namespace, name)) is not None
             ),
             claims=tuple(reports),
             nodes=nodes or {},
         )
 
 
-def missing_classes_of_template(template: TemplateFacts, world: World) -> list[Reason]:
-    """Warn of a template whose claims can never be allocated."""
-    origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
-    return _missing_classes(origin, template.requests, template.reference, world)
-
-
-def missing_classes_of_claim(claim: ClaimFacts, world: World) -> list[Reason]:
-    """Warn of a claim that cannot be allocated; for a generated one, its template is warned of."""
-    if claim.allocated or claim.owner_pod is not None:
-        return []
-    origin = f"ResourceClaim {claim.namespace}/{claim.name}"
-    return _missing_classes(origin, claim.requests, claim.reference, world)
-
-
-def _missing_classes(
-    origin: str, requests: Sequence[Request], regarding: ObjectReference, world: World
-) -> list[Reason]:
-    return [
-        Reason(code=blocked.code, sentence=blocked.what, regarding=regarding)
-        for request in requests
-        for blocked in classes_missing(origin, request, world)
-    ]
-
-
 def _undecided(
     unknown: Sequence[str],
     reports: Sequence[ClaimReport],
-    nodes: Mapping[str, Unusable | None],
+    nodes: Nodes,
 ) -> Explanation:
     return Explanation(
         verdict=Verdict.UNDECIDED, claims=tuple(reports), nodes=nodes, unknown=tuple(unknown)
     )
 
 
-def _unused(allocated: Sequence[ClaimFacts], nodes: Mapping[str, Unusable | None]) -> list[str]:
+def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
     """Return the claims that exclude nodes, although no pod uses them: they may be deallocated."""
     excluding = {
         problem.detail
@@ -522,10 +420,3 @@ def _uncertain(trial: Trial) -> str:
             driver, name = pool.identity
             return f"pool {name} of driver {driver} is incomplete: slices are missing"
     return ""
-
-
-def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:
-    for claim in claims:
-        if not selects_node(claim.nodes, name=view.name, labels=view.labels):
-            return Unusable(NodeProblem.CLAIM, claim.name)
-    return None

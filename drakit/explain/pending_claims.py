@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from drakit.explain.codes import Code, Finding
+from drakit.explain.codes import Code, Finding, Reason
+from drakit.explain.core_projection import ADMIN_ACCESS
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -27,7 +28,6 @@ from drakit.explain.model import (
     Request,
     TemplateFacts,
 )
-from drakit.explain.core_projection import ADMIN_ACCESS
 from drakit.explain.world import Name, World
 from drakit.resource.quantity import quantity_units
 
@@ -36,6 +36,7 @@ __all__ = (
     "classes_missing",
     "exact_requests",
     "extended",
+    "missing_classes",
     "of_other_pod",
     "resolve",
 )
@@ -256,8 +257,19 @@ def classes_missing(origin: str, request: Request, world: World) -> Iterator[Fin
             yield Finding(
                 code=Code.DEVICE_CLASS_MISSING,
                 what=f'DeviceClass "{each.device_class}" of {origin}, request "{name}", does not '
-                f"exist; create it or correct deviceClassName",
+                f"exist",
+                advice="create it or correct deviceClassName",
             )
+
+
+def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason]:
+    """Return why no claim with these requests can be allocated, whatever pod waits for it."""
+    origin = f"{of.reference.kind} {of.namespace}/{of.name}"
+    return [
+        Reason(code=each.code, sentence=each.what, regarding=of.reference, advice=each.advice)
+        for request in of.requests
+        for each in classes_missing(origin, request, world)
+    ]
 
 
 def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:

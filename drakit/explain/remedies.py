@@ -21,27 +21,22 @@ from drakit.explain.allocation import (
     NotEvaluatedError,
     Outcome,
     SearchedClaim,
-    Selected,
     Selections,
     tolerates,
 )
 from drakit.explain.availability import needed
-from drakit.explain.capacity import Consumed, summed
 from drakit.explain.devices import bits
 from drakit.explain.model import (
     ClaimFacts,
-    DeviceFacts,
     DeviceID,
     Request,
-    SliceFacts,
     TaintFacts,
     Toleration,
 )
 from drakit.explain.nodes import NodeProblem, Unusable
 from drakit.explain.selectors import only_driver
-from drakit.explain.trial import Nothing, Position, Trial
+from drakit.explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
 from drakit.explain.wording import named_holder, shown
-from drakit.explain.world import World
 
 __all__ = ("names_of_claims", "proven_remedies")
 
@@ -179,7 +174,7 @@ class _Remedies:
         )
         usable = [name for name in failing if self._trial.nodes.get(name) is None]
         for node in usable[:MAX_NODES]:
-            if self._fits(node, selections=_WithoutErrors(self._world)):
+            if self._fits(node, selections=WithoutErrors(self._world)):
                 yield _Remedy(node, "no selector failed there")
 
     def without_a_holder(self) -> Iterator[_Remedy]:
@@ -197,9 +192,9 @@ class _Remedies:
             here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
-                if self._fits(node, allocated=_Without(self._world, claim)):
+                if self._fits(node, allocated=Released(self._world, claim)):
                     yield _Remedy(node, f"{self._named(claim)} released its devices")
-            if here and self._fits(node, allocated=Nothing(self._world)):
+            if here and self._fits(node, allocated=Released(self._world)):
                 yield _Remedy(node, "other claims released their devices")
 
     def _order(self, claim: ClaimFacts) -> tuple[object, ...]:
@@ -299,11 +294,12 @@ class _Remedies:
                 if not (number or failing) or only_driver(expression) is not None:
                     continue
                 for node in self._most_selected(exact, expression):
-                    selections = _WithoutSelector(self._world, exact, expression)
+                    selections = WithoutSelector(self._world, exact, expression)
                     if self._fits(node, selections=selections):
                         whose = self._request(at, name) if owner == "the request" else owner
-                        text = f"{whose} did not have the selector {shown(expression)}"
-                        yield _Remedy(node, text)
+                        only = sum(each == owner for each, _, _ in analysis.rejected) == 1
+                        which = "no selector" if only else f"no selector {shown(expression)}"
+                        yield _Remedy(node, f"{whose} had {which}")
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
         """Return the usable nodes with the most devices once an expression is dropped."""
@@ -330,67 +326,6 @@ class _Remedies:
                     if self._fits(node, claims=claims):
                         what = self._request(Position(number, index, None), request.name)
                         yield _Remedy(node, f"the pod did not have {what}")
-
-
-# ---- facts, replaced
-
-
-class _Without(Allocated):
-    """The world as it is when one claim has released its devices."""
-
-    def __init__(self, world: World, claim: ClaimFacts) -> None:
-        self._world = world
-        self._claim = claim
-
-    def is_allocated(self, device: DeviceID) -> bool:
-        holder = self._world.holder(device)
-        return holder is not None and holder.uid != self._claim.uid
-
-    def is_shared(self, device: DeviceID) -> bool:
-        return any(each.uid != self._claim.uid for each in self._world.sharers(device))
-
-    def consumed(self, device: DeviceID) -> Consumed | None:
-        amounts = [
-            amount
-            for claim in self._world.sharers(device)
-            if claim.uid != self._claim.uid
-            for share in claim.shares
-            if share.device == device
-            for amount in share.consumed
-        ]
-        return summed(amounts) if amounts else None
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        return self._world.taints(device, facts)
-
-
-class _WithoutErrors(Selections):
-    """Devices on which a selector fails are not selected, and the search goes on."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        return Selected(matches=self._world.selected(request, of).matches)
-
-    def broken(self, request: Request) -> str | None:
-        return self._world.broken(request)
-
-
-class _WithoutSelector(Selections):
-    """One selector of one request counts as true."""
-
-    def __init__(self, world: World, request: Request, expression: str) -> None:
-        self._world = world
-        self._request = request
-        self._expression = expression
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        without = self._expression if request == self._request else ""
-        return self._world.selected(request, of, without=without)
-
-    def broken(self, request: Request) -> str | None:
-        return self._world.broken(request)
 
 
 def _pools(claim: ClaimFacts) -> Iterator[object]:

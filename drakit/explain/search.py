@@ -399,8 +399,7 @@ class _Search:
                 if must:
                     raise _FailedError(
                         f"claim {plan.claim}, request {plan.name} asks for all devices, and a "
-                        f"constraint of the claim excludes one of them",
-                        device=identity,
+                        f"constraint of the claim excludes one of them"
                     )
                 return None
             undone.append(lambda each=constraint: each.remove(plan.base, sub))

@@ -23,8 +23,8 @@ from drakit.explain.model import DeviceFacts, Request
 from drakit.explain.pending_claims import Wanted, exact_requests
 from drakit.explain.pools import NodePool, PoolState
 from drakit.explain.selectors import only_driver
-from drakit.explain.trial import Nothing, Trial
-from drakit.explain.wording import remedy, shown, state
+from drakit.explain.trial import Released, Trial
+from drakit.explain.wording import advice, how_taints_end, shown, state
 from drakit.explain.world import World
 
 __all__ = ("RequestReport", "findings_of_shortage")
@@ -85,12 +85,12 @@ def findings_of_shortage(
             found = _short(trial, each, request, of_claim, reader)
             short = short or bool(found)
             if not invalid or any(one.analysis.matching for one in of_claim):
-                findings += (replace(one, claim=each.claim) for one in found)
+                findings += (replace(one, claims=(each.claim,)) for one in found)
     if not short and not failed:
-        findings.append(_competing(trial, list(answers)[:MAX_NAMED]))
-    if len(trial.wanted) == 1:
-        findings = [replace(each, claim=trial.wanted[0].claim) for each in findings]
-    return findings
+        findings.append(_competing(trial, answers))
+    # What is not about one claim keeps all of them from being allocated.
+    every = tuple(each.claim for each in trial.wanted)
+    return [each if each.claims else replace(each, claims=every) for each in findings]
 
 
 def _invalid(trial: Trial) -> list[NodePool]:
@@ -108,12 +108,12 @@ def _invalid(trial: Trial) -> list[NodePool]:
 def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     assert answer.device is not None
     device = answer.device
-    more = f" (and {nodes - 1} more nodes)" if nodes > 1 else ""
+    more = f" (and {nodes - 1} more node{'s' if nodes > 2 else ''})" if nodes > 1 else ""
     facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,
-        what=f"the scheduler aborts its search on node {node}{more} at device {device.device} of "
-        f"pool {device.pool}, driver {device.driver}: {answer.failure}; "
+        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
+        f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
         f"{_advice(answer.failure, device.device, device.driver, facts)}",
     )
 
@@ -166,8 +166,8 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     if not analysis.matching:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f"no node publishes a device of {devices}{_rejected(analysis)}; "
-            f"{_check(request, world)}",
+            what=f"no node publishes a device of {devices}{_rejected(analysis)}",
+            advice=_check(request, world),
         )
     if found.total == 0 and not request.capacity:
         return Finding(
@@ -179,7 +179,8 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no published device of DeviceClass "{request.device_class}" that {name} of '
-            f"{origin} selects has the requested capacity; lower capacity.requests or add devices",
+            f"{origin} selects has the requested capacity",
+            advice="lower capacity.requests or add devices",
         )
     if found.total < needed(request):
         verb = "is" if found.total == 1 else "are"
@@ -187,7 +188,8 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
             f'"{request.device_class}", but only {found.total} {verb} published that it could '
-            f"use; lower count or add devices",
+            f"use",
+            advice="lower count or add devices",
         )
     if found.free >= needed(request, found):
         node, most = found.most_free
@@ -195,7 +197,8 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             code=Code.REQUESTS_COMPETE,
             what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
             f'"{request.device_class}" on one node, and no node has that many free devices: node '
-            f"{node} has the most ({most}); lower count or add devices to one node",
+            f"{node} has the most ({most})",
+            advice="lower count or add devices to one node",
         )
     released = found.free + found.releasable >= needed(request, found)
     code = Code.DEVICES_TAINTED
@@ -203,8 +206,16 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         code = Code.DEVICES_ALLOCATED
     elif not found.tainted.devices:
         code = Code.DEVICES_ON_OTHER_NODES
-    what = f"{state(found, of=devices, reader=reader)}; {remedy(found, released=released)}"
-    return Finding(code=code, what=what)
+    if request.every or request.count > 1:
+        number = "all" if request.every else request.count
+        asks = f"{name} of {origin} asks for {number} devices: "
+        devices = f'DeviceClass "{request.device_class}" that it could use'
+    else:
+        asks = ""
+    what = asks + state(found, of=devices, reader=reader)
+    if ends := how_taints_end(found):
+        what = f"{what}; {ends}"
+    return Finding(code=code, what=what, advice=advice(found, released=released))
 
 
 def _check(request: Request, world: World) -> str:
@@ -236,8 +247,9 @@ def _rejected(analysis: Analysis) -> str:
 # ---- requests together
 
 
-def _competing(trial: Trial, nodes: Sequence[str]) -> Finding:
+def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
     """Explain a pod whose requests each have enough devices, but not together."""
+    nodes = list(answers)[:MAX_NAMED]
     constraints = [
         (number, index)
         for number, each in enumerate(trial.wanted)
@@ -252,22 +264,27 @@ def _competing(trial: Trial, nodes: Sequence[str]) -> Finding:
             if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
                 return Finding(
                     code=Code.CONSTRAINT_NOT_MET,
-                    what="no node has free devices that satisfy all constraints of its claims "
-                    "together; relax one of them or add devices",
+                    what="no node has free devices that satisfy all constraints of the pod's "
+                    "claims together",
+                    advice="relax one of them or add devices",
                 )
     for name in nodes:
-        if trial.allocate(name, allocated=Nothing(trial.world)).outcome is Outcome.FITS:
+        if trial.allocate(name, allocated=Released(trial.world)).outcome is Outcome.FITS:
             return Finding(
                 code=Code.DEVICES_ALLOCATED,
-                what=f"its requests need the same free devices, and the other devices on node "
-                f"{name} are allocated; the claims can be allocated when enough of them are "
-                f"released",
+                what=f"the pod's requests need the same free devices, and the other devices on "
+                f"node {name} are allocated",
+                advice="the claims can be allocated when enough of them are released",
             )
+    if failure := next((each.failure for each in answers.values() if each.failure), ""):
+        # More devices than an allocation can list, on whatever node.
+        return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
     where = f"node {nodes[0]} does not have" if len(trial.nodes) == 1 else "no node has"
     return Finding(
         code=Code.REQUESTS_COMPETE,
-        what=f"{where} enough devices for all requests of its claims together, although each "
-        f"request alone could be allocated; reduce the requests, or add devices to one node",
+        what=f"{where} enough devices for all requests of the pod's claims together, although "
+        f"each request alone could be allocated",
+        advice="reduce the requests, or add devices to one node",
     )
 
 
@@ -288,5 +305,7 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
     return Finding(
         code=Code.CONSTRAINT_NOT_MET,
         what=f"no node has enough free devices with {same} of {constraint.attribute}, as "
-        f"{kind}{of} of {wanted.origin} requires; relax the constraint or add devices",
+        f"{kind}{of} of {wanted.origin} requires",
+        advice="relax the constraint or add devices",
+        claims=(wanted.claim,),
     )

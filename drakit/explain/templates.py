@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from drakit.explain.allocation import NotEvaluatedError, Outcome, SearchedClaim
+from drakit.explain.allocation import MAX_RESULTS, NotEvaluatedError, Outcome, SearchedClaim
 from drakit.explain.availability import needed
 from drakit.explain.codes import Code, Finding, Reason
 from drakit.explain.model import (
@@ -26,10 +26,10 @@ from drakit.explain.model import (
     TaintFacts,
     TemplateFacts,
 )
-from drakit.explain.pending_claims import classes_missing, exact_requests
+from drakit.explain.pending_claims import exact_requests, missing_classes
 from drakit.explain.pools import PoolState
 from drakit.explain.search import allocate
-from drakit.explain.trial import Nothing
+from drakit.explain.trial import Released
 from drakit.explain.world import World
 
 __all__ = ("class_problems", "expressions_of", "template_problems")
@@ -55,14 +55,8 @@ def expressions_of(requests: Sequence[Request], world: World) -> list[str]:
 def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
     """Return why no pod with a claim of this template can be scheduled."""
     origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
-    missing = [
-        found for each in template.requests for found in classes_missing(origin, each, world)
-    ]
-    if missing:
-        return [
-            Reason(code=each.code, sentence=each.what, regarding=template.reference)
-            for each in missing
-        ]
+    if missing := missing_classes(template, world):
+        return missing
     try:
         found = list(_of_requests(template.requests, template.constraints, world))
     except (NotEvaluatedError, ValueError):  # ValueError: an amount is not a quantity
@@ -165,6 +159,14 @@ def _of_requests(
 ) -> Iterator[Finding]:
     if _fits_at_once(requests, constraints, world):
         return
+    least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
+    if least > MAX_RESULTS:
+        yield Finding(
+            code=Code.REQUESTS_COMPETE,
+            what=f"it asks for {least} devices, and an allocation can list {MAX_RESULTS}; reduce "
+            f"the requests",
+        )
+        return
     matching: dict[Request, _Matching] = {}
     for request in requests:
         for name, exact in exact_requests(request):
@@ -219,7 +221,7 @@ def _allocate(
     return allocate([claim], pools, allocated=_Free(world), selections=world).outcome
 
 
-class _Free(Nothing):
+class _Free(Released):
     """No claim is allocated, and no device is tainted."""
 
     def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:

@@ -9,21 +9,28 @@ It must not know how a result is worded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from drakit.explain.allocation import Allocated, Answer, SearchedClaim, Selections
+from drakit.explain.allocation import Allocated, Answer, SearchedClaim, Selected, Selections
 from drakit.explain.availability import Analysis, needed
-from drakit.explain.capacity import Consumed
-from drakit.explain.model import DeviceFacts, DeviceID, Request, TaintFacts
-from drakit.explain.nodes import Unusable
+from drakit.explain.capacity import Consumed, consumed_of
+from drakit.explain.model import (
+    ClaimFacts,
+    DeviceFacts,
+    DeviceID,
+    Request,
+    SliceFacts,
+    TaintFacts,
+)
 from drakit.explain.pending_claims import Wanted, exact_requests
 from drakit.explain.pools import NodePool
 from drakit.explain.search import MAX_STEPS, allocate
+from drakit.explain.usable import Nodes
 from drakit.explain.world import World
 
-__all__ = ("Nothing", "Position", "Trial")
+__all__ = ("Position", "Released", "Trial", "WithoutErrors", "WithoutSelector")
 
 
 class Position(NamedTuple):
@@ -34,34 +41,13 @@ class Position(NamedTuple):
     alternative: int | None
 
 
-class Nothing(Allocated):
-    """No claim is allocated; devices keep their taints."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def is_allocated(self, device: DeviceID) -> bool:
-        return False
-
-    def is_shared(self, device: DeviceID) -> bool:
-        return False
-
-    def consumed(self, device: DeviceID) -> Consumed | None:
-        return None
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        return self._world.taints(device, facts)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """The claims of a pod that must be allocated, and the nodes."""
 
     world: World
     wanted: Sequence[Wanted]
-    nodes: Mapping[str, Unusable | None]
-    """All nodes, each with the reason why the pod cannot use it."""
-
+    nodes: Nodes
     analysis: Callable[[Request], Analysis]
 
     def requests(self) -> Iterator[Request]:
@@ -142,3 +128,61 @@ class Trial:
             selections=selections or self.world,
             max_steps=max_steps,
         )
+
+
+# ---- facts, replaced
+
+
+class Released(Allocated):
+    """The world as it is when claims have released their devices; the devices keep their taints."""
+
+    def __init__(self, world: World, claim: ClaimFacts | None = None) -> None:
+        """`claim` is the only one that has; None means all."""
+        self._world = world
+        self._claim = claim
+
+    def is_allocated(self, device: DeviceID) -> bool:
+        holder = self._world.holder(device)
+        return holder is not None and self._holds(holder)
+
+    def is_shared(self, device: DeviceID) -> bool:
+        return any(self._holds(each) for each in self._world.sharers(device))
+
+    def consumed(self, device: DeviceID) -> Consumed | None:
+        claims = filter(self._holds, self._world.sharers(device))
+        return consumed_of(device, (share for claim in claims for share in claim.shares))
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        return self._world.taints(device, facts)
+
+    def _holds(self, claim: ClaimFacts) -> bool:
+        return self._claim is not None and claim.uid != self._claim.uid
+
+
+class WithoutErrors(Selections):
+    """Devices on which a selector fails are not selected, and the search goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        return Selected(matches=self._world.selected(request, of).matches)
+
+    def broken(self, request: Request) -> str | None:
+        return self._world.broken(request)
+
+
+class WithoutSelector(Selections):
+    """One selector of one request counts as true."""
+
+    def __init__(self, world: World, request: Request, expression: str) -> None:
+        self._world = world
+        self._request = request
+        self._expression = expression
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        without = self._expression if request == self._request else ""
+        return self._world.selected(request, of, without=without)
+
+    def broken(self, request: Request) -> str | None:
+        return self._world.broken(request)

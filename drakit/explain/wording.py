@@ -15,7 +15,7 @@ from drakit.explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit.explain.model import ClaimFacts
 from drakit.explain.nodes import NodeProblem
 
-__all__ = ("named_holder", "remedy", "shown", "state")
+__all__ = ("advice", "how_taints_end", "named_holder", "shown", "state")
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
@@ -71,33 +71,39 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
     return f"of the {found.total} devices of {of}, {phrases}"
 
 
-def remedy(found: Availability, *, released: bool) -> str:
-    """Return the remedy; `released` if a release of devices is enough."""
-    remedies: list[str] = []
+def how_taints_end(found: Availability) -> str:
+    """Return what removes the taints of devices, as clauses; empty if it is unknown."""
+    keys = found.tainted.words
+    causes = [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    if found.rules:
+        plural = "s" if len(found.rules) > 1 else ""
+        causes.append(
+            f"DeviceTaintRule{plural} {_words(found.rules)} set{'' if plural else 's'} a taint, "
+            f"which is removed when the rule is deleted"
+        )
+    return "; ".join(causes)
+
+
+def advice(found: Availability, *, released: bool) -> str:
+    """Return general advice; `released` if a release of devices is enough."""
+    parts: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
         what = "enough of them are" if whole else "enough hardware or capacity is"
-        remedies.append(f"the claim can be allocated when {what} released")
+        what = "the device is" if whole and found.total == 1 else what
+        parts.append(f"the claim can be allocated when {what} released")
     if found.elsewhere.devices and not found.releasable and not found.free:
         short = {word.partition(" ")[0] for word in found.elsewhere.words} == {_RESOURCES}
         where = (
             "allow the pod to run on those nodes, or publish devices on the nodes that it can use"
         )
         room = "reduce what the pod requests, or free resources on those nodes"
-        remedies.append(room if short else where)
-    keys = found.tainted.words
-    remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
-    if found.rules:
-        plural = "s" if len(found.rules) > 1 else ""
-        remedies.append(
-            f"DeviceTaintRule{plural} {_words(found.rules)} set{'' if plural else 's'} a taint, "
-            f"which is removed when the rule is deleted"
-        )
-    if keys - _ADVICE.keys():
+        parts.append(room if short else where)
+    if found.tainted.words - _ADVICE.keys():
         effects = sorted({effect for key, effect in found.effects if key not in _ADVICE})
         plural = "s" if len(effects) > 1 else ""
-        remedies.append(_ADVICE_FOR_OTHERS.format(plural, " and ".join(effects)))
-    return "; ".join(remedies)
+        parts.append(_ADVICE_FOR_OTHERS.format(plural, " and ".join(effects)))
+    return "; ".join(parts)
 
 
 def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from drakit.explain.allocation import NotEvaluatedError, Selected
-from drakit.explain.capacity import Consumed, summed
+from drakit.explain.capacity import Consumed, consumed_of
 from drakit.explain.devices import bits
 from drakit.explain.loads import Loads
 from drakit.explain.model import (
@@ -364,14 +364,8 @@ class World:
 
     def consumed(self, device: DeviceID) -> Consumed | None:
         """Return what shares take of a device's capacity; None if they take nothing."""
-        amounts = [
-            amount
-            for claim in self.sharers(device)
-            for share in claim.shares
-            if share.device == device
-            for amount in share.consumed
-        ]
-        return summed(amounts) if amounts else None
+        shares = (share for claim in self.sharers(device) for share in claim.shares)
+        return consumed_of(device, shares)
 
     @property
     def has_taint_rules(self) -> bool:

@@ -93,7 +93,7 @@ def class_selector_rejects(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NO_DEVICE_PUBLISHED,
-    words=("the request rejects 1", 'if request "gpu" did not have the selector'),
+    words=("the request rejects 1", 'if request "gpu" had no selector'),
 )
 def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -274,7 +274,7 @@ def toleration_of_another_value(s: Scene) -> Iterator[None]:
     s.pod(s.request(tolerations=[{**equal, "value": "yes"}]))
 
 
-@situation(Code.DEVICES_TAINTED, words=("effect NoExecute", "example.com/broken:NoExecute"))
+@situation(Code.DEVICES_TAINTED, words=("example.com/broken:NoExecute",))
 def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", taints=[{**TAINT, "effect": "NoExecute"}]))

@@ -205,7 +205,7 @@ def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ requests that compete
 
 
-@situation(Code.REQUESTS_COMPETE, words=("did not have the selector",))
+@situation(Code.REQUESTS_COMPETE, words=("had no selector",))
 def requests_need_the_same_device(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))

@@ -28,9 +28,12 @@ AT_ONCE = 16
 
 
 def text_of(explanation: Explanation) -> str:
-    sentences = [reason.sentence for reason in explanation.reasons]
-    remedies = [explanation.remedy] if explanation.remedy else []
-    return "; ".join([*sentences, *remedies, *explanation.unknown])
+    reasons = explanation.reasons
+    if explanation.remedy:
+        texts = [*(reason.sentence for reason in reasons), explanation.remedy]
+    else:
+        texts = [reason.text for reason in reasons]
+    return "; ".join([*texts, *explanation.unknown])
 
 
 def check(found: Explanation, situation: Situation) -> None:

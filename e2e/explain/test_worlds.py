@@ -70,7 +70,7 @@ def test_a_pod_fits_where_we_say_so_and_nowhere_else(
                 search_ended = not any("too long" in each for each in found.unknown)
                 outcomes[found.verdict] += 1
                 if search_ended and not scheduler_agrees(found, world, scene):
-                    sentences = [reason.sentence for reason in found.reasons]
+                    sentences = [reason.text for reason in found.reasons]
                     wrong.append(f"seed {seed}: {found.verdict}: {sentences} {found.unknown}")
             except RejectedWorldError as error:
                 outcomes["rejected"] += 1

@@ -105,16 +105,29 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
     return Announcement(code=first.code, note=_note(reasons), regarding=first.regarding)
 
 
-def _note(reasons: Sequence[Reason]) -> str:
-    """Join the sentences of reasons, as far as a note has room."""
-    note = reasons[0].sentence
+def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
+    """Join the reasons, then the remedy; what has no room is left out, and reasons are counted."""
+    end = f"; {remedy}" if remedy else ""
+    first = reasons[0].sentence
+    if not end or len(f"{first}{end}".encode()) > NOTE_BYTES:
+        first, end = reasons[0].text, ""
+    subject, colon, _ = first.partition(": ")
+    note, room = first, NOTE_BYTES - len(end.encode()) - len("; and 999 more")
     for index, reason in enumerate(reasons[1:], start=1):
-        longer = f"{note}; also: {reason.sentence}"
-        if len(longer.encode()) > NOTE_BYTES - len("; and 999 more"):
-            note = f"{note}; and {len(reasons) - index} more"
+        text = reason.sentence if end else reason.text
+        clause = text.removeprefix(f"{subject}: ") if colon else text
+        longer = f"{note}; also: {clause}"
+        if len(longer.encode()) > room:
+            end = f"; and {len(reasons) - index} more{end}"
             break
         note = longer
-    return note.encode()[:NOTE_BYTES].decode(errors="ignore")
+    return f"{_cut(note, NOTE_BYTES - len(end.encode()))}{end}"
+
+
+def _cut(text: str, size: int) -> str:
+    if len(text.encode()) <= size:
+        return text
+    return text.encode()[: size - 3].decode(errors="ignore") + "..."
 
 
 def decide(
@@ -213,8 +226,8 @@ class Announcer:
             turn_seconds = self._turn_seconds(uid, now)
             if turn_seconds > 0:
                 return turn_seconds
-            note = _note([_with_remedy(each) for each in lasting])
-            await self._write(uid, wanted, note, now)
+            remedy = next((found for each in lasting if (found := each.find_remedy())), "")
+            await self._write(uid, wanted, _note(lasting, remedy), now)
         return _sooner(decision.again_seconds, wait_seconds)
 
     def _lasting(
@@ -257,11 +270,6 @@ class Announcer:
                 "note": note,
             },
         )
-
-
-def _with_remedy(reason: Reason) -> Reason:
-    remedy = reason.find_remedy()
-    return replace(reason, sentence=f"{reason.sentence}; {remedy}") if remedy else reason
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:

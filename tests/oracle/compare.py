@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from drakit.cel.helper import Helper, HelperError
 from drakit.explain.allocation import Answer, Outcome, SearchedClaim, Selected
-from drakit.explain.capacity import Consumed, summed
+from drakit.explain.capacity import Consumed, consumed_of
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -64,10 +64,7 @@ class Facts:
         return any(device in claim.devices for claim in self.held)
 
     def consumed(self, device: DeviceID) -> Consumed | None:
-        shares = [share for claim in self.held for share in claim.shares if share.device == device]
-        if not any(share.consumed for share in shares):
-            return None
-        return summed(amount for share in shares for amount in share.consumed)
+        return consumed_of(device, (share for claim in self.held for share in claim.shares))
 
     def is_shared(self, device: DeviceID) -> bool:
         return any(share.device == device for claim in self.held for share in claim.shares)

@@ -16,9 +16,8 @@ from drakit.cli.kubectl.output import plural
 from drakit.cli.kubectl.pools import UNHEALTHY, PoolRow
 from drakit.explain.allocation import NotEvaluatedError
 from drakit.explain.availability import analyze
-from drakit.explain.codes import Reason
 from drakit.explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts
-from drakit.explain.pending import missing_classes_of_claim, missing_classes_of_template
+from drakit.explain.pending_claims import missing_classes
 
 __all__ = ("check_cluster", "check_gaps")
 
@@ -138,21 +137,18 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
     if found.lacks_all(CLASSES):
         return
     world = found.world
-    reasons: dict[str, str] = {}
-
-    def keep(subject: str, missing: Iterable[Reason]) -> None:
-        for each in missing:
-            reasons.setdefault(each.sentence, subject)
-
-    for claim in world.of(ClaimFacts).values():
-        subject = f"ResourceClaim {claim.namespace}/{claim.name}"
-        keep(subject, missing_classes_of_claim(claim, world))
-    for template in world.of(TemplateFacts).values():
-        subject = f"ResourceClaimTemplate {template.namespace}/{template.name}"
-        keep(subject, missing_classes_of_template(template, world))
-    for sentence, subject in sorted(reasons.items()):
-        what, _, fix = sentence.partition("; ")
-        yield Finding(object=subject, what=what, fix=fix)
+    claims = (
+        each
+        for each in world.of(ClaimFacts).values()
+        # A claim of a template has the requests of the template.
+        if not each.allocated and each.owner_pod is None
+    )
+    for of in (*claims, *world.of(TemplateFacts).values()):
+        subject = f"{of.reference.kind} {of.namespace}/{of.name}"
+        for what, fix in dict.fromkeys(
+            (each.sentence, each.advice) for each in missing_classes(of, world)
+        ):
+            yield Finding(object=subject, what=what, fix=fix)
 
 
 def _classes(found: Gathered) -> Iterator[Finding]:

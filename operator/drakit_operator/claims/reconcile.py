@@ -18,7 +18,7 @@ from drakit.explain.certainty import certain, with_limits
 from drakit.explain.codes import Code, Reason
 from drakit.explain.model import ClaimFacts, PodFacts
 from drakit.explain.pending import Explainer, waits
-from drakit.explain.pending_claims import classes_missing
+from drakit.explain.pending_claims import missing_classes
 from drakit.explain.world import World
 from drakit_operator.kinds import Name
 
@@ -56,13 +56,16 @@ def judge_pod(
         for each in certain(found.reasons, world)
         if each.code not in _REPORTED_BY_KUBELET
     ]
-    if reasons and not world.hidden:  # a fact that is not seen may prevent it
-        reasons[0] = replace(reasons[0], find_remedy=found.find_remedy)
     judged = {pod.uid: reasons}
     for each in certain(found.claim_reasons, world):
         if _represents(pod, each.regarding.name, world):
-            judged.setdefault(each.regarding.uid, []).append(each)
-    return judged
+            judged.setdefault(each.regarding.uid, []).append(with_limits(each, world))
+    if world.hidden:  # a fact that is not seen may prevent the remedy
+        return judged
+    return {
+        uid: [replace(each, find_remedy=found.find_remedy) for each in reasons]
+        for uid, reasons in judged.items()
+    }
 
 
 def _represents(pod: PodFacts, claim: str, world: World) -> bool:
@@ -82,7 +85,7 @@ def judge_claim(name: Name, world: World) -> dict[str, list[Reason]]:
         return {}
     if claim.deleting:
         return {claim.uid: []}
-    return {claim.uid: _broken(claim, world) if claim.allocated else _impossible(claim, world)}
+    return {claim.uid: _broken(claim, world) if claim.allocated else missing_classes(claim, world)}
 
 
 def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
@@ -92,13 +95,4 @@ def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
         each if each.code in _AT_ONCE else replace(each, transient=each.code)
         for each in broken_claim(claim, world)
         if each.code not in _REPORTED_BY_KUBERNETES
-    ]
-
-
-def _impossible(claim: ClaimFacts, world: World) -> list[Reason]:
-    origin = f"ResourceClaim {claim.namespace}/{claim.name}"
-    return [
-        Reason(code=each.code, sentence=each.what, regarding=claim.reference)
-        for request in claim.requests
-        for each in classes_missing(origin, request, world)
     ]

@@ -195,8 +195,8 @@ def test_a_node_needs_room_for_the_pod(cpu, verdict):
 
 def test_the_sentence_names_the_resource_and_the_remedy():
     (reason,) = explain(waiting(2), small_world()).reasons
-    assert "on nodes that the pod cannot use (they have too little cpu left)" in reason.sentence
-    assert "reduce what the pod requests, or free resources on those nodes" in reason.sentence
+    assert "on nodes that the pod cannot use (they have too little cpu left)" in reason.text
+    assert "reduce what the pod requests, or free resources on those nodes" in reason.text
 
 
 def test_a_node_that_has_as_many_pods_as_it_may_have_is_named():
@@ -205,7 +205,7 @@ def test_a_node_that_has_as_many_pods_as_it_may_have_is_named():
     for number in range(110):
         world.loads.apply(Load(f"pod-{number}", "n1", 0, (("pods", BILLION),)))
     (reason,) = explain(waiting(1), world).reasons
-    assert "they have too little room for pods left" in reason.sentence
+    assert "they have too little room for pods left" in reason.text
 
 
 def test_a_node_that_is_resized_has_more_left():

@@ -151,7 +151,7 @@ def test_what_keeps_a_claim_from_its_pod(pod, facts, code, what):
     explanation = explained(pod, *facts)
     assert explanation.verdict is Verdict.BLOCKED
     (reason,) = explanation.reasons
-    assert (str(reason.code), reason.sentence) == (code, f"pod lab/train waits: {what}")
+    assert (str(reason.code), reason.text) == (code, f"pod lab/train waits: {what}")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_extended_resources(pod, facts, verdict):
 
 def test_the_class_of_an_extended_resource_is_named():
     (reason,) = explained(EXTENDED, GPUS).reasons
-    assert reason.sentence == (
+    assert reason.text == (
         'pod lab/train waits: request "main" of extended resource "lab.io/gpu" asks for 3 devices '
         'of DeviceClass "gpus", but only 2 are published that it could use; lower count or add '
         "devices"
@@ -269,7 +269,7 @@ def test_the_class_of_an_extended_resource_is_named():
 )
 def test_of_several_classes_one_provides_the_resource(created, named):
     (reason,) = explained(EXTENDED, GPUS, replace(GPUS, name="zeta", created=created)).reasons
-    assert f'DeviceClass "{named}"' in reason.sentence
+    assert f'DeviceClass "{named}"' in reason.text
 
 
 # ---- facts

@@ -27,6 +27,7 @@ from drakit.explain.model import (
     Toleration,
 )
 from drakit.explain.pending import Explainer, Verdict
+from drakit.explain.world import Name
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")
@@ -187,8 +188,7 @@ def remedy(*facts, pod=POD, **options):
         ),
         pytest.param(
             [N1, slice_on("n1", *models("x")), claim(request(selectors=(model("y"),)))],
-            'it would fit on node n1 if request "r" did not have the selector '
-            'device.attributes["d"].model == "y"',
+            'it would fit on node n1 if request "r" had no selector',
             id="a-selector-of-the-request",
         ),
         pytest.param(
@@ -198,8 +198,7 @@ def remedy(*facts, pod=POD, **options):
                 ClassFacts(name="y", uid="y", selectors=('device.driver == "d"', model("y"))),
                 claim(request(device_class="y")),
             ],
-            'it would fit on node n1 if class y did not have the selector device.attributes["d"].'
-            'model == "y"',
+            f"it would fit on node n1 if class y had no selector {model('y')}",
             id="a-selector-of-the-class",
         ),
         pytest.param(
@@ -208,8 +207,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0"), device("g1")),
                 claim(request(selectors=(model("y"),))),
             ],
-            'it would fit on node n1 if request "r" did not have the selector '
-            'device.attributes["d"].model == "y"',
+            'it would fit on node n1 if request "r" had no selector',
             id="a-selector-that-fails-on-all-devices",
         ),
         pytest.param(
@@ -219,7 +217,7 @@ def remedy(*facts, pod=POD, **options):
                 claim(request(selectors=(model("y"),))),
             ],
             "it would fit on node n1 if no selector failed there, or if "
-            'request "r" did not have the selector device.attributes["d"].model == "y"',
+            'request "r" had no selector',
             id="a-selector-that-fails-before-the-device-that-it-selects",
         ),
         pytest.param(
@@ -280,7 +278,7 @@ def test_an_alternative_is_named_by_its_full_name():
     facts = [N1, slice_on("n1", *models("x", "y")), claim(list_of_two)]
     expected = (
         'it would fit on node n1 if request "r/good" asked for 2 instead of 3, or if request '
-        '"r/best" did not have the selector device.attributes["d"].model == "z"'
+        '"r/best" had no selector'
     )
     assert remedy(*facts) == expected
 
@@ -419,6 +417,40 @@ def test_no_remedy_is_searched_unless_asked_for(monkeypatch):
     found = explain(POD, world_of(ANY, *facts))
     monkeypatch.setattr("drakit.explain.pending.proven_remedies", lambda *_, **__: "it would fit")
     assert found.remedy == "it would fit"
+
+
+def test_a_remedy_is_found_once_in_the_facts_that_were_judged():
+    facts = [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())]
+    world = world_of(ANY, *facts)
+    found = explain(POD, world)
+    first = found.remedy
+    assert "claim lab/a" in first
+    world.remove(ClaimFacts, Name("lab", "a"))
+    assert found.remedy == first
+
+
+@pytest.mark.parametrize(
+    ("requests", "constraints", "claims"),
+    [
+        pytest.param(
+            {"a": request(count=2), "b": request(count=2)}, [], ["a", "b"], id="that-compete"
+        ),
+        pytest.param(
+            {"a": request(count=4), "b": request()}, [], ["a"], id="of-which-one-is-short"
+        ),
+        pytest.param(
+            {"a": request(count=2), "b": request()}, [SAME], ["a"], id="of-which-one-is-constrained"
+        ),
+    ],
+)
+def test_a_reason_is_about_the_claims_that_it_keeps_from_being_allocated(
+    requests, constraints, claims
+):
+    pod = replace(POD, claims=tuple(PodClaim(name=each, claim=each) for each in requests))
+    facts = [claim(of, name=name) for name, of in requests.items()]
+    facts[0] = replace(facts[0], constraints=tuple(constraints))
+    found = explain(pod, world_of(ANY, N1, slice_on("n1", *numa(0, 1, 2)), *facts))
+    assert [each.regarding.name for each in found.claim_reasons] == claims
 
 
 def test_the_rule_that_adds_a_taint_is_named():

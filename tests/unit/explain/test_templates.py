@@ -178,6 +178,16 @@ def test_only_a_missing_class_is_certain_at_once():
     assert all(each.transient for each in problems(cluster(), template(request())))
 
 
+def test_more_devices_than_an_allocation_can_list():
+    devices = [device(f"g{number}") for number in range(40)]
+    (reason,) = problems(cluster(replace(ONE, devices=devices)), template(request(count=33)))
+    assert (reason.code, reason.sentence) == (
+        Code.REQUESTS_COMPETE,
+        "ResourceClaimTemplate lab/tpl: it asks for 33 devices, and an allocation can list 32; "
+        "reduce the requests",
+    )
+
+
 def test_the_sentence_names_the_remedy():
     (reason,) = problems(cluster(ONE, TWO), template(request(count=3)))
     assert reason.sentence == (

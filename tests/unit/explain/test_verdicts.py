@@ -60,7 +60,7 @@ def only_reason(world, pod=POD):
     explanation = explain(pod, world)
     assert explanation.verdict is Verdict.BLOCKED
     (reason,) = explanation.reasons
-    return str(reason.code), reason.sentence.removeprefix("pod lab/train waits: ")
+    return str(reason.code), reason.text.removeprefix("pod lab/train waits: ")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,8 @@ def test_a_selector_that_does_not_compile_fails():
     world.selectors.learn({"device.drive": Reads(error="undefined field 'drive'")})
     (reason,) = Explainer(world).explain(POD).reasons
     assert reason.code == "SelectorFailed"
-    assert "selector of class any: undefined field 'drive'; correct the expr" in reason.sentence
+    assert "selector of class any: undefined field 'drive', on device g0" in reason.text
+    assert "; correct the expression, or exclude the device" in reason.text
 
 
 @pytest.mark.parametrize(
@@ -171,17 +172,34 @@ def test_a_missing_key_is_compared_with_the_names_of_the_device(key, advice):
     assert f"; {advice}" in sentence
 
 
-def test_a_constraint_without_which_it_fits_is_named():
+@pytest.mark.parametrize("count", [pytest.param(2, id="two"), pytest.param(0, id="all-devices")])
+def test_a_constraint_without_which_it_fits_is_named(count):
     world = world_of(
         ANY,
         node("n1"),
         slice_on("n1", device("a", attributes={"numa": 0}), device("b", attributes={"numa": 1})),
-        claim(request(count=2), constraints=[Constraint(attribute="d/numa")]),
+        claim(request(count=count), constraints=[Constraint(attribute="d/numa")]),
     )
     assert only_reason(world) == (
         "ConstraintNotMet",
         "no node has enough free devices with one value of d/numa, as matchAttribute of claim "
         '"mine" requires; relax the constraint or add devices',
+    )
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param([request(count=33)], id="of-one-request"),
+        pytest.param([request("one", count=17), request("two", count=16)], id="of-two-requests"),
+    ],
+)
+def test_more_devices_than_an_allocation_can_list(requests):
+    devices = [device(f"g{number}") for number in range(40)]
+    world = world_of(ANY, node("n1"), slice_on("n1", *devices), claim(*requests))
+    assert only_reason(world) == (
+        "RequestsCompete",
+        "claim c asks for 33 devices, and an allocation can list 32; reduce the requests",
     )
 
 
@@ -191,8 +209,9 @@ def test_requests_that_need_the_same_device():
     )
     assert only_reason(world) == (
         "RequestsCompete",
-        "node n1 does not have enough devices for all requests of its claims together, although "
-        "each request alone could be allocated; reduce the requests, or add devices to one node",
+        "node n1 does not have enough devices for all requests of the pod's claims together, "
+        "although each request alone could be allocated; reduce the requests, or add "
+        "devices to one node",
     )
 
 
@@ -206,7 +225,7 @@ def test_requests_that_need_the_same_device_beside_an_allocated_one():
     )
     code, sentence = only_reason(world)
     assert code == "DevicesAllocated"
-    assert sentence.startswith("its requests need the same free devices")
+    assert sentence.startswith("the pod's requests need the same free devices")
 
 
 def test_devices_that_are_free_on_different_nodes():
@@ -220,7 +239,7 @@ def test_devices_that_are_free_on_different_nodes():
     )
     code, sentence = only_reason(world)
     assert code == "RequestsCompete"
-    assert "no node has that many free devices: node n2 has the most (1)" in sentence
+    assert "no node has that many free devices: node n1 has the most (1)" in sentence
 
 
 def test_a_taint_rule_taints_the_devices_that_it_selects():

@@ -62,6 +62,61 @@ def test_a_note_counts_the_reasons_that_had_no_room():
     assert note.endswith("; and 7 more")
 
 
+async def note_of(reasons):
+    """The note of an object's first Event."""
+    written = []
+
+    async def record(announcement):
+        written.append(announcement.note)
+
+    timing = replace(TIMING, debounce_seconds=0)
+    announcer = Announcer(record, timing=timing, on_announced=lambda code: None)
+    await announcer.announce("u", reasons)
+    (note,) = written
+    assert len(note.encode()) <= 1024
+    return note
+
+
+def with_remedy(remedy, *reasons):
+    first, *others = reasons
+    return [replace(first, find_remedy=lambda: remedy), *others]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "note"),
+    [
+        pytest.param(
+            [reason("pod lab/train waits: a"), reason("pod lab/train waits: b")],
+            "pod lab/train waits: a; also: b",
+            id="the-object-is-named-once",
+        ),
+        pytest.param(
+            [replace(reason("a"), advice="do x"), replace(reason("b"), advice="do y")],
+            "a; do x; also: b; do y",
+            id="general-advice-without-a-proven-remedy",
+        ),
+        pytest.param(
+            with_remedy("z helps", replace(reason("a"), advice="do x"), reason("b")),
+            "a; also: b; z helps",
+            id="a-proven-remedy-replaces-advice-and-ends-the-note",
+        ),
+        pytest.param(
+            with_remedy("z helps", reason("a" * 900), reason("b" * 900)),
+            f"{'a' * 900}; and 1 more; z helps",
+            id="a-remedy-has-room-before-further-reasons",
+        ),
+        pytest.param(
+            with_remedy("z" * 200, replace(reason("a" * 900), advice="do x")),
+            f"{'a' * 900}; do x",
+            id="a-remedy-without-room-is-left-out",
+        ),
+        pytest.param([reason("ü" * 600)], "ü" * 510 + "...", id="a-reason-that-is-too-long-is-cut"),
+    ],
+)
+async def test_the_note_has_reasons_then_the_remedy(reasons, note):
+    assert await note_of(reasons) == note
+
+
 @pytest.mark.looptime
 async def test_a_pod_gets_an_event_once_and_again_after_half_an_hour():
     written = []
@@ -163,8 +218,8 @@ async def test_a_remedy_is_searched_only_for_an_event_that_is_due():
         await announcer.announce("u", [found, reason("too")])
         await asyncio.sleep(1)
     assert written == [
-        (1, "it waits; it would fit 1; also: too"),
-        (1801, "it waits; it would fit 2; also: too"),
+        (1, "it waits; also: too; it would fit 1"),
+        (1801, "it waits; also: too; it would fit 2"),
     ]
     assert searched == [1, 1801]
 
