@@ -189,6 +189,19 @@ def test_the_doctor_finds_no_problem_with_a_driver_that_runs(stuck, admin):
     assert not [each for each in problems if LAMPS in each or "scripted" in each]
 
 
+def test_feature_gates_are_read_where_a_selector_depends_on_them(stuck, admin, tenant):
+    selector = f"{number(LAMPS, 0)} && !device.allowMultipleAllocations"
+    stuck.apply(template("alone", ("lamp", "lamp.test", selector)))
+    stuck.apply(pod("picky", ("lamp", from_template("alone"))))
+    unread = "feature gates of the API server may not be read (/metrics)"
+    code, body = admin.json("explain", "pod/picky")
+    assert (code, body["verdict"], body["notEvaluated"]) == (1, "blocked", [])
+    assert "DRAConsumableCapacity" in admin.json("doctor")[1]["featureGates"]
+    for name, named in (("picky", True), ("waits", False)):
+        _, body = tenant.json("explain", f"pod/{name}")
+        assert any(each.startswith(unread) for each in body["notEvaluated"]) is named
+
+
 def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked(stuck, tenant):
     code, body = tenant.json("explain", "pod/waits")
     assert (code, body["verdict"]) == (1, "blocked")

@@ -24,6 +24,7 @@ __all__ = ("Library",)
 
 NEEDS_KUBERNETES = "needs Kubernetes' own CEL compiler; install drakit-cel"
 
+_SHAREABLE = "allowMultipleAllocations"
 _INDEX = re.compile(r"""\[\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\]""")
 _MISSING_KEY = re.compile(r"[Kk]ey not found.*?[\"']?([\w./-]+)[\"']?$")
 
@@ -36,9 +37,13 @@ class Library:
             variables={"device": cel.Type.DYN}, extensions=[ext_bindings.ExtBindings()]
         )
         self._compile = lru_cache(maxsize=512)(self._compiled)
+        self._gates = FeatureGates()
 
     def use(self, gates: FeatureGates) -> None:
-        """Do nothing: the library has no feature gates."""
+        """Evaluate with these feature gates from now on; the library never knows lists."""
+        if gates != self._gates:
+            self._gates = gates
+            self._compile.cache_clear()
 
     def reads(self, expressions: Sequence[str]) -> list[Reads]:
         """Return that each expression may read all of a device: the library does not report it."""
@@ -56,6 +61,8 @@ class Library:
         """There is nothing to end."""
 
     def _compiled(self, expression: str) -> Any:
+        if not self._gates.consumable_capacity and _SHAREABLE in expression:
+            return None  # Kubernetes has no such field, and the error is its compiler's
         try:
             return self._environment.compile(expression)
         except Exception:  # the library has no error class of its own
@@ -95,7 +102,7 @@ def _variables(device: Mapping[str, Any], domains: set[str]) -> Mapping[str, Any
         capacity.setdefault(domain, {})[identifier] = _opaque(typed["value"])
     return {
         "driver": driver,
-        "allowMultipleAllocations": device["allowMultipleAllocations"],
+        _SHAREABLE: device[_SHAREABLE],
         "attributes": attributes,
         "capacity": capacity,
     }

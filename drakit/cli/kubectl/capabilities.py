@@ -13,9 +13,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drakit.cel.gates import GatesUnknownError, read_all_gates
-from drakit.cli.kubectl.gather import Gap
-from drakit.kube import ApiError, ForbiddenError, Session
+from drakit.cel.gates import PATH, GatesUnknownError, gates_of, read_all_gates
+from drakit.cli.kubectl.gather import Gap, unread
+from drakit.explain.selectors import FeatureGates
+from drakit.kube import ApiError, Session
 
 __all__ = ("Capabilities", "find_capabilities")
 
@@ -35,6 +36,9 @@ class Capabilities:
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """Feature gates that concern devices; empty if they may not be read."""
 
+    of_selectors: FeatureGates = field(default_factory=FeatureGates)
+    """Those of `gates` that change what a selector means; unknown ones count as enabled."""
+
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -52,18 +56,14 @@ async def find_capabilities(session: Session) -> Capabilities:
     try:
         version = str((await session.get("/version")).get("gitVersion") or "")
     except ApiError as error:
-        gaps.append(_gap("/version", error, "it is not compared with the values of releases"))
+        effect = "it is not compared with the values of releases"
+        gaps.append(unread("version", "/version", error, effect))
+    of_selectors = FeatureGates()
     try:
         read = await read_all_gates(session)
         gates = {name: read[name] for name in sorted(read) if name.startswith(PREFIXES)}
+        of_selectors = gates_of(read)
     except (ApiError, GatesUnknownError) as error:
         effect = "those that its Kubernetes version enables by default are assumed"
-        gaps.append(_gap("/metrics", error, effect))
-    return Capabilities(version=version, gates=gates, gaps=tuple(gaps))
-
-
-def _gap(path: str, error: Exception, effect: str) -> Gap:
-    of = "feature gates" if path == "/metrics" else "version"
-    forbidden = isinstance(error, ForbiddenError)
-    why = f"may not be read ({path})" if forbidden else f"cannot be read: {error}"
-    return Gap(kind=path, what=f"{of} of the API server {why}", effect=effect, forbidden=forbidden)
+        gaps.append(unread("feature gates", PATH, error, effect))
+    return Capabilities(version=version, gates=gates, of_selectors=of_selectors, gaps=tuple(gaps))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from drakit.cli.kubectl import claims, devices, doctor
 from drakit.cli.kubectl import explain as explaining
 from drakit.cli.kubectl.access import find_denied
 from drakit.cli.kubectl.capabilities import find_capabilities
+from drakit.cli.kubectl.evaluating import with_gates
 from drakit.cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
 from drakit.cli.kubectl.kinds import (
     CLAIMS,
@@ -138,6 +140,7 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
             names[NAMESPACES] = [namespace]
         local = [TEMPLATES, QUOTAS]
         found = await gather(session, kinds, namespace=namespace, names=names, local=local)
+        found = await with_gates(session, found, explaining.selectors_of(pod, found))
         return pod, settled, found
 
     pod, settled, found = _fetch(options, ask)
@@ -152,6 +155,7 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
         )
         claim = found.world.claim(namespace, name)
         if claim is not None:
+            found = await with_gates(session, found, explaining.selectors_of(claim, found))
             return claim, found
         if found.lacks_all(CLAIMS):
             raise UnreachableError(f"claim {namespace}/{name} may not be read")
@@ -191,6 +195,7 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         releases, capabilities = await asyncio.gather(
             find_releases(session, namespace), find_capabilities(session)
         )
+        found = replace(found, gates=capabilities.of_selectors)
         denied, gaps = await find_denied(session, releases)
         return doctor.Examined(
             found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps
@@ -219,7 +224,7 @@ _COMMANDS = {"explain": _explain, "devices": _devices, "claims": _claims, "docto
 
 
 def _print_report(report: explaining.Report, output: Output) -> None:
-    for sentence in report.sentences:
+    for sentence in report.lines:
         output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=_COLOURS[report.verdict])
     for claim in report.claims:
         output.line()

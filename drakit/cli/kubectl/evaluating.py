@@ -7,19 +7,43 @@ It must not know what asks for them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from drakit.cel import choice
+from drakit.cel.gates import PATH, GatesUnknownError, depend_on_gates, read_gates
 from drakit.cel.helper import HelperError, QuestionError
-from drakit.cli.kubectl.gather import Gap, Gathered
+from drakit.cli.kubectl.gather import Gap, Gathered, unread
 from drakit.explain.selectors import bring_up_to_date
+from drakit.explain.world import World
+from drakit.kube import ApiError, Session
 
-__all__ = ("evaluate_selectors", "lacks_helper")
+__all__ = ("evaluate_selectors", "lacks_helper", "with_gates")
 
 
 def lacks_helper() -> bool:
     """Return whether Kubernetes' own compiler is missing, so that a Python library is used."""
     return choice.find_helper(os.environ) is None
+
+
+async def with_gates(session: Session, found: Gathered, expressions: Collection[str]) -> Gathered:
+    """
+    Add the feature gates of the API server, if selectors depend on them.
+
+    Few do, and the metrics with the gates can be many MiB. Gates that may not be read are a gap.
+    """
+    if not expressions or not (depend_on_gates(expressions) or _has_lists(found.world)):
+        return found
+    try:
+        return replace(found, gates=await read_gates(session))
+    except (ApiError, GatesUnknownError) as error:
+        effect = "selectors are evaluated as if DRAConsumableCapacity and DRAListTypeAttributes "
+        found.gaps.append(unread("feature gates", PATH, error, f"{effect}were enabled"))
+        return found
+
+
+def _has_lists(world: World) -> bool:
+    return any(group.kind.unusual for each in world.slices() for group in each.devices.groups)
 
 
 def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
@@ -32,6 +56,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
     except choice.NoEvaluatorError as error:
         _not_evaluated(found, str(error))
         return
+    selectors.use(found.gates)
     index = found.world.selectors
     slices = [each.slice for each in found.world.reachable()]
     try:

@@ -32,7 +32,7 @@ from drakit.explain.pending import (
     waits,
 )
 
-__all__ = ("Report", "explain_claim", "explain_pod")
+__all__ = ("Report", "explain_claim", "explain_pod", "selectors_of")
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -52,6 +52,9 @@ class Report:
     name: str
     verdict: Verdict
     sentences: tuple[str, ...]
+    remedy: str = ""
+    """Changes of which each is proven to be enough."""
+
     codes: tuple[str, ...] = ()
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, tuple[str, ...]]
@@ -60,6 +63,11 @@ class Report:
     fits_on: str = ""
     scheduler: str = ""
     unknown: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The sentences, and the remedy if there is one."""
+        return (*self.sentences, self.remedy) if self.remedy else self.sentences
 
     @property
     def wrong(self) -> bool:
@@ -76,13 +84,20 @@ class Report:
                 {"code": code, "sentence": text}
                 for code, text in zip(self.codes, self.sentences, strict=False)
             ],
-            "message": " ".join(self.sentences),
+            "remedy": self.remedy,
+            "message": "; ".join(self.lines),
             "claims": [_claim_body(each) for each in self.claims],
             "fitsOn": self.fits_on,
             "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
             "schedulerMessage": self.scheduler,
             "notEvaluated": list(self.unknown),
         }
+
+
+def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
+    """Return the selectors that must be evaluated before a pod or a claim is explained."""
+    pod = _alone(asked) if isinstance(asked, ClaimFacts) else asked
+    return Explainer(found.world).expressions(pod) if waits(pod) else []
 
 
 def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
@@ -92,28 +107,20 @@ def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     :param settled: nothing about the pod has changed for a while.
     """
     subject = f"pod {pod.namespace}/{pod.name}"
-    explainer = Explainer(found.world, name_all_holders=True)
-    if waits(pod):
-        evaluate_selectors(found, explainer.expressions(pod))
-    explanation = explainer.explain(pod, settled=settled)
+    evaluate_selectors(found, selectors_of(pod, found))
+    explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
     return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
 
 
 def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
     """Explain a claim: its state, or what a pod without other rules would find."""
     subject = f"claim {claim.namespace}/{claim.name}"
-    pod = PodFacts(
-        namespace=claim.namespace,
-        name=claim.name,
-        uid="",
-        claims=(PodClaim(name=claim.name, claim=claim.name),),
-    )
+    pod = _alone(claim)
     if claim.deleting or claim.allocated:
         explanation = _placed_claim(claim, found)
     else:
-        explainer = Explainer(found.world, name_all_holders=True)
-        evaluate_selectors(found, explainer.expressions(pod))
-        explanation = explainer.explain(pod)
+        evaluate_selectors(found, selectors_of(claim, found))
+        explanation = Explainer(found.world, name_all_holders=True).explain(pod)
     report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
     if report.verdict is Verdict.NOT_PENDING:
         return replace(report, sentences=_claim_state(claim, subject))
@@ -121,6 +128,16 @@ def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
         undecided = "whether its devices are in order is undecided"
         return replace(report, sentences=(*_claim_state(claim, subject), undecided))
     return report
+
+
+def _alone(claim: ClaimFacts) -> PodFacts:
+    """Return a pod that has a claim, and no other rules."""
+    return PodFacts(
+        namespace=claim.namespace,
+        name=claim.name,
+        uid="",
+        claims=(PodClaim(name=claim.name, claim=claim.name),),
+    )
 
 
 def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
@@ -179,6 +196,7 @@ def _report(
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
+    remedy = explanation.remedy if reasons else ""
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append("further reasons need what may not be listed")
@@ -188,6 +206,7 @@ def _report(
         name=pod.name,
         verdict=verdict,
         sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject)),
+        remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         # Without slices, all counts are zero and mean nothing.
         claims=() if found.lacks_all(SLICES) else explanation.claims,
@@ -237,13 +256,11 @@ def _sentences(
             waits = f"pod {pod.namespace}/{pod.name} waits: "
             alone = f"{subject} cannot be allocated: "
             start = waits if kind == "Pod" else alone
-            sentences = [
-                start + each.sentence.removeprefix(waits)
-                if each.sentence.startswith(waits)
-                else each.sentence
-                for each in reasons
+            texts = [each.sentence if explanation.remedy else each.text for each in reasons]
+            return [
+                start + text.removeprefix(waits) if text.startswith(waits) else text
+                for text in texts
             ]
-            return [*sentences, explanation.remedy] if explanation.remedy else sentences
 
 
 def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 
 from drakit.cli.errors import CommandError
 from drakit.cli.kubectl.kinds import PODS, RULES, Kind
+from drakit.explain.core_projection import project_pod
 from drakit.explain.loads import loads_of
 from drakit.explain.model import PodFacts, TaintRuleFacts
-from drakit.explain.core_projection import project_pod
+from drakit.explain.selectors import FeatureGates
 from drakit.explain.world import Fact, World
 from drakit.kube import (
     ApiError,
@@ -33,7 +34,7 @@ from drakit.kube.discovery import served_versions, version_of
 from drakit.resource.raw import Object, child, children
 from drakit.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
-__all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod")
+__all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod", "unread")
 
 SETTLE_SECONDS = 30.0
 """An object that has not changed for this long is settled: kubelet and controllers had time."""
@@ -66,6 +67,14 @@ class Gap:
         return f"{self.what}: {self.effect}"
 
 
+def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
+    """Return that something that the API server reports about itself is unknown."""
+    forbidden = isinstance(error, ForbiddenError)
+    why = f"may not be read ({path})" if forbidden else f"cannot be read: {error}"
+    what = f"{what} of the API server {why}"
+    return Gap(kind=path, what=what, effect=effect, forbidden=forbidden)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
     """The facts that the user may see, and what is missing."""
@@ -74,6 +83,8 @@ class Gathered:
     version: str = VERSIONS[0]
     served: tuple[str, ...] = ()
     gaps: list[Gap] = field(default_factory=list[Gap])
+    gates: FeatureGates = field(default_factory=FeatureGates)
+    """Those of the API server, where they matter and may be read."""
 
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""

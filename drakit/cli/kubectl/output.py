@@ -20,9 +20,7 @@ import yaml
 
 from drakit.cli.tables import table, visible
 
-__all__ = ("FORMATS", "Output", "plural")
-
-FORMATS = ("wide", "json", "yaml")
+__all__ = ("Output", "plural")
 
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from drakit.cel.gates import GatesUnknownError, read_gates
+from drakit.cel.gates import GatesUnknownError, depend_on_gates, read_gates
 from drakit.explain.selectors import FeatureGates
 from drakit.kube import ForbiddenError, connect
 from drakit.testing import FakeApiServer
@@ -70,6 +72,37 @@ async def test_the_rest_of_the_metrics_is_not_read():
 async def test_metrics_without_gates_leave_them_unknown(text):
     with pytest.raises(GatesUnknownError, match="kubernetes_feature_enabled"):
         await read_gates(Text(text))
+
+
+async def test_metrics_that_are_too_large_leave_them_unknown(monkeypatch):
+    monkeypatch.setattr("drakit.cel.gates.MAX_BYTES", 1000)
+    with pytest.raises(GatesUnknownError, match="more than 1000 bytes"):
+        await read_gates(Text("a_total 1\n" * 1000 + enabled(DRAConsumableCapacity=1)))
+
+
+@pytest.mark.looptime
+async def test_metrics_that_take_too_long_leave_them_unknown(looptime):
+    class Slow(Text):
+        async def lines(self, path: str):
+            while True:
+                await asyncio.sleep(1)
+                yield b"a_total 1"
+
+    with pytest.raises(GatesUnknownError, match="within 15 s"):
+        await read_gates(Slow(""))
+    assert looptime == 15
+
+
+@pytest.mark.parametrize(
+    ("expression", "depends"),
+    [
+        pytest.param("device.allowMultipleAllocations == true", True, id="shared-devices"),
+        pytest.param('device.attributes["d"].tags.includes("a")', True, id="lists"),
+        pytest.param('device.driver == "d"', False, id="neither"),
+    ],
+)
+def test_few_selectors_depend_on_gates(expression, depends):
+    assert depend_on_gates(["true", expression]) is depends
 
 
 async def test_gates_are_read_over_http(tmp_path):

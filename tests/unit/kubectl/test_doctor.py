@@ -23,7 +23,6 @@ def healthy(site):
 
 @pytest.fixture
 def with_helper(monkeypatch):
-    monkeypatch.setattr("drakit.cli.kubectl.evaluating.lacks_helper", lambda: False)
     monkeypatch.setattr("drakit.cli.kubectl.cluster_checks.lacks_helper", lambda: False)
 
 
@@ -218,6 +217,17 @@ async def test_a_note_is_no_problem(healthy, run, spoil, subject, text, fix):
     (found,) = [each for each in body["findings"] if text in each["finding"]]
     assert (code, found["severity"], found["object"]) == (0, "note", subject)
     assert fix in found["fix"]
+
+
+async def test_a_class_that_needs_a_disabled_gate_is_named(healthy, run):
+    healthy.device_class("gpu", "device.allowMultipleAllocations == false")
+    healthy.runs(DRAConsumableCapacity=True)
+    _, body = await run.json("doctor")
+    assert not [each for each in body["findings"] if "DeviceClass gpu" in each["finding"]]
+    healthy.runs(DRAConsumableCapacity=False)
+    _, body = await run.json("doctor")
+    (found,) = [each for each in body["findings"] if "DeviceClass gpu" in each["finding"]]
+    assert "is not checked" in found["finding"]
 
 
 async def test_an_older_api_is_named(site, run):

@@ -55,6 +55,10 @@ async def test_programs_get_the_same_facts(stuck, run, form):
     (request,) = body["claims"][0]["requests"]
     assert (request["published"], request["free"], request["allocated"]) == (1, 0, 1)
     assert request["holders"] == ["claim elsewhere/other (pod holder)"]
+    assert body["remedy"] == (
+        "it would fit on node n1 if claim elsewhere/other (pod holder) released its devices"
+    )
+    assert body["message"] == f"{body['reasons'][0]['sentence']}; {body['remedy']}"
 
 
 async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
@@ -124,6 +128,63 @@ async def test_a_kind_that_may_not_be_listed_is_named(stuck, run, path, verdict,
     assert named in body["notEvaluated"]
     if verdict == "undecided":
         assert body["reasons"] == []
+
+
+@pytest.fixture
+def sharing(site):
+    """A device that claims can share, and a class that selects such devices."""
+    site.node("n1")
+    site.device_class("gpu", "device.allowMultipleAllocations")
+    site.slice("s1", devices=[{"name": "gpu-0", "allowMultipleAllocations": True}])
+    site.claim("mine")
+    site.pod("waiting", "mine")
+    return site
+
+
+@pytest.mark.parametrize("target", ["pod/waiting", "claim/mine"])
+@pytest.mark.parametrize(
+    ("gate", "verdict", "unknown"),
+    [
+        pytest.param(True, "fits", [], id="a-gate-that-is-on"),
+        pytest.param(
+            False, "undecided", ["needs Kubernetes' own CEL compiler"], id="a-gate-that-is-off"
+        ),
+        pytest.param(
+            None,
+            "fits",
+            [
+                "feature gates of the API server may not be read (/metrics): selectors are "
+                "evaluated as if DRAConsumableCapacity and DRAListTypeAttributes were enabled"
+            ],
+            id="gates-that-may-not-be-read",
+        ),
+    ],
+)
+async def test_selectors_are_evaluated_with_the_gates_of_the_api_server(
+    sharing, run, target, gate, verdict, unknown
+):
+    if gate is None:
+        sharing.forbid("/metrics")
+    else:
+        sharing.runs(DRAConsumableCapacity=gate)
+    _, body = await run.json("explain", target)
+    assert body["verdict"] == verdict
+    for text, expected in zip(body["notEvaluated"], unknown, strict=True):
+        assert expected in text
+
+
+async def test_gates_are_read_if_an_attribute_is_a_list(stuck, run):
+    tags = {"tags": {"strings": ["a", "b"]}}
+    stuck.slice("s2", node="n2", devices=[{"name": "gpu-0", "attributes": tags}])
+    await run("explain", "pod/waiting")
+    assert ("GET", "/metrics") in stuck.requests
+
+
+async def test_gates_that_do_not_matter_are_neither_read_nor_named(stuck, run):
+    stuck.forbid("/metrics")
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["notEvaluated"] == []
+    assert ("GET", "/metrics") not in stuck.requests
 
 
 async def test_a_missing_node_permission_spoils_only_what_depends_on_nodes(stuck, run):
