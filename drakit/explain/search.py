@@ -252,7 +252,10 @@ class _Search:
         constraints = [each for claim in self._constraints for each in claim]
         # The allocator forgets values of such a constraint when it takes a device back: what it
         # accepts depends on each device that it tried before.
-        self._skips_alike = not any(each.distinct for each in constraints)
+        # With a request for all, a constraint ends the search with an error, unless an earlier
+        # device of the request is in use: then it matters which of alike devices others have.
+        every = any(each.request.every for each in self._plans.values())
+        self._skips_alike = not any(each.distinct or every for each in constraints)
         names = {each.attribute for each in constraints}
         for each in self._devices.values():
             facts = each.facts
