@@ -78,7 +78,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod.",
+        when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod. "
+        "Or a claim asks for more than 32 devices, which no allocation can list.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
