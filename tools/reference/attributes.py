@@ -21,7 +21,8 @@ from drakit_drivers.hostdev.matchers import Matcher
 from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
 from drakit_drivers.hostdev.selection import Published
-from drakit_drivers.hostdev.sysfs import Ancestor, BlockFacts, HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.topology import Ancestor
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import list_devices
@@ -52,6 +53,7 @@ USB_SERIAL = HostDevice(
         version="06.00",
         device_class="00",
         speed=12,
+        path="pci-0000:00:14.0-usbv2-0:2",
     ),
     family={"ttyPort": 0},
 )
@@ -180,7 +182,11 @@ HOSTDEV = {
     "usbManufacturer": "Manufacturer, as the USB device reports it.",
     "usbProduct": "Product, as the USB device reports it.",
     "usbInterface": "Number of the USB interface.",
-    "usbPort": "Bus and ports of the USB device.",
+    "usbPort": "The kernel's number of the bus, and the ports on the way to the USB device. After a "
+    "reboot, a bus can have another number.",
+    "usbPath": "Address of the USB controller, revision of its root hub, and the ports on the way to "
+    "the USB device. It does not depend on the kernel's numbering. Controllers without an address, "
+    "such as those of usbip, do not have it.",
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",
     "pciClass": "Class of the PCI function.",

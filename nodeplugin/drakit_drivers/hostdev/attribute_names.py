@@ -14,8 +14,8 @@ OWN_ATTRIBUTES = frozenset(
     inputName iommuGroup major minor model netAddress netInterface nodeCount path pciClass
     pciDeviceID pciSubsystemDeviceID pciSubsystemVendorID pciVendorID policy readOnly removable
     rotational serial soundCardID soundNode soundPcmCount subsystem tpmVersion ttyPort uartType
-    usbClass usbInterface usbManufacturer usbPort usbProduct usbProductID usbSpeed usbVendorID
-    usbVersion videoCapture videoName videoOutput
+    usbClass usbInterface usbManufacturer usbPath usbPort usbProduct usbProductID usbSpeed
+    usbVendorID usbVersion videoCapture videoName videoOutput
     """.split()  # noqa: SIM905  (a list of strings would be one line for each)
 )
 """All names without a domain. docs/reference/attributes.md explains them."""

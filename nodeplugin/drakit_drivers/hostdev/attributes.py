@@ -106,6 +106,7 @@ def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]
         yield "usbProduct", device.usb.product
         yield "usbInterface", device.usb.interface
         yield "usbPort", device.usb.port
+        yield "usbPath", device.usb.path
     yield from device.family.items()
     if device.pci:
         yield "pciVendorID", device.pci.vendor_id

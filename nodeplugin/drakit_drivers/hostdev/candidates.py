@@ -238,8 +238,9 @@ def _of_usb(host: HostDevice) -> Iterator[dict[str, Any]]:
         return
     ids = {"vendorID": usb.vendor_id, "productID": usb.product_id}
     if usb.serial:
-        yield {"usb": {**ids, "serial": usb.serial}}
-    yield {"usb": {**ids, **({"serial": usb.serial} if usb.serial else {}), "port": usb.port}}
+        ids["serial"] = usb.serial
+        yield {"usb": ids}
+    yield {"usb": {**ids, **({"path": usb.path} if usb.path else {"port": usb.port})}}
 
 
 def _of_pci(host: HostDevice) -> Iterator[dict[str, Any]]:

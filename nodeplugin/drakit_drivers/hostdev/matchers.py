@@ -63,10 +63,15 @@ class UsbMatcher(DevicePolicy):
     """The product ID: four hexadecimal digits in quotes."""
 
     serial: str | None = Field(default=None, min_length=1, max_length=126)
-    """The serial number. If several units have the same serial number, also set ``port``."""
+    """The serial number. If several units have the same serial number, also set ``path``."""
+
+    path: str | None = Field(default=None, pattern=r"^[!-~]+-usbv[1-3]-0:[0-9.]+$", max_length=128)
+    """The USB controller and port path, as in the attribute ``usbPath``, such as
+    ``pci-0000:00:14.0-usbv2-0:1.2``. It stays the same after a reboot."""
 
     port: str | None = Field(default=None, pattern=r"^[0-9]+-[0-9]+(\.[0-9]+)*$", max_length=32)
-    """The USB bus number and port path, such as ``1-2.3``."""
+    """The USB bus number and port path, such as ``1-2.3``. The kernel can change the bus number at
+    a reboot, so use ``path`` instead."""
 
 
 class PciMatcher(DevicePolicy):

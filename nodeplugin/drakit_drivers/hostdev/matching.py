@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from drakit_drivers.hostdev.globs import matches
 from drakit_drivers.hostdev.matchers import Matcher, ParentMatcher, PciMatcher, UsbMatcher
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.sysfs import Ancestor, HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.sysfs import HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.topology import Ancestor
 
 __all__ = ("is_matched", "wanted_paths")
 
@@ -60,6 +61,7 @@ def _is_usb(matcher: UsbMatcher, usb: UsbParent | None) -> bool:
         and matcher.vendor_id in (None, usb.vendor_id.lower())
         and matcher.product_id in (None, usb.product_id.lower())
         and matcher.serial in (None, usb.serial)
+        and matcher.path in (None, usb.path)
         and matcher.port in (None, usb.port)
     )
 

@@ -4,19 +4,22 @@ Names of published devices: a name must mean the same device after a restart, re
 A name consists of the policy and the device's identity. The identity is, in this order:
 
 1. of a disk its WWN, EUI, UUID or serial number (:mod:`.identity`);
-2. of a USB device its ids and serial number, or else its port;
-3. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
+2. of a tape drive its world wide id;
+3. of a USB device its ids and serial number, or else its controller and port;
+4. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
    address of the mainboard (``ttyS0``), or the kernel fixes it (``tty7``, a zram device);
-4. the address of the hardware on its bus: a PCI function, a platform device.
+5. the path to the hardware: a PCI function, a platform device, a chip below one of them
+   (:mod:`.topology`).
 
-The kernel's numbers (``video0``, ``renderD128``) are never part of it, because the kernel can
-assign them in another order. A device with none of these has only the kernel's name: it is
-published only with ``allow.unstableIdentity``.
+The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are never part of it,
+because the kernel can assign them in another order. A device with none of these has only the
+kernel's name: it is published only with ``allow.unstableIdentity``.
 
 If two devices would get one name, or it would be too long, they get a hash of their distinguishing
 properties. A disk's name also gets the hash if it has lost characters of the identity. A present
 device keeps the name that it had before, and a name that a claim holds stays: a twin that is
-plugged in renames nothing.
+plugged in renames nothing. That includes the names that earlier releases gave
+(:mod:`.former_naming`).
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -27,20 +30,30 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from drakit_drivers.hostdev.sysfs import HostDevice
+from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
+from drakit_drivers.hostdev.topology import address
 
-__all__ = ("Identity", "Wish", "assign", "identity_of_node", "identity_of_unit", "wish")
+__all__ = (
+    "Identity",
+    "Wish",
+    "assign",
+    "identity_of_node",
+    "identity_of_unit",
+    "is_wireless",
+    "renamed",
+    "wish",
+)
 
 _MAX_NAME = 63
 _HASH_DIGITS = 8
 
-_ADDRESSED_BUSES = ("pci", "platform", "pnp", "acpi", "amba", "ccw", "vmbus")
-"""Buses whose devices have names with the address of the hardware. Others number their devices."""
-
 _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 """Kernel names without a number, or with one that stands for an address of the mainboard."""
+
+_NUMBER_WITHIN = re.compile(r"(snd/[a-zA-Z]+C|dvb/adapter|wwan|vport|mmcblk|mtd|n?st)\d+(?=\D)")
+"""Names in which the kernel's number is not the last one: pcmC0D3p is device 3 of sound card 0."""
 
 _FIXED_NUMBERS = ("mem", "misc", "tty", "vc")
 """Subsystems whose devices without hardware have fixed numbers. Others number them as they come."""
@@ -74,6 +87,9 @@ class Wish:
     hashed: str
     is_plain_possible: bool = True
 
+    former: frozenset[str] = frozenset()
+    """Names that earlier releases may have given it."""
+
 
 def identity_of_node(host: HostDevice) -> Identity:
     """Return the identity of one device node. Several nodes of one piece of hardware can have the
@@ -87,21 +103,19 @@ def identity_of_node(host: HostDevice) -> Identity:
     if block:
         # The rules for disks decide whether a disk without identity is published.
         return Identity(text=name, place=name)
-    if usb and not _is_wireless(host):
-        # Cheap devices share one serial number: then the port distinguishes them.
-        who = usb.serial or f"port-{usb.port}"
+    if host.wwid:
+        text = f"{_stem(name)}-{host.wwid}"
+        return Identity(text=text, place=text)
+    if usb and not is_wireless(host):
+        unit = _usb_identity(usb)
         interface = "" if usb.interface is None else f"-i{usb.interface}"
-        return Identity(
-            text=f"{usb.vendor_id}-{usb.product_id}-{who}{interface}",
-            place=f"{usb.port}{interface}",
-        )
+        return replace(unit, text=f"{unit.text}{interface}", place=f"{unit.place}{interface}")
     if _has_fixed_name(host, host.kernel_name):
         return Identity(text=name, place=name)
-    address = _address(host)
-    if address:
-        # pcmC0D3p is device 3 of the sound card 0: only the latter is the kernel's number.
-        stem = re.sub(r"[\d.]+$", "", re.sub(r"C\d+D", "CD", name))
-        return Identity(text=f"{stem}-{address}", place=f"{stem}-{address}")
+    where = _address(host)
+    if where:
+        text = f"{_stem(name)}-{where}"
+        return Identity(text=text, place=text)
     return Identity(text=name, place=name, is_stable=False)
 
 
@@ -109,38 +123,51 @@ def identity_of_unit(host: HostDevice) -> Identity:
     """Return the identity of the physical unit that a device node is part of. It does not depend
     on the nodes that the unit has at the moment."""
     usb = host.usb
-    if usb and not _is_wireless(host):
-        who = usb.serial or f"port-{usb.port}"
-        return Identity(text=f"{usb.vendor_id}-{usb.product_id}-{who}", place=usb.port)
+    if host.wwid:
+        return Identity(text=host.wwid, place=host.wwid)
+    if usb and not is_wireless(host):
+        return _usb_identity(usb)
     unit = host.unit or host.directory
     if _has_fixed_name(host, unit.name):
         return Identity(text=unit.name, place=unit.name)
-    address = _address(host)
-    if address:
-        return Identity(text=address, place=address)
+    where = _address(host)
+    if where:
+        return Identity(text=where, place=where)
     return Identity(text=unit.name, place=unit.name, is_stable=False)
 
 
+def _usb_identity(usb: UsbParent) -> Identity:
+    # Cheap devices share one serial number: then the place distinguishes them.
+    place = usb.path or f"port-{usb.port}"
+    return Identity(
+        text=f"{usb.vendor_id}-{usb.product_id}-{usb.serial or place}",
+        place=place,
+        is_stable=bool(usb.serial or usb.path),
+    )
+
+
+def _stem(name: str) -> str:
+    """Return the kernel's name of a device without the kernel's number."""
+    within = _NUMBER_WITHIN.match(name)
+    return f"{within[1]}{name[within.end() :]}" if within else re.sub(r"[\d.]+$", "", name)
+
+
 def _has_fixed_name(host: HostDevice, name: str) -> bool:
+    if host.pci and name.startswith("ttyS"):  # a serial card, whose ports the kernel counts
+        return False
     if host.is_virtual and host.subsystem in _FIXED_NUMBERS:
         return True
     return _FIXED_NODES.fullmatch(name) is not None
 
 
-def _is_wireless(host: HostDevice) -> bool:
+def is_wireless(host: HostDevice) -> bool:
+    """Return whether a device has a connection by Bluetooth."""
     # The USB device is the adapter, which says nothing about the keyboard that is paired with it.
     return any(ancestor.subsystem == "bluetooth" for ancestor in host.ancestors)
 
 
 def _address(host: HostDevice) -> str | None:
-    if _is_wireless(host):
-        return None
-    for ancestor in host.ancestors:
-        # The kernel numbers platform devices without an address: coretemp.0, dwc3.2.auto.
-        numbered = ancestor.subsystem == "platform" and re.search(r"\.(\d+|auto)$", ancestor.name)
-        if ancestor.subsystem in _ADDRESSED_BUSES and not numbered:
-            return f"{ancestor.subsystem}-{ancestor.name}"
-    return None
+    return None if is_wireless(host) else address(host.ancestors)
 
 
 def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = None) -> Wish:
@@ -164,6 +191,11 @@ def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = No
     )
 
 
+def renamed(new: Wish, former: Wish) -> Wish:
+    """Return the wish for a device that can still have the names of a former wish."""
+    return replace(new, former=frozenset({former.plain, former.hashed}) - {new.plain, new.hashed})
+
+
 def assign(
     wishes: Sequence[Wish], *, before: Mapping[str, str], held: Collection[str]
 ) -> dict[str, str | None]:
@@ -181,6 +213,10 @@ def assign(
     }
     names: dict[str, str | None] = {}
     for each in wishes:
+        former = min(each.former.intersection(held), default=None)
+        if former and each.plain not in held and each.hashed not in held:
+            names[each.key] = former
+            continue
         names[each.key] = each.hashed
         if not each.is_plain_possible or each.hashed in held:
             continue

@@ -306,8 +306,9 @@ class Allow(DevicePolicy):
 
     unstable_identity: bool = False
     """Whether to publish devices without a stable identity, under the names that the kernel
-    assigns. Examples are disks without WWN, EUI and serial number. After a reboot, the same name
-    can refer to another device, so a claim can get a different device."""
+    assigns. Examples are disks without WWN, EUI and serial number, and USB devices without serial
+    number at a controller without address (usbip). After a reboot, the same name can refer to
+    another device, so a claim can get a different device."""
 
     dangerous: bool = False
     """Whether to publish devices that give a container control of the node, such as ``/dev/mem``,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import Policy
+from drakit_drivers.hostdev.former_naming import former_identity
 from drakit_drivers.hostdev.matching import is_matched
 from drakit_drivers.hostdev.naming import (
     Identity,
@@ -24,6 +25,7 @@ from drakit_drivers.hostdev.naming import (
     assign,
     identity_of_node,
     identity_of_unit,
+    renamed,
     wish,
 )
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
@@ -251,36 +253,45 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
         pairs = [(identity_of_unit(hosts[0]), tuple(hosts)) for hosts in units.values()]
     else:
         pairs = [(identity_of_node(host), (host,)) for host in matching]
-    siblings = Counter[tuple[str, str]]()
+    siblings, former_siblings = Counter[Identity](), Counter[Identity]()
     total = 0
     for identity, hosts in pairs:
-        siblings[identity.text, identity.place] += 1
-        nth = siblings[identity.text, identity.place]
-        devices = (wish(policy.name, identity, nth=nth),)
-        copies: tuple[Wish, ...] = ()
         total += spec.sharing.users or 1
         is_too_many = total > _MAX_DEVICES
-        if not is_too_many:
-            copies = tuple(_copies(policy, identity, nth, hosts))
-            if spec.sharing.mode == "Users":
-                devices, copies = copies, ()
+        users = 0 if is_too_many else spec.sharing.users or 0
+        device, *copies = _wishes(policy, identity, hosts, users=users, siblings=siblings)
+        former = former_identity(hosts[0], unit=spec.group == "Unit")
+        if former:
+            earlier = _wishes(policy, former, hosts, users=users, siblings=former_siblings)
+            device, *copies = map(renamed, (device, *copies), earlier)
+        only_copies = spec.sharing.mode == "Users" and not is_too_many
         yield _Candidate(
             policy=policy,
             hosts=hosts,
             identity=identity,
-            devices=devices,
-            copies=copies,
+            devices=tuple(copies) if only_copies else (device,),
+            copies=() if only_copies else tuple(copies),
             is_too_many=is_too_many,
         )
 
 
-def _copies(
-    policy: HostPolicy, identity: Identity, nth: int, hosts: Sequence[HostDevice]
+def _wishes(
+    policy: HostPolicy,
+    identity: Identity,
+    hosts: Sequence[HostDevice],
+    *,
+    users: int,
+    siblings: Counter[Identity],
 ) -> Iterator[Wish]:
+    """Yield the wish for a device, then those for its copies. `siblings` counts the devices of the
+    same identity."""
+    siblings[identity] += 1
+    nth = siblings[identity]
+    yield wish(policy.name, identity, nth=nth)
     if policy.spec.single_path:
         # One device at most: kvm-0, kvm-1, ...
         identity, nth = Identity(text="", place=hosts[0].path), 1
-    for index in range(policy.spec.sharing.users or 0):
+    for index in range(users):
         yield wish(policy.name, identity, nth=nth, copy=index)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,13 @@ from drakit import AttributeValue
 from drakit_drivers.hostdev.families import family_attributes
 from drakit_drivers.hostdev.files import link_name, read_attribute
 from drakit_drivers.hostdev.identity import disk_identity
+from drakit_drivers.hostdev.topology import Ancestor, is_root_hub, usb_path
 from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
 
-__all__ = ("Ancestor", "BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent")
+__all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent")
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ancestor:
-    """A device above another one in sysfs."""
-
-    name: str
-    subsystem: str | None
-    driver: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +38,7 @@ class UsbParent:
     vendor_id: str
     product_id: str
     port: str
-    """Bus and ports on the way to it: ``1-2.3``."""
+    """The kernel's number of the bus, and the ports on the way to it: ``1-2.3``."""
 
     manufacturer: str | None
     product: str | None
@@ -62,6 +54,9 @@ class UsbParent:
 
     speed: int | None = None
     """Megabits per second."""
+
+    path: str | None = None
+    """Controller and ports on the way to it, as :func:`.topology.usb_path` returns them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +130,9 @@ class HostDevice:
     serial: str | None = None
     """As udev read it; USB devices have their own."""
 
+    wwid: str | None = None
+    """The world wide id of a SCSI device, such as a tape drive."""
+
     driver: str | None = None
     numa_node: int | None = None
     usb: UsbParent | None = None
@@ -197,7 +195,6 @@ class Sysfs:
         if not any(wanted(name) for name in (path, *udev.links)):
             return None
         family = [directory, *self._ancestors(directory)]
-        usb = _usb_parent(family, udev)
         ancestors = tuple(
             Ancestor(
                 name=part.name,
@@ -208,6 +205,7 @@ class Sysfs:
             # A directory such as 0000:00:1f.3/sound is no device.
             if (part / "subsystem").is_symlink()
         )
+        usb = _usb_parent(family, ancestors, udev)
         return HostDevice(
             subsystem=subsystem,
             kernel_name=directory.name,
@@ -219,6 +217,7 @@ class Sysfs:
             devtype=uevent.get("DEVTYPE"),
             links=udev.links,
             serial=udev.properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
+            wwid=_wwid(family) if node_type == "c" else None,
             driver=link_name(directory / "driver")
             or next((each.driver for each in ancestors if each.driver), None),
             numa_node=_numa_node(family),
@@ -306,7 +305,14 @@ def _numa_node(family: list[Path]) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def _usb_parent(family: list[Path], udev: UdevEntry) -> UsbParent | None:
+def _wwid(family: list[Path]) -> str | None:
+    scsi = (part for part in family if link_name(part / "subsystem") == "scsi")
+    return next(filter(None, (read_attribute(part, "wwid") for part in scsi)), None)
+
+
+def _usb_parent(
+    family: list[Path], ancestors: Sequence[Ancestor], udev: UdevEntry
+) -> UsbParent | None:
     interface = next(filter(None, (read_attribute(p, "bInterfaceNumber") for p in family)), None)
     for part in family:
         vendor_id = read_attribute(part, "idVendor")
@@ -323,8 +329,14 @@ def _usb_parent(family: list[Path], udev: UdevEntry) -> UsbParent | None:
                 version=_bcd(read_attribute(part, "bcdDevice")),
                 device_class=read_attribute(part, "bDeviceClass"),
                 speed=_whole(read_attribute(part, "speed")),
+                path=usb_path(part.name, ancestors, root_hub_speed=_root_hub_speed(family)),
             )
     return None
+
+
+def _root_hub_speed(family: list[Path]) -> int | None:
+    root = next((part for part in family if is_root_hub(part.name)), None)
+    return _whole(read_attribute(root, "speed")) if root else None
 
 
 def _pci_parent(family: list[Path]) -> PciParent | None:

@@ -29,7 +29,13 @@ def found(host: FakeHost, policies: dict | None = None, **options) -> dict[str, 
         pytest.param(
             "twins",
             "/dev/ttyUSB1",
-            {"usb": {"vendorID": "1a86", "productID": "7523", "port": "1-4.2"}},
+            {
+                "usb": {
+                    "vendorID": "1a86",
+                    "productID": "7523",
+                    "path": "pci-0000:00:14.0-usbv2-0:4.2",
+                }
+            },
             id="a-port",
         ),
     ],

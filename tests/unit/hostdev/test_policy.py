@@ -126,6 +126,9 @@ def tty(**fields) -> dict:
             tty(usb={"port": "usb1"}), "match.0.usb.port", "pattern", id="port-is-no-port"
         ),
         pytest.param(
+            tty(usb={"path": "1-2.3"}), "match.0.usb.path", "pattern", id="path-has-a-bus-number"
+        ),
+        pytest.param(
             tty(pci={"classID": "030000ff"}), "match.0.pci.classID", "pattern", id="long-class"
         ),
         pytest.param(tty(parent={}), "match.0.parent", "at least one field", id="empty-parent"),

@@ -49,7 +49,7 @@ def facts(device: Device, *names: str) -> tuple[object, ...]:
     return tuple(device.attributes.get(name) for name in names)
 
 
-CH340 = "serial-1a86-7523-port-1-2-i0"
+CH340 = "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-2-i0"
 FTDI = "serial-0403-6001-a50285bi-i0"
 
 
@@ -111,11 +111,48 @@ async def test_identical_sticks_without_serial_number_are_distinguished_by_their
     plug(host, "twins")
     found = await devices(host, example("serial"))
     assert {name: device.attributes["path"] for name, device in found.items()} == {
-        "serial-1a86-7523-port-1-4-1-i0": "/dev/ttyUSB0",
-        "serial-1a86-7523-port-1-4-2-i0": "/dev/ttyUSB1",
+        "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-4-1-i0": "/dev/ttyUSB0",
+        "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-4-2-i0": "/dev/ttyUSB1",
     }
     left = await devices(host, example("serial-port"))
     assert [device.attributes["path"] for device in left.values()] == ["/dev/ttyUSB0"]
+
+
+async def test_sticks_without_serial_number_keep_their_names_when_the_kernel_renumbers_the_buses(
+    host, tmp_path
+):
+    plug(host, "controllers")
+    before = await devices(host, example("serial"))
+    rebooted = FakeHost(tmp_path / "rebooted")
+    plug(rebooted, "controllers-rebooted")
+    after = await devices(rebooted, example("serial"))
+    first = "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-2-i0"
+    second = "serial-1a86-7523-pci-0000-00-1a-0-usbv2-0-2-i0"
+    names = ("path", "usbPort", "usbPath")
+    assert {name: facts(device, *names) for name, device in before.items()} == {
+        first: ("/dev/ttyUSB0", "1-2", "pci-0000:00:14.0-usbv2-0:2"),
+        second: ("/dev/ttyUSB1", "3-2", "pci-0000:00:1a.0-usbv2-0:2"),
+    }
+    assert {name: facts(device, *names) for name, device in after.items()} == {
+        first: ("/dev/ttyUSB1", "3-2", "pci-0000:00:14.0-usbv2-0:2"),
+        second: ("/dev/ttyUSB0", "1-2", "pci-0000:00:1a.0-usbv2-0:2"),
+    }
+    made = await edits(rebooted, example("serial"), first)
+    assert made.env["HOSTDEV_MAIN"] == "/dev/ttyUSB1"
+
+
+async def test_a_claim_holds_a_device_under_the_name_that_an_earlier_release_gave_it(host):
+    plug(host, "controllers")
+    made = driver(host, example("serial"))
+    held = "serial-1a86-7523-port-3-2-i0"
+    made.held_devices = lambda: {held}
+    found = {each.name: each for each in (await inventory(made)).devices}
+    assert {name: device.attributes["path"] for name, device in found.items()} == {
+        "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-2-i0": "/dev/ttyUSB0",
+        held: "/dev/ttyUSB1",
+    }
+    made.held_devices = frozenset
+    assert held not in {each.name for each in (await inventory(made)).devices}
 
 
 async def test_a_camera_with_several_nodes_is_one_device(host):
@@ -148,7 +185,7 @@ async def test_a_sound_card_is_one_device_with_control_and_streams(host):
     plug(host, "usb-sound")
     found = await devices(host, example("sound-card"))
     (name,) = found
-    assert name == "sound-card-0d8c-0014-port-1-7"
+    assert name == "sound-card-0d8c-0014-pci-0000-00-14-0-usbv2-0-7"
     assert facts(found[name], "nodeCount", "soundCardID", "soundPcmCount", "soundNode") == (
         3,
         "Device",
@@ -167,7 +204,7 @@ async def test_only_the_matching_node_of_a_security_key_is_published(host):
     plug(host, "yubikey")
     found = await devices(host, example("security-key"))
     (name,) = found
-    assert name == "security-key-1050-0407-port-1-8-i1"
+    assert name == "security-key-1050-0407-pci-0000-00-14-0-usbv2-0-8-i1"
     assert facts(found[name], "path", "hidName", "usbInterface") == (
         "/dev/hidraw1",
         "Yubico YubiKey OTP+FIDO+CCID",

@@ -38,6 +38,16 @@ def plug_serial_stick(host: FakeHost, **attributes: str) -> HostDevice:
     return host.find("tty")["ttyUSB0"]
 
 
+def test_the_place_of_a_usb_device_is_unknown_while_its_root_hub_is_being_removed(host):
+    stick = plug_serial_stick(host, serial="0001")
+    assert stick.usb
+    assert stick.usb.path is None
+    host.parent("pci0000:00/0000:00:14.0/usb1", "usb", idVendor="1d6b", speed="480")
+    (found,) = host.find("tty").values()
+    assert found.usb
+    assert found.usb.path == "pci-0000:00:14.0-usbv2-0:2.3"
+
+
 def test_a_usb_device_below_pci(host):
     host.udev_entry(
         "c188:0", "S:serial/by-path/pci-0", "S:serial/by-id/usb-Silabs", "E:ID_SERIAL_SHORT=0001"
