@@ -19,7 +19,7 @@ from typing import Any
 from drakit.cli.convert.documents import Document, Value, read_text
 from drakit.cli.convert.regexes import UnsupportedRegexError, globs_of, literal_of
 from drakit.cli.convert.result import Converted, Remark, resource_name, sharing
-from drakit.cli.convert.subsystems import directory_of, subsystem_of
+from drakit.cli.convert.subsystems import directory_of, has_units, subsystem_of
 
 __all__ = ("read",)
 
@@ -132,13 +132,18 @@ def _configuration(name: str, spec: Value, details: Value) -> Iterator[Converted
     yield from remarks
     if not matchers:
         return
+    together = details.get("groupRecursive").flag(False)
+    if together and not all(has_units(matcher["subsystem"]) for matcher in matchers):
+        together = False
+        text = "a policy does not group devices of these subsystems; each node became a device"
+        yield Remark(place=details.get("groupRecursive").place, text=text, is_missing=True)
     resource = resource_name("akri.sh", name)
     yield Converted(
         name=name,
         place=spec.place,
         spec={
             "match": matchers,
-            **({"group": "Unit"} if details.get("groupRecursive").flag(False) else {}),
+            **({"group": "Unit"} if together else {}),
             **users,
             **({"container": container} if container else {}),
             **({"deviceClass": {"extendedResourceName": resource}} if resource else {}),

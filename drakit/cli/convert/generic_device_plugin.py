@@ -16,9 +16,12 @@ from typing import Any
 
 from drakit.cli.convert.documents import Document, Value, read_text
 from drakit.cli.convert.result import Converted, Remark, resource_name, sharing
-from drakit.cli.convert.subsystems import nodes_below, subsystem_of
+from drakit.cli.convert.subsystems import has_units, nodes_below, subsystem_of
 
 __all__ = ("read",)
+
+_APART = "apart"
+"""Marks a spec, until it is written, whose devices are only parts of the extended resource."""
 
 _DEFAULT_DOMAIN = "squat.ai"
 _WORKLOADS = ("DaemonSet", "Deployment")
@@ -117,8 +120,9 @@ def _device(device: Value, domain: str) -> Iterator[Converted | Remark]:
         )
         yield Remark(place=device.place, text=text)
     for index, (place, spec) in enumerate(specs):
+        is_whole = not spec.pop(_APART, False)
         resource = resource_name(domain, name)
-        if resource and not index:
+        if resource and not index and is_whole:
             spec["deviceClass"] = {"extendedResourceName": resource}
         yield Converted(name=name, place=place, spec=spec)
 
@@ -134,7 +138,14 @@ def _group(group: Value) -> Iterator[dict[str, Any] | Remark]:
     users = sharing(group.get("count").number(1), group.get("count").place, remarks)
     container = _container(paths, remarks)
     together = len(paths) > 1 or any(nodes_below(path.get("path").text()) for path in paths)
-    if len(paths) > 1:
+    apart = together and not all(has_units(matcher["subsystem"]) for matcher in matchers)
+    if apart:
+        text = (
+            "its paths were one device; they are not nodes of one physical unit, so they became "
+            "devices that pods claim separately, without the extended resource"
+        )
+        remarks.append(Remark(place=group.place, text=text, is_missing=True))
+    elif len(paths) > 1:
         text = (
             "its paths were one device; the policy joins the nodes of one physical unit, so check "
             "that they belong to one unit, or let pods claim the devices separately"
@@ -150,7 +161,7 @@ def _group(group: Value) -> Iterator[dict[str, Any] | Remark]:
     if matchers:
         yield {
             "match": _merged(matchers),
-            **({"group": "Unit"} if together else {}),
+            **({_APART: True} if apart else {"group": "Unit"} if together else {}),
             **users,
             **({"container": container} if container else {}),
         }

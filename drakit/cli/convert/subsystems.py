@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("directory_of", "nodes_below", "subsystem_of")
+__all__ = ("directory_of", "has_units", "nodes_below", "subsystem_of")
 
 _BY_PATH = (
     ("tty", r"tty[^/]*|rfcomm[^/]*|serial/by-(id|path)/.+"),
@@ -53,7 +53,15 @@ _BY_NAME = (
 )
 """Kernel names of devices whose nodes are in a directory of their own."""
 
-_DIRECTORIES = {"snd": "sound", "dri": "drm", "input": "input"}
+_DIRECTORIES = {
+    # Without the nodes of no card (timer, seq) and of no input device (mice), which would otherwise
+    # be units that a pod can get instead of hardware.
+    "snd": ("sound", "/dev/snd/*C[0-9]*"),
+    "dri": ("drm", "/dev/dri/*"),
+    "input": ("input", "/dev/input/*[0-9]"),
+}
+_WITHOUT_UNITS = ("block", "mem", "misc", "vfio")
+"""Subsystems in which each node stands by itself, or which policies do not group."""
 
 
 def subsystem_of(path: str) -> str | None:
@@ -77,4 +85,9 @@ def directory_of(kernel_name: str, subsystem: str | None) -> tuple[str, str | No
 def nodes_below(path: str) -> tuple[str, str] | None:
     """Return the subsystem and the glob for a path that is a directory of device nodes."""
     name = path.removeprefix("/dev/").rstrip("/")
-    return (_DIRECTORIES[name], f"/dev/{name}/*") if name in _DIRECTORIES else None
+    return _DIRECTORIES.get(name)
+
+
+def has_units(subsystem: str) -> bool:
+    """Return whether a policy can publish several nodes of a subsystem as one device."""
+    return subsystem not in _WITHOUT_UNITS

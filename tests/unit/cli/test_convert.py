@@ -45,7 +45,9 @@ def test_smarter_device_manager(capsys):
     }
     (serial,) = policies["ttyacm"]["match"]
     assert serial["paths"][1:3] == ["/dev/ttyACM[0-9]", "/dev/ttyACM[0-9][0-9]"]
-    assert policies["snd"]["group"] == "Unit"
+    # Neither timer nor seq, which belong to no card.
+    (sound,) = policies["snd"]["match"]
+    assert (policies["snd"]["group"], sound["paths"]) == ("Unit", ["/dev/snd/*C[0-9]*"])
     missing = [line.split(": ")[0] for line in remarks if "not converted" in line]
     assert missing == [
         "data.conf.yaml[4].devicematch",
@@ -73,6 +75,50 @@ def test_generic_device_plugin(capsys):
         "serial": "A50285BI",
     }
     assert sum("not converted" in line for line in remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("paths", "match"),
+    [
+        pytest.param(
+            ("/dev/kvm", "/dev/net/tun"),
+            [{"subsystem": "misc", "paths": ["/dev/kvm", "/dev/net/tun"]}],
+            id="nodes-without-hardware",
+        ),
+        pytest.param(
+            ("/dev/sda", "/dev/sdb"),
+            [{"subsystem": "block", "paths": ["/dev/sda", "/dev/sdb"]}],
+            id="disks",
+        ),
+    ],
+)
+def test_paths_that_are_no_unit_become_devices_of_their_own(capsys, tmp_path, paths, match):
+    """One of them under the name of the extended resource would be less than the pod had."""
+    nodes = ", ".join(f"{{path: {path}}}" for path in paths)
+    file = given(tmp_path, f"devices: [{{name: x, groups: [{{paths: [{nodes}]}}]}}]")
+    code, policies, remarks = convert(capsys, "generic-device-plugin", file)
+    assert (code, policies) == (1, {"x": {"match": match}})
+    assert "claim separately, without the extended resource" in remarks[0]
+
+
+def test_akri_does_not_group_the_partitions_of_a_disk(capsys, tmp_path):
+    file = given(
+        tmp_path,
+        """
+apiVersion: akri.sh/v0
+kind: Configuration
+metadata: {name: disks}
+spec:
+  discoveryHandler:
+    name: udev
+    discoveryDetails: |
+      groupRecursive: true
+      udevRules: ['SUBSYSTEM=="block", KERNEL=="sd[a-z]"']
+""",
+    )
+    code, policies, remarks = convert(capsys, "akri", file)
+    assert (code, "group" in policies["disks"]) == (1, False)
+    assert any("groupRecursive: not converted" in line for line in remarks)
 
 
 def test_akri(capsys):
