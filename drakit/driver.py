@@ -228,8 +228,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     held_devices: Callable[[], Collection[str]]
     """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
     node plugin replaces it before it calls any other method. A device that a claim holds must keep
-    its name, and must stay with the policy that published it. The names of claims that were
-    prepared or unprepared in the last seconds can be missing."""
+    its name, and must stay with the policy that published it. A device is listed as soon as it is
+    prepared. After it is unprepared, it can be listed for some more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config

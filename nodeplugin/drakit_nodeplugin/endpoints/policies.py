@@ -6,6 +6,10 @@ driver did with it: the policies are in force, or the driver refused them and th
 remain. A driver that restarts first gets the policies in force. Otherwise it would have none if it
 refused the newest ones.
 
+It also has the devices that claims hold, for the driver. The host reads the checkpoint every few
+seconds; a device of a claim that a call has just prepared counts at once. Otherwise, another policy
+could take the device, and its new name could be prepared for a second claim.
+
 It is used in the daemon's loop only, except for `held`. It must not know the API server, files,
 threads, or the content of a policy.
 """
@@ -13,12 +17,16 @@ threads, or the content of a policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from drakit.driver import Policy
 
 __all__ = ("AnyPolicies", "PolicyFeed")
+
+STORED_SECONDS = 30.0
+"""From a call that prepared claims until the checkpoint must list their devices, loop clock: the
+time for two reads of it on a slow disk. A claim that is not stored by then failed after the call."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
 """Policies by name."""
@@ -34,14 +42,37 @@ class PolicyFeed:
         self.refusal: str | None = None
         """The reason why the driver refused the newest policies; None if it did not."""
 
-        self.held: frozenset[str] = frozenset()
-        """The names of the driver's devices that claims hold. The driver's thread reads it."""
-
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""
 
+        self._stored: frozenset[str] = frozenset()
+        """Devices that claims hold according to the checkpoint."""
+        self._prepared: Mapping[str, float] = {}
+        """Devices that a call has prepared since then, and when they are released, loop clock."""
         self._offered: AnyPolicies | None = None
         self._changed = asyncio.Event()
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The names of the driver's devices that claims hold. The driver's thread reads it."""
+        # In this order: a name moves from the first to the second.
+        return frozenset(self._prepared) | self._stored
+
+    def stored(self, names: Iterable[str]) -> None:
+        """The checkpoint lists these devices as held."""
+        self._stored = frozenset(names)
+        self._prepared = {n: at for n, at in self._prepared.items() if n not in self._stored}
+
+    def prepared(self, names: Iterable[str]) -> None:
+        """A call has prepared claims with these devices."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STORED_SECONDS
+        # Also those that are stored: that may be an earlier claim, which was just released.
+        self._prepared = {**self._prepared, **dict.fromkeys(names, until)}
+        loop.call_at(until, self._expire, until)
+
+    def _expire(self, until: float) -> None:
+        self._prepared = {n: at for n, at in self._prepared.items() if at > until}
 
     @property
     def known(self) -> bool:

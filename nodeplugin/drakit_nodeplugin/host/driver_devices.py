@@ -183,7 +183,7 @@ class HostedDevices:
     async def _pass_held(self) -> None:
         if self._policies is not None:
             held = await self._checkpoint.held_devices()
-            self._policies.held = frozenset[str]().union(*held.values())
+            self._policies.stored(frozenset[str]().union(*held.values()))
 
 
 def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from drakit import DriverError, Policy
+from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, DriverError, Edits, Policy
 from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.endpoints.policies import STORED_SECONDS, PolicyFeed
 from drakit_nodeplugin.endpoints.python import driver_calls, driver_thread
 from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
 from tests.fakes.lamps import LampPolicy, Lamps
@@ -21,6 +21,19 @@ CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 def policy(name: str, lamps: int = 1, room: str = "") -> dict[str, Policy[LampPolicy]]:
     spec = LampPolicy(lamps=lamps, room=room)
     return {name: Policy(name=name, created=CREATED, generation=1, spec=spec)}
+
+
+class Bright(Lamps):
+    async def prepare(self, claim, device) -> Edits:
+        if not device.name.startswith("hall"):
+            raise DriverError("no such lamp")
+        return Edits(env={"LAMP": device.name})
+
+
+def claim(name: str) -> AllocatedClaim:
+    device = AllocatedDevice(name=name, pool="node-1", request="main")
+    reference = ClaimReference(namespace="default", name=name, uid=f"uid-{name}")
+    return AllocatedClaim(claim=reference, devices=(device,))
 
 
 class Rig:
@@ -75,16 +88,58 @@ async def test_a_driver_lists_its_devices_only_once_its_policies_are_known(rig):
     assert rig.feed.in_force.keys() == {"hall"}
 
 
+async def test_a_device_counts_as_held_as_soon_as_it_is_prepared(rig):
+    """Before the checkpoint is read again: another policy could take the device until then."""
+    rig.kind = Bright
+    rig.feed.offer(policy("hall", 2))
+    connection, updates = await rig.connect()
+    await names(updates)
+    answers = await connection.prepare([claim("hall-0")])
+    assert answers == {"uid-hall-0": [Edits(env={"LAMP": "hall-0"})]}
+    assert rig.feed.held == {"hall-0"}
+    rig.feed.stored({"hall-0"})
+    rig.feed.stored(())
+    assert rig.feed.held == frozenset()
+
+
+async def test_a_device_whose_prepare_fails_is_not_held(rig):
+    rig.kind = Bright
+    rig.feed.offer(policy("hall", 2))
+    connection, updates = await rig.connect()
+    await names(updates)
+    answers = await connection.prepare([claim("missing-0")])
+    assert isinstance(answers["uid-missing-0"], Exception)
+    assert rig.feed.held == frozenset()
+
+
+@pytest.mark.looptime
+async def test_a_prepared_device_whose_claim_is_never_stored_is_released():
+    feed = PolicyFeed()
+    feed.prepared({"hall-0"})
+    await asyncio.sleep(STORED_SECONDS - 1)
+    assert feed.held == {"hall-0"}
+    await asyncio.sleep(2)
+    assert feed.held == frozenset()
+
+
+async def test_a_device_stays_held_while_it_passes_from_one_claim_to_the_next():
+    feed = PolicyFeed()
+    feed.stored({"hall-0"})
+    feed.prepared({"hall-0"})
+    feed.stored(())  # read after the first claim was released, before the second one was stored
+    assert feed.held == {"hall-0"}
+
+
 async def test_a_driver_knows_from_the_start_which_devices_claims_hold(rig):
     made: list[Lamps] = []
     rig.make = lambda: made.append(Lamps(None, StaticNode(name="node-1"))) or made[0]
     rig.connector = PythonConnector(Lamps.name, rig.make, traits_of(Lamps), policies=rig.feed)
-    rig.feed.held = frozenset({"hall-0"})
+    rig.feed.stored({"hall-0"})
     rig.feed.offer(policy("hall"))
     _, updates = await rig.connect()
     await names(updates)
     assert made[0].held_devices() == {"hall-0"}
-    rig.feed.held = frozenset()
+    rig.feed.stored(())
     assert made[0].held_devices() == frozenset()
 
 

@@ -229,7 +229,15 @@ class PythonConnection:
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
         calls, bridge = self._started.result()
-        return await bridge.call(lambda: calls.prepare(batch))
+        results = await bridge.call(lambda: calls.prepare(batch))
+        if self._policies is not None:
+            self._policies.prepared(
+                device.name
+                for claim in batch
+                if not isinstance(results.get(claim.claim.uid), DeviceFailedError)
+                for device in claim.devices
+            )
+        return results
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
