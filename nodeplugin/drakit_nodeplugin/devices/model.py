@@ -68,6 +68,10 @@ class DesiredPool:
     counter_sets: tuple[CounterSet, ...] | None = ()
     """None if the endpoint is missing since a restart: the published ones stay."""
 
+    keeps_counter_sets: bool = False
+    """Whether other published counter sets stay, too: devices that vanished during a restart may
+    consume them, and are only known by name."""
+
     fallback: tuple[DesiredDevice, ...] | None = None
     """The devices that are published if the API server drops fields; see `Inventory.fallback`."""
 

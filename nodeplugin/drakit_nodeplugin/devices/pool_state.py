@@ -110,6 +110,7 @@ class PoolState:
             self._desired = DesiredPool(
                 devices=tuple(self._devices.values()),
                 counter_sets=self._counter_sets,
+                keeps_counter_sets=any(self._devices[n].device is None for n in self.gone),
                 fallback=None if fallback is None else tuple(fallback.values()),
             )
         return self._desired

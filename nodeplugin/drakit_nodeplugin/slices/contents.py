@@ -170,8 +170,9 @@ class Chosen:
     """The part of a pool that is published."""
 
     devices: Mapping[str, DesiredDevice]
-    counter_sets: Mapping[str, CounterSet] | None
-    """None if the published ones stay."""
+    counter_sets: Mapping[str, CounterSet]
+    keeps_counter_sets: bool
+    """Whether other published counter sets stay."""
 
     left_out: Mapping[str, str]
     """The reasons why devices are not published, as sentences, by their names."""
@@ -179,14 +180,17 @@ class Chosen:
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
     """Return the part of a pool to publish if the API server drops these features."""
-    sets = None if pool.counter_sets is None else {each.name: each for each in pool.counter_sets}
+    sets = {each.name: each for each in pool.counter_sets or ()}
+    keeps_sets = pool.keeps_counter_sets or pool.counter_sets is None
     devices = {device.name: device for device in pool.devices}
     if not dropped:
-        return Chosen(devices=devices, counter_sets=sets, left_out={})
+        return Chosen(
+            devices=devices, counter_sets=sets, keeps_counter_sets=keeps_sets, left_out={}
+        )
     if pool.fallback is not None and _uses(devices.values(), dropped):
         devices = {device.name: device for device in pool.fallback}
     if Feature.COUNTERS in dropped:
-        sets = {}
+        sets, keeps_sets = {}, False
     kept: dict[str, DesiredDevice] = {}
     left_out: dict[str, str] = {}
     for name, device in devices.items():
@@ -198,7 +202,7 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
                 f"the API server does not support {describe(needed)} of devices, and "
                 f"publishing this device without that is not safe"
             )
-    return Chosen(devices=kept, counter_sets=sets, left_out=left_out)
+    return Chosen(devices=kept, counter_sets=sets, keeps_counter_sets=keeps_sets, left_out=left_out)
 
 
 def describe(dropped: Collection[Feature]) -> str:

@@ -208,9 +208,10 @@ def planning(
     left = left or {}
     chosen = choose(pool, dropped)
     held = _HeldSlices(stored, identity=identity, left=left)
-    sets: Mapping[str, CounterSet | None] = (
-        dict.fromkeys(held.counter_sets) if chosen.counter_sets is None else chosen.counter_sets
-    )
+    sets: dict[str, CounterSet | None] = {}
+    if chosen.keeps_counter_sets:
+        sets |= dict.fromkeys(held.counter_sets)
+    sets |= chosen.counter_sets
     yield
     planner = _Planner(held, chosen.devices, sets, known=known or {}, left=left)
     for index in held.slices:

@@ -283,6 +283,25 @@ async def test_a_driver_that_does_not_return_leaves_its_gone_devices_gone(node: 
         assert manager.capacity().inactive == {NODE}
 
 
+async def test_the_counter_set_of_a_partition_that_vanished_during_a_restart_stays(node: Node):
+    """The plugin knows only the partition's name, so it keeps all published counter sets."""
+    node.store.used = {NODE: {"part"}}
+    card, other = (CounterSet(name=name, counters={"memory": "80Gi"}) for name in ("card", "other"))
+    part = Device(name="part", consumes={"card": {"memory": "40Gi"}})
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=[part], counter_sets=[card]))
+        await pass_time(2)
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="x")], counter_sets=[other]))
+        await pass_time(1)
+        found = manager.publication().pools[NODE]
+        assert {device.name for device in found.devices} == {"part", "x"}
+        assert (found.counter_sets, found.keeps_counter_sets) == ((other,), True)
+        node.store.used = {}
+        await pass_time(GONE_SECONDS)
+        assert not manager.publication().pools[NODE].keeps_counter_sets
+
+
 async def test_a_claim_that_was_released_during_a_restart_lets_its_device_go(node: Node):
     node.store.used = {NODE: {"a"}}
     async with node.plugin() as manager:

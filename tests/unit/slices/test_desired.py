@@ -306,6 +306,19 @@ def test_unmentioned_counter_sets_stay():
     assert made.sets() == before
 
 
+def test_the_counter_set_of_a_device_that_vanished_during_a_restart_stays_beside_others():
+    """Without it, the scheduler would skip the whole pool."""
+    made = server("a", "b", counter_sets=(counter_set("gpu-0"), counter_set("gpu-1")))
+    before = made.sets()
+    wanted = pool(
+        named("a", taint()), "b", counter_sets=(counter_set("gpu-1"),), keeps_counter_sets=True
+    )
+    made.publish(wanted)
+    assert made.sets() == before
+    made.publish(pool("b", counter_sets=(counter_set("gpu-1"),)))
+    assert made.sets().keys() == {"gpu-1"}
+
+
 # ------------------------------------------------------------ counters
 
 
