@@ -45,6 +45,7 @@ def conformance(options: argparse.Namespace) -> int:
             config=_mapping(options.driver_config),
             parameters=None if options.parameters is None else _mapping(options.parameters),
             setup=options.setup,
+            unplug=options.unplug,
         )
     except TargetError as error:
         raise UsageError(str(error)) from error

@@ -197,6 +197,12 @@ def _add_conformance(group: _Group) -> None:
         "node's directory, and a reboot empties $DRAKIT_ROOT/run",
     )
     conformance.add_argument(
+        "--unplug",
+        metavar="COMMAND",
+        help="command to remove at least one device while the driver runs, and leave another one; "
+        "$DRAKIT_ROOT is the node's directory",
+    )
+    conformance.add_argument(
         "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
     )
     conformance.add_argument("--list", action="store_true", help="print the rules")

@@ -27,6 +27,7 @@ def conformance_tests(
     config: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | None = None,
     setup: Setup | None = None,
+    unplug: Setup | None = None,
     without: Collection[str] = (),
 ) -> Callable[[Rule], None]:
     """
@@ -36,7 +37,8 @@ def conformance_tests(
         test_conformance = conformance_tests(
             "my_pkg:MyDriver",
             config={"directory": "{root}/cameras"},
-            setup=lambda root: (root / "cameras" / "front").mkdir(parents=True),
+            setup=plug_in,
+            unplug=lambda root: (root / "cameras" / "front").rmdir(),
         )
 
     :param target: the driver, as the argument of ``drakit conformance``.
@@ -44,6 +46,8 @@ def conformance_tests(
     :param parameters: opaque parameters for the claims.
     :param setup: a function that gets the node's directory, or a shell command that has it as
         ``$DRAKIT_ROOT``. It runs before the first start on each node, and after each reboot.
+    :param unplug: the same, to remove at least one device while the driver runs, and to leave
+        another one. Without it, the rule about devices that vanish is skipped.
     :param without: the IDs of rules to omit. Give the reason in a comment.
     :raises ValueError: a rule is unknown, or the target is malformed.
     """
@@ -51,8 +55,10 @@ def conformance_tests(
     if unknown := set(without) - {rule.id for rule in found}:
         raise ValueError(f"without: there is no rule {', '.join(sorted(unknown))}")
     if isinstance(target, str):
-        tested = parse_target(target, config=config, parameters=parameters, setup=setup)
-    elif config is None and parameters is None and setup is None:
+        tested = parse_target(
+            target, config=config, parameters=parameters, setup=setup, unplug=unplug
+        )
+    elif config is None and parameters is None and setup is None and unplug is None:
         tested = target
     else:
         raise ValueError("a target that is not text already has its configuration")

@@ -4,6 +4,7 @@ Go."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,7 @@ def targets() -> Iterator[Tested]:
             values={"directory": "{root}/rotors"},
             parameters={"speed": 100},
             setup=_made("rotors/{}", "west", "east", "north", "south", folders=True),
+            unplug=lambda root: shutil.rmtree(root / "rotors" / "north"),
         ),
     )
     yield Tested(
@@ -111,6 +113,7 @@ def targets() -> Iterator[Tested]:
             values={"directory": "{root}/lamps"},
             parameters={"brightness": 3},
             setup=_made("lamps/{}", "hall", "porch", "attic", "cellar"),
+            unplug=lambda root: (root / "lamps" / "attic").unlink(),
         ),
     )
     yield Tested(
@@ -120,6 +123,7 @@ def targets() -> Iterator[Tested]:
             f"-blinkers {{root}}/blinkers -state {{root}}/run/blinkers -poll 100ms",
             parameters={"colour": "red"},
             setup=_made("blinkers/{}", "a", "b", "c", "d"),
+            unplug=lambda root: (root / "blinkers" / "c").unlink(),
         ),
         chosen=True,
     )

@@ -81,6 +81,9 @@ FAULTS = [
     ("unpreparing:NeedsParameters", "unprepare-without-parameters", "IndexError"),
     ("unpreparing:Unnamed", "unprepare-defined", "defines none of unprepare"),
     ("unpreparing:UndoesAtStop", "graceful-stop", "removed .*, which a prepared claim needs"),
+    ("vanishing:ListsOnce", "vanish", "the driver still lists all devices that claims hold"),
+    ("vanishing:NeedsDevice", "vanish", "lamp-1 is not plugged in"),
+    ("vanishing:Stumbles", "vanish", "has stopped the driver: .*lamp-1"),
     ("backend:forgets", "process-killed", "nobody knows of the claim"),
     ("sharing:AllShares", "shares", "unpreparing one share of rail removed"),
     ("sharing:AdminResets", "admin-access", "which the device's holder needs"),
@@ -127,7 +130,10 @@ def target_of(driver: str) -> Target:
         notes = "{root}/notes" if kind == "remembers" else ""
         return BackendTarget(line=f"{program} {{directory}}/gpu.sock {notes}")
     return PythonTarget(
-        reference=f"tests.fakes.broken.{driver}", values={"root": "{root}"}, parameters=PARAMETERS
+        reference=f"tests.fakes.broken.{driver}",
+        values={"root": "{root}"},
+        parameters=PARAMETERS,
+        unplug="touch $DRAKIT_ROOT/unplugged",
     )
 
 

@@ -153,6 +153,12 @@ class Kit:
         await self._node.reboot()
         await self._until_published()
 
+    async def unplug(self) -> None:
+        """Remove a device from the running node. Skips the rule if the target cannot do that."""
+        if self.target.unplug is None:
+            self.skip("the target cannot remove a device; give a command for it, with --unplug")
+        await self._node.unplug()
+
     async def power_off(self) -> None:
         """Kill all processes."""
         await self._node.power_off()

@@ -30,7 +30,7 @@ from drakit.testing.conformance.programs import (
     python_path,
     run_command,
 )
-from drakit.testing.conformance.targets import Target
+from drakit.testing.conformance.targets import Setup, Target
 from drakit.testing.kubelet import FakeKubelet
 
 __all__ = ("FakeNode", "unready")
@@ -169,7 +169,13 @@ class FakeNode:
         (self.root / "boot_id").write_text(f"boot-{self._boots}\n")
         for directory in (self.cdi, self.root / "run"):
             directory.mkdir(exist_ok=True)
-        setup = self._target.setup
+        await self._run(self._target.setup)
+
+    async def unplug(self) -> None:
+        """Remove a device, as the target does it."""
+        await self._run(self._target.unplug)
+
+    async def _run(self, setup: Setup | None) -> None:
         if callable(setup):
             setup(self.root)
         elif setup is not None:

@@ -79,6 +79,12 @@ class Target(Protocol):
         ...
 
     @property
+    def unplug(self) -> Setup | None:
+        """Removes at least one device from the running node, and leaves another one; None if that
+        cannot be simulated."""
+        ...
+
+    @property
     def jobs(self) -> int:
         """How many kits may test it at the same time."""
         ...
@@ -106,6 +112,7 @@ class Target(Protocol):
 class _Common:
     parameters: Mapping[str, Any] | None = None
     setup: Setup | None = None
+    unplug: Setup | None = None
     jobs: int = 4
     lives_on: bool = False
 
@@ -290,6 +297,7 @@ def parse_target(
     config: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | None = None,
     setup: Setup | None = None,
+    unplug: Setup | None = None,
 ) -> Target:
     """
     Parse a target: the argument of ``drakit conformance``.
@@ -300,6 +308,7 @@ def parse_target(
     :param parameters: opaque parameters for the claims.
     :param setup: a function that gets the node's directory, or a shell command that has it as
         ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
+    :param unplug: the same, to remove a device from the running node and leave another one.
     :raises TargetError: the text is malformed.
     """
     form, colon, rest = text.partition(":")
@@ -313,26 +322,34 @@ def parse_target(
             raise TargetError(f"{text}: the colon must be followed by a command or a path")
         match form:
             case "backend":
-                return BackendTarget(line=rest, parameters=parameters, setup=setup)
+                return BackendTarget(line=rest, parameters=parameters, setup=setup, unplug=unplug)
             case "device-plugin":
-                return DevicePluginTarget(line=rest, parameters=parameters, setup=setup)
+                return DevicePluginTarget(
+                    line=rest, parameters=parameters, setup=setup, unplug=unplug
+                )
             case _:
-                return _socket_target(rest, parameters=parameters, setup=setup)
+                return _socket_target(rest, parameters=parameters, setup=setup, unplug=unplug)
     if not re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
         raise TargetError(
             f"{text} is not a target; give module:Class, the name of an installed driver, "
             f"unix:/path/to.sock, backend:COMMAND or device-plugin:COMMAND"
         )
-    return PythonTarget(reference=text, values=config or {}, parameters=parameters, setup=setup)
+    return PythonTarget(
+        reference=text, values=config or {}, parameters=parameters, setup=setup, unplug=unplug
+    )
 
 
 def _socket_target(
-    path: str, *, parameters: Mapping[str, Any] | None, setup: Setup | None
+    path: str,
+    *,
+    parameters: Mapping[str, Any] | None,
+    setup: Setup | None,
+    unplug: Setup | None,
 ) -> Target:
     socket = Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path).absolute()
     if not socket.is_socket():
         raise TargetError(f"unix:{path}: there is no socket; start the backend first")
-    return BackendSocketTarget(socket=socket, parameters=parameters, setup=setup)
+    return BackendSocketTarget(socket=socket, parameters=parameters, setup=setup, unplug=unplug)
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:

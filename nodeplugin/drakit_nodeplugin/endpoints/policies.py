@@ -26,7 +26,7 @@ __all__ = ("AnyPolicies", "PolicyFeed")
 
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the
-time for two reads of it on a slow disk. A claim that is not stored by then failed after the call."""
+time for two reads of it on a slow disk. A claim that is not stored by then has failed."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
 """Policies by name."""

@@ -35,8 +35,12 @@ class Tidy(Driver[TidyConfig]):
         super().__init__(config, node)
         self.run = config.root / "run" / "tidy"
         self.notes = config.root / "notes"
+        self.unplugged = config.root / "unplugged"
 
     async def devices(self):
+        yield self.listed()
+        while not self.unplugged.exists():
+            await asyncio.sleep(0.1)
         yield self.listed()
         await asyncio.Event().wait()
 
@@ -48,6 +52,7 @@ class Tidy(Driver[TidyConfig]):
                     name=f"lamp-{number}", attributes={"number": number}, health=Health.healthy()
                 )
                 for number in range(self.config.lamps)
+                if number != 1 or not self.unplugged.exists()
             ),
             Device(
                 name="rail",

@@ -6,7 +6,6 @@ It must not know the parameters of a driver, except for the target's own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,9 +28,6 @@ MAX_CONFIGS = 64
 KEYS = 6
 """So many of the target's own parameters are replaced by invalid values."""
 
-EVENT_CHARACTERS = 1024
-"""The API server's limit for an Event's note."""
-
 DENSE: Mapping[str, Any] = {"a": [[]] * ((MAX_RAW - 8) // 3)}
 """One config with the largest possible number of values that use memory."""
 
@@ -47,15 +43,6 @@ _PLAIN: Mapping[str, Mapping[str, Any]] = {
     "with a path": {"path": "../../../../etc/passwd", "device": "/dev/null", "name": "../x"},
 }
 _VALUES: tuple[Any, ...] = (None, True, -1, 1e308, "", "\u0000/../x", [], [[1]], {}, {"a": None})
-
-_NO_SENTENCE = (
-    (re.compile(r"Traceback \(most recent call"), "a traceback"),
-    (re.compile(r"\bat 0x[0-9a-f]+"), "the address of an object"),
-    (re.compile(r"<[\w.]+ object"), "an object's representation"),
-    (re.compile(r"failed in \w+: \w+"), "an internal exception"),
-    (re.compile(r"goroutine \d+ \["), "a traceback"),
-    (re.compile(r"[\x00-\x08\x0e-\x1f]"), "control characters"),
-)
 
 
 def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -125,7 +112,7 @@ async def error_messages(kit: Kit) -> None:
         error = (await steps.answer_of(kit, claim)).error
         if error:
             refused += 1
-            _check_sentence(kit, error, what)
+            steps.check_sentence(kit, error, what)
             again = (await steps.answer_of(kit, claim)).error
             if again != error:
                 kit.fail(f"a claim {what} got two different errors: {error!r}, then {again!r}")
@@ -141,16 +128,3 @@ def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTes
     yield "for a device that does not exist", kit.claim(results=[absent])
     for what, config in hostile(kit.target.parameters):
         yield f"with parameters {what}", kit.claim(device, configs=[config])
-
-
-def _check_sentence(kit: Kit, error: str, what: str) -> None:
-    for pattern, name in _NO_SENTENCE:
-        if pattern.search(error):
-            kit.fail(
-                f"the error for a claim {what} contains {name} instead of a sentence: {error!r}"
-            )
-    if len(error) > EVENT_CHARACTERS:
-        kit.fail(
-            f"the error for a claim {what} has {len(error)} characters; the limit of an Event is "
-            f"{EVENT_CHARACTERS}: {error[:100]!r}"
-        )

@@ -28,8 +28,10 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.targets import PythonTarget, Target
 
 __all__ = (
+    "GONE",
     "STOPPED",
     "answer_of",
+    "check_sentence",
     "class_of",
     "edits_of",
     "free_again",
@@ -55,7 +57,21 @@ GROUP = "drakit.drivers"
 STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is unavailable."""
 
+GONE = "drakit.dev/gone"
+"""The taint of a device that its driver does not list any more, while a claim holds it."""
+
+EVENT_CHARACTERS = 1024
+"""The API server's limit for an Event's note."""
+
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
+_NO_SENTENCE = (
+    (re.compile(r"Traceback \(most recent call"), "a traceback"),
+    (re.compile(r"\bat 0x[0-9a-f]+"), "the address of an object"),
+    (re.compile(r"<[\w.]+ object"), "an object's representation"),
+    (re.compile(r"failed in \w+: \w+"), "an internal exception"),
+    (re.compile(r"goroutine \d+ \["), "a traceback"),
+    (re.compile(r"[\x00-\x08\x0e-\x1f]"), "control characters"),
+)
 _STOP = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.MULTILINE)
 
 
@@ -185,6 +201,20 @@ async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
         kit.fail(f"{when} the response to unprepare does not contain its claim")
     if error:
         kit.fail(f"{when} unprepare must succeed, but failed: {error}")
+
+
+def check_sentence(kit: Kit, error: str, what: str) -> None:
+    """Fail the rule if the error of a claim is not a sentence for the user."""
+    for pattern, name in _NO_SENTENCE:
+        if pattern.search(error):
+            kit.fail(
+                f"the error for a claim {what} contains {name} instead of a sentence: {error!r}"
+            )
+    if len(error) > EVENT_CHARACTERS:
+        kit.fail(
+            f"the error for a claim {what} has {len(error)} characters; the limit of an Event is "
+            f"{EVENT_CHARACTERS}: {error[:100]!r}"
+        )
 
 
 @contextlib.asynccontextmanager
