@@ -18,8 +18,7 @@ kernel's name: it is published only with ``allow.unstableIdentity``.
 If two devices would get one name, or it would be too long, they get a hash of their distinguishing
 properties. A disk's name also gets the hash if it has lost characters of the identity. A present
 device keeps the name that it had before, and a name that a claim holds stays: a twin that is
-plugged in renames nothing. That includes the names that earlier releases gave
-(:mod:`.former_naming`).
+plugged in renames nothing.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -41,8 +40,6 @@ __all__ = (
     "assign",
     "identity_of_node",
     "identity_of_unit",
-    "is_wireless",
-    "renamed",
     "wish",
 )
 
@@ -87,9 +84,6 @@ class Wish:
     hashed: str
     is_plain_possible: bool = True
 
-    former: frozenset[str] = frozenset()
-    """Names that earlier releases may have given it."""
-
 
 def identity_of_node(host: HostDevice) -> Identity:
     """Return the identity of one device node. Several nodes of one piece of hardware can have the
@@ -106,7 +100,7 @@ def identity_of_node(host: HostDevice) -> Identity:
     if host.wwid:
         text = f"{_stem(name)}-{host.wwid}"
         return Identity(text=text, place=text)
-    if usb and not is_wireless(host):
+    if usb and not _is_wireless(host):
         unit = _usb_identity(usb)
         interface = "" if usb.interface is None else f"-i{usb.interface}"
         return replace(unit, text=f"{unit.text}{interface}", place=f"{unit.place}{interface}")
@@ -125,7 +119,7 @@ def identity_of_unit(host: HostDevice) -> Identity:
     usb = host.usb
     if host.wwid:
         return Identity(text=host.wwid, place=host.wwid)
-    if usb and not is_wireless(host):
+    if usb and not _is_wireless(host):
         return _usb_identity(usb)
     unit = host.unit or host.directory
     if _has_fixed_name(host, unit.name):
@@ -160,14 +154,14 @@ def _has_fixed_name(host: HostDevice, name: str) -> bool:
     return _FIXED_NODES.fullmatch(name) is not None
 
 
-def is_wireless(host: HostDevice) -> bool:
+def _is_wireless(host: HostDevice) -> bool:
     """Return whether a device has a connection by Bluetooth."""
     # The USB device is the adapter, which says nothing about the keyboard that is paired with it.
     return any(ancestor.subsystem == "bluetooth" for ancestor in host.ancestors)
 
 
 def _address(host: HostDevice) -> str | None:
-    return None if is_wireless(host) else address(host.ancestors)
+    return None if _is_wireless(host) else address(host.ancestors)
 
 
 def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = None) -> Wish:
@@ -191,11 +185,6 @@ def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = No
     )
 
 
-def renamed(new: Wish, former: Wish) -> Wish:
-    """Return the wish for a device that can still have the names of a former wish."""
-    return replace(new, former=frozenset({former.plain, former.hashed}) - {new.plain, new.hashed})
-
-
 def assign(
     wishes: Sequence[Wish], *, before: Mapping[str, str], held: Collection[str]
 ) -> dict[str, str | None]:
@@ -213,10 +202,6 @@ def assign(
     }
     names: dict[str, str | None] = {}
     for each in wishes:
-        former = min(each.former.intersection(held), default=None)
-        if former and each.plain not in held and each.hashed not in held:
-            names[each.key] = former
-            continue
         names[each.key] = each.hashed
         if not each.is_plain_possible or each.hashed in held:
             continue

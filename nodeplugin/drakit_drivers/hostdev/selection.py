@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import Policy
-from drakit_drivers.hostdev.former_naming import former_identity
 from drakit_drivers.hostdev.matching import is_matched
 from drakit_drivers.hostdev.naming import (
     Identity,
@@ -25,7 +24,6 @@ from drakit_drivers.hostdev.naming import (
     assign,
     identity_of_node,
     identity_of_unit,
-    renamed,
     wish,
 )
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
@@ -253,17 +251,13 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
         pairs = [(identity_of_unit(hosts[0]), tuple(hosts)) for hosts in units.values()]
     else:
         pairs = [(identity_of_node(host), (host,)) for host in matching]
-    siblings, former_siblings = Counter[Identity](), Counter[Identity]()
+    siblings = Counter[Identity]()
     total = 0
     for identity, hosts in pairs:
         total += spec.sharing.users or 1
         is_too_many = total > _MAX_DEVICES
         users = 0 if is_too_many else spec.sharing.users or 0
         device, *copies = _wishes(policy, identity, hosts, users=users, siblings=siblings)
-        former = former_identity(hosts[0], unit=spec.group == "Unit")
-        if former:
-            earlier = _wishes(policy, former, hosts, users=users, siblings=former_siblings)
-            device, *copies = map(renamed, (device, *copies), earlier)
         only_copies = spec.sharing.mode == "Users" and not is_too_many
         yield _Candidate(
             policy=policy,

@@ -141,20 +141,6 @@ async def test_sticks_without_serial_number_keep_their_names_when_the_kernel_ren
     assert made.env["HOSTDEV_MAIN"] == "/dev/ttyUSB1"
 
 
-async def test_a_claim_holds_a_device_under_the_name_that_an_earlier_release_gave_it(host):
-    plug(host, "controllers")
-    made = driver(host, example("serial"))
-    held = "serial-1a86-7523-port-3-2-i0"
-    made.held_devices = lambda: {held}
-    found = {each.name: each for each in (await inventory(made)).devices}
-    assert {name: device.attributes["path"] for name, device in found.items()} == {
-        "serial-1a86-7523-pci-0000-00-14-0-usbv2-0-2-i0": "/dev/ttyUSB0",
-        held: "/dev/ttyUSB1",
-    }
-    made.held_devices = frozenset
-    assert held not in {each.name for each in (await inventory(made)).devices}
-
-
 async def test_a_camera_with_several_nodes_is_one_device(host):
     plug(host, "uvc-camera")
     found = await devices(host, example("camera"))

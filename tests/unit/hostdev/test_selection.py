@@ -162,92 +162,54 @@ def test_it_is_unclear_after_a_restart_which_twin_a_claim_holds_so_neither_is_pu
     assert {each.refusal.reason for each in selection.refused.values()} == {"InUse"}
 
 
-def test_a_held_device_keeps_the_name_of_an_earlier_release_until_it_is_released():
-    bus_1, bus_3 = (usb(f"ttyUSB{port}", serial=None, port=port) for port in ("1-2", "3-2"))
-    former = "tty-10c4-ea60-port-3-2-i0"
-    first = selected(TTY, [bus_1, bus_3], held={former})
-    assert {name: each.host for name, each in first.devices.items()} == {
-        former: bus_3,
-        "tty-10c4-ea60-pci-0000-01-00-0-usbv2-0-2-i0": bus_1,
-    }
-    again = selected(TTY, [bus_1, bus_3], held={former}, before=first.names)
-    assert again.devices.keys() == first.devices.keys()
-    released = selected(TTY, [bus_1, bus_3], before=again.names)
-    assert former not in released.devices
-
-
-def test_a_held_copy_keeps_the_name_of_an_earlier_release():
-    found = [usb("ttyUSB0", serial=None)]
-    shared = policy("tty", subsystem="tty", sharing=users(2))
-    kept = selected(shared, found, held={"tty-10c4-ea60-port-1-2-i0-1"})
-    assert sorted(kept.devices) == [
-        "tty-10c4-ea60-pci-0000-01-00-0-usbv2-0-2-i0-0",
-        "tty-10c4-ea60-port-1-2-i0-1",
-    ]
-
-
-def test_a_held_twin_keeps_the_hash_of_an_earlier_release():
-    """The hash was that of the bus and port."""
-    one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="3-1")
-    held = "tty-10c4-ea60-a1-i0-095858b6"
-    assert selected(TTY, [one, two], held={held}).devices[held].host is two
-
-
 @pytest.mark.parametrize(
-    ("devname", "ancestors", "name", "former"),
+    ("devname", "ancestors", "name"),
     [
         pytest.param(
             "spidev0.1",
             ("spi spi0.1", "platform fe204000.spi"),
             "a-spidev-platform-fe204000-spi-spi-1",
-            "a-spidev-platform-fe204000-spi",
             id="chip-select",
         ),
         pytest.param(
             "iio:device3",
             ("i2c 1-0068", "platform fe804000.i2c"),
             "a-iio-device-platform-fe804000-i2c-i2c-0068",
-            "a-iio-device-platform-fe804000-i2c",
             id="chip-on-i2c",
         ),
         pytest.param(
             "vport3p1",
             ("virtio virtio3", "pci 0000:00:05.0"),
             "a-vportp1-pci-0000-00-05-0",
-            "a-vport3p-pci-0000-00-05-0",
             id="port-of-virtio-serial",
         ),
         pytest.param(
             "snd/midiC2D1",
             ("sound card2", "pci 0000:00:1f.3"),
             "a-snd-midicd1-pci-0000-00-1f-3",
-            "a-snd-midicd-pci-0000-00-1f-3",
             id="device-of-a-sound-card",
         ),
         pytest.param(
             "mmcblk1rpmb",
             ("mmc mmc1:0001", "mmc_host mmc1", "platform fe340000.mmc"),
             "a-mmcblkrpmb-platform-fe340000-mmc",
-            "a-mmcblk1rpmb-platform-fe340000-mmc",
             id="mmc",
         ),
         pytest.param(
             "ttyS4",
             ("serial-base 0000:04:00.0:0.1", "pci 0000:04:00.0"),
             "a-ttys-pci-0000-04-00-0-serial-base-1",
-            "a-ttys4",
             id="serial-card",
         ),
         pytest.param(
             "dri/renderD129",
             ("pci 0000:01:00.0",),
             "a-dri-renderd-pci-0000-01-00-0",
-            None,
-            id="gpu-which-has-no-former-name",
+            id="gpu",
         ),
     ],
 )
-def test_a_name_has_the_fixed_numbers_and_none_of_the_kernels(devname, ancestors, name, former):
+def test_a_name_has_the_fixed_numbers_and_none_of_the_kernels(devname, ancestors, name):
     pairs = [each.split(" ") for each in ancestors]
     pci = PciParent(bus_id="", root=None, vendor_id=None, device_id=None, class_id=None)
     found = replace(
@@ -258,8 +220,6 @@ def test_a_name_has_the_fixed_numbers_and_none_of_the_kernels(devname, ancestors
     )
     policies = policy("a", "/dev/*", "/dev/*/*")
     assert set(selected(policies, [found]).devices) == {name}
-    if former:
-        assert set(selected(policies, [found], held={former}).devices) == {former}
 
 
 def test_a_tape_drive_goes_by_its_world_wide_id():
