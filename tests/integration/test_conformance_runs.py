@@ -254,4 +254,4 @@ def test_a_backend_that_already_runs_is_not_reported_to_outlive_its_process(tmp_
 
     result = asyncio.run(hold())
     assert result.outcome == Outcome.SKIPPED, result.text
-    assert "as backend:COMMAND" in result.text
+    assert "use the target backend:COMMAND" in result.text
