@@ -29,7 +29,7 @@ SLICE_SECONDS = 10.0
 EXPLANATION_MS = 100.0
 
 CHANGES_SHARE = 0.95
-"""Of the changes per second that a run is to have: fewer would show less than the row claims."""
+"""The share of the wanted changes per second that a run must reach to count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ class OperatorMemory:
 
     phase: str
     seconds: float | None
-    """Of a relist: until it is complete; None if it was not in time."""
+    """The duration of a relist; None if it exceeded the time limit."""
 
     rss_mib: float
     peak_mib: float

@@ -1,5 +1,5 @@
 """
-What all configuration files of drakit have in common: strict keys, durations, errors for people.
+The common parts of all configuration files: strict keys, durations, readable errors.
 
 Each daemon, and each driver, declares a model of its own on :class:`Settings`; they own its
 content.
@@ -120,7 +120,7 @@ def _check_address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-"""Where a server listens: ``host:port``."""
+"""The address on which a server listens: ``host:port``."""
 
 
 class Listen(Settings):

@@ -1,1 +1,1 @@
-"""What writes and checks files of this repository; nothing of it is installed with drakit."""
+"""Programs that write and check files of this repository. They are not installed with drakit."""

@@ -66,7 +66,7 @@ class Directories:
     """The devices that runtimes find, by qualified name, and their files."""
 
     problems: tuple[Problem, ...]
-    """Of all files and directories, conflicts included."""
+    """The problems of all files and directories, conflicts included."""
 
 
 def read_directories(paths: Iterable[Path | str], *, check: CheckSpec) -> Directories:

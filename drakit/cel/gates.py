@@ -29,7 +29,7 @@ MAX_BYTES = 64 << 20
 
 METRIC = b"kubernetes_feature_enabled"
 _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
-"""What only a gate adds to selectors."""
+"""The fields and functions of selectors that only exist with a gate."""
 
 _LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
 

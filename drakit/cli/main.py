@@ -25,7 +25,7 @@ __all__ = ("main",)
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
 DEFAULT_CONFIG = Path("/etc/drakit/nodeplugin.yaml")
-"""Where the chart mounts the node plugin's configuration."""
+"""The path at which the chart mounts the node plugin's configuration."""
 
 _EXTRAS = {"conformance": "drakit[testing]"}
 

@@ -1,5 +1,5 @@
 """
-Where the node plugin keeps its files on this node, and the drivers that have files.
+The directories of the node plugin on this node, and the drivers that have files there.
 
 Settings come from the plugin's own configuration file; the command line takes precedence. It must
 not know what is in the files.

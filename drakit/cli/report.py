@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ("report",)
 
 MAX_PART_BYTES = 512 * 1024
-"""Of each part; the rest of it is cut off."""
+"""The size limit of each part; longer parts are truncated."""
 
 _MAX_FILES = 512
 """Names of files of a directory."""

@@ -59,13 +59,13 @@ class Answer:
 
     outcome: Outcome
     failure: str = ""
-    """Of a failed search: why, as a clause that names the request."""
+    """The reason of a failed search, as a clause that names the request."""
 
     device: DeviceID | None = None
-    """Of a failed search: the device at which it failed, if there is one."""
+    """The device at which a search failed, if there is one."""
 
     devices: tuple[tuple[str, str, DeviceID], ...] = ()
-    """Of a search that fits: claim, request (``request/subrequest``) and device."""
+    """The result of a successful search: claim, request (``request/subrequest``) and device."""
 
     steps: int = 0
 
@@ -114,7 +114,7 @@ class Selections(Protocol):
 
 
 class Allocated(Protocol):
-    """What allocated claims hold."""
+    """The devices and capacities that allocated claims hold."""
 
     def is_allocated(self, device: DeviceID) -> bool:
         """Return whether a claim has the device for itself."""

@@ -169,7 +169,7 @@ class SliceCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """What one request finds in the whole cluster, regardless of the pod that asks."""
+    """The devices of the whole cluster for one request, regardless of the pod."""
 
     request: Request
     revision: int
@@ -196,7 +196,7 @@ class Analysis:
     by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
         default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
     )
-    """What pods found, by their nodes: most pods may use the same."""
+    """Results by the nodes that a pod can use: most pods can use the same nodes."""
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
         """

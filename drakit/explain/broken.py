@@ -1,5 +1,5 @@
 """
-What is wrong with allocated claims: of pods that have a node and do not start, or that run.
+The problems of allocated claims: of pods that have a node and do not start, or that run.
 
 The allocation is compared with the node, the pools and devices, their taints, the binding
 conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being

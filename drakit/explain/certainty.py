@@ -1,5 +1,5 @@
 """
-Which reasons stay certain when the objects of a kind may not be listed.
+Reasons that stay certain when the objects of a kind may not be listed.
 
 The operator and ``kubectl drakit`` drop the others: a missing permission could be their cause.
 
@@ -55,7 +55,7 @@ _LIMITS: tuple[tuple[type[Fact], str], ...] = (
     (NodeFacts, "nodes"),
     (TaintRuleFacts, "DeviceTaintRules"),
 )
-"""What a reason about devices does not consider while a kind is hidden."""
+"""The facts that a reason about devices does not consider while a kind is hidden."""
 
 
 def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:

@@ -97,7 +97,7 @@ class Finding:
     """General advice, as a clause: a remedy that is proven says more."""
 
     claims: tuple[str, ...] = ()
-    """Of a pod: the names of the ResourceClaims that are not allocated because of the problem."""
+    """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
 
 def no_remedy() -> str:

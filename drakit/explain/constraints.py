@@ -1,5 +1,5 @@
 """
-What limits devices that are taken together: constraints of a claim, shared counters of a pool.
+Limits of devices that are allocated together: a claim's constraints, a pool's shared counters.
 
 It follows the allocator of ``k8s.io/dynamic-resource-allocation/structured``, its odd cases
 included.

@@ -79,7 +79,7 @@ class TaintFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPolicy:
-    """Which amounts a claim can take of a capacity; a request is rounded up to one."""
+    """The amounts of a capacity that a claim can take. A request is rounded up to one of them."""
 
     default: str | None = None
     valid_values: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class CapacityPolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityFacts:
     name: str
-    """As in the slice: requests and allocations must use the same form."""
+    """The name as in the slice: requests and allocations must use the same form."""
 
     value: str
     policy: CapacityPolicy | None = None
@@ -117,7 +117,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceKind:
-    """What alike devices have in common: thousands share one object."""
+    """The part that alike devices have in common: thousands share one object."""
 
     attributes: tuple[str, ...] = ()
     """Names of attributes as in the slice; the devices have the values in this order."""
@@ -146,7 +146,7 @@ class DeviceFacts:
     """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
 
     place: Place | None = None
-    """Where each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
+    """Node selection, if each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
 
     def attribute(self, name: str, driver: str) -> AttributeFact | None:
         """Return the value of an attribute by its full name, as the scheduler finds it."""

@@ -1,5 +1,5 @@
 """
-What the pods of each node request, and what a node has left for one more pod.
+The requests of each node's pods, and the resources that are left for one more pod.
 
 A pod is added up as the scheduler does it (KEP-753, KEP-2837). Only the resources of Kubernetes
 itself count: cpu, memory, ephemeral-storage, hugepages and the number of pods. A DeviceClass may
@@ -32,7 +32,7 @@ _PER_POD = ("cpu", "memory", "hugepages-")
 
 
 class Load(NamedTuple):
-    """What one pod requests of its node."""
+    """The requests of one pod."""
 
     uid: str
     node: str
@@ -89,7 +89,7 @@ def requests_of_pod(spec: Object) -> Requests:
 
 
 class _Free(NamedTuple):
-    """What a node has left, by the priority of the pod that asks."""
+    """The resources that a node has left, by the priority of the pod."""
 
     node: NodeFacts
     by_priority: dict[int, Mapping[str, int]]

@@ -239,7 +239,7 @@ class PodFacts:
 
     placement: Placement = Placement()
     requests: tuple[tuple[str, int], ...] = ()
-    """What it requests of a node, in billionths, as :mod:`.loads` adds it up."""
+    """The pod's requests in billionths, as :mod:`.loads` adds them up."""
 
     priority: int = 0
 
@@ -290,7 +290,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """What the devices of requests must have in common, or must not."""
+    """An attribute whose value the devices of requests must have in common, or must not."""
 
     attribute: str
     """By full name, ``domain/identifier``."""

@@ -1,5 +1,5 @@
 """
-What is wrong with published pools: of a node, of a ResourceSlice, and counted for the cluster.
+Problems of published pools: of a node, of a ResourceSlice, and counted for the cluster.
 
 A pool that is being updated is incomplete for a moment, so each state counts only if it lasts; the
 caller measures that. Whether the driver of a slice is installed on its node cannot be known: no

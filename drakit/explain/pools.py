@@ -38,7 +38,7 @@ class PoolState(Enum):
 
 
 class NodeView(NamedTuple):
-    """What a place is compared with."""
+    """The name and labels of a node, with which the place of a device is compared."""
 
     name: str
     labels: Mapping[str, str]
@@ -51,14 +51,14 @@ class NodePool:
     identity: PoolID
     state: PoolState = PoolState.READY
     problem: str = ""
-    """Of an invalid pool, as a clause."""
+    """Why the pool is invalid, as a clause; empty if it is valid."""
 
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
     """With devices for the node, by name."""
 
     elsewhere: tuple[SliceFacts, ...] = ()
-    """Of the same generation, for other nodes; their devices take of the same counters."""
+    """Slices of the same generation for other nodes. Their devices consume the same counters."""
 
     counters: Mapping[Counter, int] = field(default_factory=dict[Counter, int])
     """The pool's shared counters, in billionths."""

@@ -1,5 +1,5 @@
 """
-Which single change would let a pod fit: proven by the scheduler's search, with one fact replaced.
+Single changes that would let a pod fit, proven by the scheduler's search with one fact replaced.
 
 Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
 selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
@@ -60,7 +60,7 @@ _OWN_TAINTS = "drakit.dev/"
 class _Remedy(NamedTuple):
     node: str
     clause: str
-    """What must be true on the node, for a sentence with "if"."""
+    """The condition on the node, for a sentence with "if"."""
 
 
 def proven_remedies(

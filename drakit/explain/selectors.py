@@ -1,5 +1,5 @@
 """
-Which devices selectors select, evaluated once for all devices that are alike to an expression.
+The devices that selectors select, evaluated once for all devices that are alike to an expression.
 
 An evaluator (:class:`Selectors`) evaluates CEL; this module decides what must be evaluated and
 keeps the outcomes: by expression and slice, as a bit for each device. A device that differs only in
@@ -57,7 +57,7 @@ _ONE_DRIVER = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reads:
-    """What the outcome of an expression depends on, besides the driver."""
+    """The facts that determine the outcome of an expression, besides the driver."""
 
     error: str = ""
     """Why the expression does not compile; then it selects nothing, and no request can use it."""
@@ -119,7 +119,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an evaluator has to do next, by expression: one of all devices that are alike."""
+    """The next evaluations by expression: one device stands for all that are alike."""
 
     parts: Mapping[str, _Part]
 
@@ -134,7 +134,7 @@ class Work:
 
 class _Profile(NamedTuple):
     """
-    What the outcomes for all devices of a slice depend on.
+    The facts that determine the outcomes for all devices of a slice.
 
     Kinds and columns are compared by identity: equal ones usually are one object, and their hash
     costs more than the rest.
@@ -166,7 +166,7 @@ class _Part:
 
 
 class _Positions(NamedTuple):
-    """Where a kind of device has what an expression reads."""
+    """The places of the values that an expression reads, for a kind of device."""
 
     kind: DeviceKind
     """Kept alive: it is found by its identity."""
@@ -175,7 +175,7 @@ class _Positions(NamedTuple):
     """Indexes of attributes."""
 
     fixed: object
-    """What else the outcome depends on: the same for all devices of the kind."""
+    """Further facts that determine the outcome: the same for all devices of the kind."""
 
     capacity: Sequence[CapacityFacts]
 

@@ -1,5 +1,5 @@
 """
-Which nodes of a world a pod can use, apart from free devices, and why not the others.
+The nodes that a pod can use, regardless of free devices, and why it cannot use the others.
 
 :mod:`.nodes` has the rules for one pod and one node. This module applies them to all nodes, adds
 what other pods have left of each and where allocated claims are available, and keeps the results

@@ -164,7 +164,7 @@ class World:
         self._known_reachable: dict[str, Reachable] = {}
         self.selectors: SelectorIndex = SelectorIndex()
         self.loads: Loads | None = None
-        """What pods request of their nodes; None if that is unknown."""
+        """The requests of pods by their nodes; None if they are unknown."""
 
         self.hidden: frozenset[type[Fact]] = frozenset()
         """Kinds of which nothing may be listed: objects may exist that are not here."""

@@ -31,7 +31,7 @@ _API_VERSION = "events.k8s.io/v1"
 _MAX_NOTE_CHARACTERS = 1024
 _MAX_WORD_CHARACTERS = 128
 _MAX_OBJECT_NAME_CHARACTERS = 230
-"""Of the API's 253 for an Event's name, which ends in a digest."""
+"""The part of an Event's name, which has 253 characters at most, before the digest."""
 
 Value = TypeVar("Value")
 

@@ -38,7 +38,7 @@ MAX_OBJECT_BYTES = 4 * 2**20
 """Bytes of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
 
 ATTEMPTS = 3
-"""How often a list starts again after its version has expired, before it fails."""
+"""Restarts of a list whose version has expired, before it fails."""
 
 REMEMBERED = 1000
 """Skipped objects that are remembered, so that each is logged once."""
@@ -64,7 +64,7 @@ class Listing(Generic[Kept]):
 
     items: list[Kept]
     resource_version: str
-    """Where a watch begins that misses nothing after this list."""
+    """The version from which a watch must start to miss no change after this list."""
 
     skipped: tuple[Skipped, ...] = ()
 

@@ -25,7 +25,7 @@ __all__ = ("WatchEvent", "read_events")
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 _HEAD_BYTES = 4096
-"""Where an unreadable object's name is searched: objects of built-in kinds begin with it."""
+"""The bytes of an unreadable object in which its name is searched: built-in kinds begin with it."""
 
 _HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":\{.*?"metadata":\{', re.DOTALL)
 _NAMED = re.compile(rb'"(name|namespace|uid|resourceVersion)":"([^"\\]*)"')

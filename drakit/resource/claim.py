@@ -59,11 +59,11 @@ class OpaqueConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """What the scheduler allocated (API: ``status.allocation``)."""
+    """The allocation of the scheduler (API: ``status.allocation``)."""
 
     results: tuple[DeviceResult, ...]
     node_selector: Object | None = None
-    """Where the claim can be used; None means on any node."""
+    """The nodes on which the claim can be used; None means all nodes."""
 
     configs: tuple[OpaqueConfig, ...] = ()
     """In the order of the allocation, those of other drivers included."""

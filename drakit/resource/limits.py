@@ -29,19 +29,19 @@ otherwise."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8
 MAX_COUNTERS = 32
-"""Of a counter set, and of what a device consumes of one."""
+"""Counters of a counter set, and of a device's consumption of one."""
 
 MAX_CONSUMED_COUNTER_SETS = 2
 """Sets that a device consumes from."""
 
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
-"""Of a device, both together; the attributes of its topology count."""
+"""Attributes and capacities of a device together, topology attributes included."""
 
 MAX_ATTRIBUTE_VALUES = 48
-"""Of a device: each value of a list counts."""
+"""Attribute values of a device; each value of a list counts."""
 
 MAX_STRING_BYTES = 64
-"""Of an attribute that is text or a version; the API server counts bytes."""
+"""Bytes of a string or version attribute."""
 
 MAX_VALID_VALUES = 10
 """Amounts of a capacity to choose from."""

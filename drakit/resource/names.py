@@ -26,7 +26,7 @@ __all__ = (
 MAX_LABEL_LENGTH = 63
 MAX_SUBDOMAIN_LENGTH = 253
 MAX_DOMAIN_LENGTH = 63
-"""Of the domain of an attribute, which is shorter than other subdomains."""
+"""The length limit of an attribute's domain, which is shorter than other subdomains."""
 MAX_IDENTIFIER_LENGTH = 32
 MAX_DRIVER_NAME = 63
 

@@ -24,7 +24,7 @@ _VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1alpha1": (v1alpha1, v1alpha1_grpc),
 }
 DEFAULT_TIMEOUT_SECONDS = 30
-"""How long a report holds for a kubelet, if the report has no time."""
+"""Seconds for which the kubelet uses a report without a timeout."""
 
 
 def health_version(supported: Iterable[str]) -> str | None:

@@ -66,7 +66,7 @@ class Timing:
     """Pause before the same is announced again: Events are kept for an hour by default."""
 
     patience_seconds: float = 300.0
-    """How long a state that is normal for a while must last: drivers are installed or updated."""
+    """The time after which a state that is normal during installations and updates is announced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

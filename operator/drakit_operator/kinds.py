@@ -120,7 +120,7 @@ class Served:
 
 
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-"""What the projection of a malformed object raises."""
+"""Errors that the projection of a malformed object raises."""
 
 _LABELS = ("metadata", "labels")
 """Unused by all kinds but nodes."""

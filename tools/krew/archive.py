@@ -31,7 +31,7 @@ WITHOUT = ("cel-expr-python", "tzdata")
 """Packages that are not needed: the program `drakit-cel` replaces the first."""
 
 UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "bin")
-"""What `drakit.kube` never imports, by its place in the packages."""
+"""Modules that `drakit.kube` never imports, by their path in the packages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """
-What drakit consists of: the architecture, and what runs where.
+Diagrams of the parts of drakit: the architecture, and what runs where.
 
 The facts are those of docs/reference/node-plugin.md and docs/admin/security.md.
 """

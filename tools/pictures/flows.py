@@ -1,5 +1,5 @@
 """
-What happens over time: the life of a claim and of a device, a prepare, a device change.
+Diagrams of sequences: the life of a claim and of a device, a prepare, a device change.
 
 The facts are those of docs/reference/device-health.md and docs/reference/node-plugin.md; a test
 compares the modules in the pictures with the code.

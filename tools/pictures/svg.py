@@ -71,7 +71,7 @@ def width_of(text: str, size: float, mono: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Box:
-    """Where a box is, for arrows."""
+    """The position of a box, for arrows."""
 
     x: float
     y: float

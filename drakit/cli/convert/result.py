@@ -1,5 +1,5 @@
 """
-What a conversion finds: policies, and remarks on what people must decide or write themselves.
+The result of a conversion: policies, and remarks on what people must decide or write themselves.
 
 A policy that is written is valid. A condition that cannot be written costs its matcher: without the
 condition, the matcher would publish other devices, too.
@@ -42,7 +42,7 @@ class Converted:
     """The spec of a policy."""
 
     name: str
-    """As the input names it; the policy's name is made of it."""
+    """The name in the input. The policy's name is derived from it."""
 
     place: str
     spec: dict[str, Any]

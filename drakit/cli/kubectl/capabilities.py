@@ -1,5 +1,5 @@
 """
-What the API server reports about itself: its version, and its feature gates.
+The version and the feature gates of the API server, as it reports them.
 
 The gates are in its metrics, which only administrators may read. Scheduler and kubelets have gates
 of their own, which nothing in the API shows.
@@ -28,7 +28,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What is known about an API server."""
+    """Facts about an API server."""
 
     version: str = ""
     """Such as ``v1.36.3``; empty if unknown."""

@@ -66,7 +66,7 @@ _NEXT = {
     "-o": ("wide", "json", "yaml"),
     "--output": ("wide", "json", "yaml"),
 }
-"""What can follow a word."""
+"""The completions that can follow a word."""
 
 _NO_FILES = ":4"
 """The directive to kubectl that nothing else fits (cobra's ShellCompDirectiveNoFileComp)."""

@@ -37,7 +37,7 @@ class Examined:
     capabilities: Capabilities
     denied: Sequence[Denied]
     gaps: Sequence[Gap]
-    """What is unknown beside the gaps of the others."""
+    """Further gaps, beside those of the checks."""
 
     @property
     def all_gaps(self) -> list[Gap]:

@@ -1,6 +1,6 @@
 """
-What is wrong with a pod or a claim, as rows: the explanation of :mod:`drakit.explain`, narrowed to
-what the user may see.
+The problems of a pod or a claim, as rows: the explanation of :mod:`drakit.explain`, narrowed to
+the objects that the user may read.
 
 A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
 
@@ -45,7 +45,7 @@ _NODE_RULES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What there is to say about a pod or a claim."""
+    """The explanation of a pod or a claim."""
 
     kind: str
     namespace: str

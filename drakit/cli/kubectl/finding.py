@@ -20,7 +20,7 @@ class Finding:
     """Something that is wrong, or that might be, and its remedy."""
 
     object: str
-    """What it is about: a kind and a name."""
+    """The kind and the name of the object."""
 
     what: str
     fix: str

@@ -48,7 +48,7 @@ class UnreachableError(CommandError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """What is unknown, and what the answer lacks for that reason."""
+    """A kind that could not be read, and the effect on the answer."""
 
     kind: str
     """The plural of the kind."""
@@ -169,7 +169,7 @@ async def gather(
 
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-"""What the projection of a malformed object raises."""
+"""Errors that the projection of a malformed object raises."""
 
 
 class _Reader:

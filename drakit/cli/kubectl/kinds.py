@@ -66,7 +66,7 @@ class Kind:
     group: str = GROUP
     namespaced: bool = False
     effect: str
-    """What an answer lacks without it."""
+    """The part of an answer that is missing without this kind."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
     """The rest of an object that cannot be read: it allows no conclusion."""

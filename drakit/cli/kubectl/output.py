@@ -32,7 +32,7 @@ def plural(number: int, word: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """Where and how a command prints."""
+    """The stream and the format of a command's output."""
 
     format: str = ""
     stream: TextIO | None = None

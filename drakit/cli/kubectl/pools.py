@@ -64,7 +64,7 @@ class PoolRow:
     generation: int
     slices: int
     expected: int
-    """How many slices make it complete."""
+    """The number of slices of a complete pool."""
 
     problem: str = ""
     """Why nothing is allocated from it."""

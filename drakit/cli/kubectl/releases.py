@@ -108,7 +108,7 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Releases:
-    """What is installed, as far as the user may see it."""
+    """The installed releases, as far as the user may read them."""
 
     releases: tuple[Release, ...] = ()
     others: tuple[Workload, ...] = ()

@@ -23,7 +23,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What is checked of the node plugin's values."""
+    """The node plugin's values that are checked."""
 
     drivers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The drivers that always publish, each with the value that names or disables it."""
@@ -37,7 +37,7 @@ class Values:
     partitions: bool = False
     shares: bool = False
     lists: bool = False
-    """What the driver ``simulated`` publishes."""
+    """The devices that the driver ``simulated`` publishes."""
 
     @property
     def claimed(self) -> Mapping[str, str]:

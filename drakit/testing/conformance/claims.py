@@ -26,13 +26,13 @@ PUBLISH_SECONDS = 10.0
 """From a registration until a device is published: the node plugin waits for nothing then."""
 
 SETTLE_SECONDS = 0.2
-"""How long the list of devices must stay the same if it differs from the last start's."""
+"""Seconds without a change, if the list of devices differs from that of the last start."""
 
 SETTLE_PROGRAM_SECONDS = 1.0
 """The same for devices of a program, which may register one resource after another."""
 
 LIST_SECONDS = 2.0
-"""How long to wait for more devices: a driver may list them one after another."""
+"""Seconds to wait for more devices: a driver may list them one after another."""
 
 POLL_SECONDS = 0.02
 

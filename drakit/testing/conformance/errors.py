@@ -1,5 +1,5 @@
 """
-How a rule ends if it does not pass: it fails, it does not apply, or the kit itself cannot go on.
+Outcomes other than a pass: a rule fails, does not apply, or the kit itself cannot continue.
 
 It must not know rules.
 """

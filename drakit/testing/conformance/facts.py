@@ -1,5 +1,5 @@
 """
-What rules get from a kit: devices as published, claims as stored, answers as the kubelet gets them.
+The facts that rules get from a kit: published devices, stored claims, responses to the kubelet.
 
 It must not know where these come from.
 """
@@ -36,7 +36,7 @@ class PublishedDevice:
     """By name as published; quantities as text."""
 
     taints: tuple[Mapping[str, Any], ...] = ()
-    """As published: ``key``, ``value``, ``effect``, ``timeAdded``."""
+    """The published taints: ``key``, ``value``, ``effect``, ``timeAdded``."""
 
     allow_multiple: bool = False
     """Whether several claims may have it at the same time (``allowMultipleAllocations``)."""
@@ -80,7 +80,7 @@ class PrepareResult:
     """The answer to NodePrepareResources for one claim."""
 
     error: str
-    """What the user reads in the pod's Event; empty if the claim is prepared."""
+    """The error in the pod's Event; empty if the claim is prepared."""
 
     devices: tuple[PreparedDevice, ...] = ()
 

@@ -36,7 +36,7 @@ from drakit.testing.kubelet import FakeKubelet
 __all__ = ("FakeNode", "unready")
 
 START_SECONDS = 30.0
-"""How long a driver may take until it is registered and its devices can be used."""
+"""Time limit until a driver is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
 """How long to wait for a driver that is refused, or all of whose devices are left out: the next
@@ -64,7 +64,7 @@ _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
 
 
 MAX_CHARACTERS = 1000
-"""Of a problem; longer ones come from the driver."""
+"""The length limit of a problem; longer ones come from the driver."""
 
 _LEFT_OUT = re.compile(r"device is left out .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)

@@ -20,7 +20,7 @@ from drakit.testing.conformance.errors import ConformanceError
 __all__ = ("Program", "python_environment", "python_path", "run_command")
 
 END_SECONDS = 20.0
-"""How long a program may take to end after SIGTERM, before it is killed."""
+"""Grace period after SIGTERM, before a program is killed."""
 
 RESTART_SECONDS = 1.0
 """After this a program that ended by itself is started again, as a container would be."""
@@ -42,10 +42,10 @@ class Program:
         started again whenever it ends by itself."""
         self.name = name
         self.exit_code: int | None = None
-        """Of the last process that ended by itself."""
+        """The exit code of the last process that ended by itself."""
 
         self.ends: int = 0
-        """How many processes have ended by themselves since it was started."""
+        """The number of processes that have ended by themselves since the start."""
 
         self._command = command
         self._log = log

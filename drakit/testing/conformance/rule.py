@@ -36,7 +36,7 @@ __all__ = ("Check", "Rule", "collect", "rule", "rules")
 Check: TypeAlias = "Callable[[Kit], Awaitable[None]]"
 
 DEFAULT_SECONDS = 90.0
-"""How long a rule may take: some wait for a start of the node plugin several times."""
+"""Time limit of a rule: some rules start the node plugin several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class Rule:
     """Words with dashes, as ``prepare-again``: what one types, and the name of its test."""
 
     title: str
-    """What must be, as a sentence without its end."""
+    """The requirement, as a sentence without a period."""
 
     why: str
-    """Which behaviour of the kubelet, or of the cluster, needs it."""
+    """The behavior of the kubelet or the cluster that requires it."""
 
     check: Check
     """Raises if the driver violates the rule: `Kit.fail`, or what the kit itself raises."""
@@ -59,7 +59,7 @@ class Rule:
     """The kinds of targets that it is about (`Target.kind`); for others it is skipped."""
 
     seconds: float = DEFAULT_SECONDS
-    """How long its check may take, from a kit that is started."""
+    """Time limit of its check, after the kit has started."""
 
 
 def rule(

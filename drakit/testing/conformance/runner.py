@@ -21,14 +21,14 @@ from drakit.testing.conformance.targets import Target
 __all__ = ("Outcome", "Report", "RuleResult", "check_rule", "run")
 
 EXCERPT_LINES = 12
-"""Of a log beside a failure."""
+"""Log lines that are shown with a failure."""
 
 EXCERPT_COLUMNS = 240
-"""Of each of these lines."""
+"""Length limit of each of these lines."""
 
 
 class Outcome(StrEnum):
-    """How a rule ended."""
+    """The outcome of a rule."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -41,13 +41,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """How one rule ended."""
+    """The result of one rule."""
 
     rule: Rule
     outcome: Outcome
 
     text: str = ""
-    """What was observed instead, or why it was not checked; empty if the rule passes."""
+    """The observation, or why the rule was not checked; empty if the rule passes."""
 
     log: str = ""
     """The last that the node plugin and the target's own process have logged."""
@@ -65,7 +65,7 @@ class RuleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How all rules ended, in the rules' order."""
+    """The results of all rules, in the rules' order."""
 
     results: Sequence[RuleResult]
 
@@ -76,7 +76,7 @@ class Report:
         return passed > 0 and all(result.good for result in self.results)
 
     def count(self, outcome: Outcome) -> int:
-        """How many rules ended so."""
+        """The number of rules with an outcome."""
         return sum(result.outcome is outcome for result in self.results)
 
 

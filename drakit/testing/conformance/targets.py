@@ -60,7 +60,7 @@ class Target(Protocol):
 
     @property
     def kind(self) -> Literal["python", "backend", "device-plugin"]:
-        """Which kind of driver it is."""
+        """The kind of driver."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Target(Protocol):
 
     @property
     def jobs(self) -> int:
-        """How many kits may test it at the same time."""
+        """The number of kits that can test it at the same time."""
         ...
 
     @property

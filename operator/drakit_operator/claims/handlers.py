@@ -1,5 +1,5 @@
 """
-Which pods and claims must be checked again after a change.
+Selects the pods and claims that must be checked again after a change.
 
 Too many are harmless (each is queued once, and nothing is announced twice); too few are not.
 

@@ -1,5 +1,5 @@
 """
-Which HostDevicePolicies must be reconciled again after a change.
+Selects the HostDevicePolicies that must be reconciled again after a change.
 
 It must not know queues, Kopf, or what is reconciled.
 """

@@ -1,5 +1,5 @@
 """
-Which nodes and slices must be checked again after a change.
+Selects the nodes and slices that must be checked again after a change.
 
 It must not know queues, Kopf, or what a check finds.
 """

@@ -1,5 +1,5 @@
 """
-Which templates and classes must be checked again after a change.
+Selects the templates and classes that must be checked again after a change.
 
 It must not know queues, Kopf, or what a check finds.
 """

@@ -1,5 +1,5 @@
 """
-Which kinds can be watched: the API server serves them, and the operator may list and watch them.
+Finds the kinds that the API server serves and that the operator may list and watch.
 
 The question is asked before each run of Kopf, so that an upgrade of the control plane and a change
 of permissions need no restart.

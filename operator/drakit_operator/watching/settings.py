@@ -1,5 +1,5 @@
 """
-How Kopf runs here: as a watcher that writes nothing, restarts fast and stops fast.
+Kopf's settings: a watcher that writes nothing, restarts fast and stops fast.
 
 Every value differs from Kopf's default for the reason beside it. The caller names the watched
 kinds; the handlers process the events.

@@ -36,7 +36,7 @@ BEAT_SECONDS = 1.0
 
 
 FLAG_SECONDS = 0.7
-"""How long Kopf may take to end by its flag (it usually needs a tenth) before it is cancelled."""
+"""Seconds for Kopf to stop by its flag (it usually needs 0.1) before it is cancelled."""
 
 
 class KopfThread:

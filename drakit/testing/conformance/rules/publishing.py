@@ -25,7 +25,7 @@ LISTED_SECONDS = 2.0
 """From the start of the node plugin to the slices of the devices that a driver lists then."""
 
 WATCHED_SECONDS = 3.0
-"""How long a stream is watched; one that ended is opened again after a second or two."""
+"""Seconds for which a stream is watched. The plugin reopens an ended stream after 1 to 2 s."""
 
 
 @rule(
