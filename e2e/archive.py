@@ -26,7 +26,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What an image has beside its layer."""
+    """The parts of an image beside its layer."""
 
     names: Sequence[str]
     """Each is a repository:tag."""

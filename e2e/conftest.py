@@ -19,7 +19,7 @@ from e2e.features import FEATURES, UnknownFeatureError, names_of, selected
 pytest_plugins = ["e2e.fixtures"]
 
 TIMEOUT_SECONDS = 300
-"""Of a test on a cluster that does not set its own; the first starts cluster and releases, too."""
+"""Default time limit of a test on a cluster. The first test also starts cluster and releases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

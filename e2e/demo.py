@@ -37,7 +37,7 @@ class Example:
     name: str
     device: str
     also: str = ""
-    """What the container does beside the example's own command, with the test image's programs."""
+    """Commands of the container after the example's own command, with the test image's programs."""
 
     @property
     def file(self) -> Path:

@@ -331,7 +331,7 @@ def plugin_log(
 
 
 def restarts(body: dict[str, Any] | None) -> int:
-    """How often the containers of a pod were started again."""
+    """The number of restarts of a pod's containers."""
     statuses = (body or {}).get("status", {}).get("containerStatuses", [])
     return sum(status["restartCount"] for status in statuses)
 

@@ -1,4 +1,4 @@
-"""What an administrator sees and does in the node plugin's pod."""
+"""An administrator uses `drakit node` in the node plugin's pod."""
 
 from __future__ import annotations
 

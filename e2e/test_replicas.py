@@ -37,7 +37,7 @@ FAILOVER_SECONDS = 15.0
 """The longest time without a leader that writes."""
 
 AFTER_SECONDS = 6.0
-"""How long a leader that works again is observed."""
+"""Seconds for which a resumed leader is observed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

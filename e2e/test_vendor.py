@@ -46,7 +46,7 @@ EXAMPLE = ROOT / "examples" / "driver"
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
-    """What page or example applies, with an image that the nodes have."""
+    """A manifest of a page or example, with an image that the nodes have."""
     objects = list(yaml.safe_load_all(text))
     for body in objects:
         if body["kind"] == "Pod":

@@ -1,4 +1,4 @@
-"""What all tests share: no blocking call in an event loop, and an API server in memory."""
+"""Fixtures of all tests: no blocking call in an event loop, and an API server in memory."""
 
 from __future__ import annotations
 

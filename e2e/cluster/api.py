@@ -80,7 +80,7 @@ DEFAULT_RUNTIME_CONFIG: Mapping[str, bool] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a cluster is started."""
+    """Options for starting a cluster."""
 
     nodes: int = 1
     """Number of nodes; 0 is the control plane alone."""

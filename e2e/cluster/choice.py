@@ -1,4 +1,4 @@
-"""Which provider gives the cluster: kind if Docker answers, otherwise this machine; or a manual
+"""Selects the provider of the cluster: kind if Docker answers, otherwise this machine; or a manual
 choice."""
 
 import os

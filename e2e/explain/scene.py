@@ -105,7 +105,7 @@ def counters(name: str, **amounts: str) -> Body:
 
 
 def consumes(**amounts: str) -> list[Body]:
-    """What a partition takes of the counter set `board`."""
+    """Consumption of a partition from the counter set `board`."""
     body = counters("board", **amounts)
     return [{"counterSet": body["name"], "counters": body["counters"]}]
 

@@ -25,7 +25,7 @@ class Situation:
     verdict: Verdict
     codes: frozenset[Code]
     words: tuple[str, ...]
-    """What the explanation must name, in any of its sentences."""
+    """Words that the explanation must contain, in any of its sentences."""
 
     alone: bool
     """Whether it changes what other situations see."""

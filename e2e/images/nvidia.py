@@ -28,7 +28,7 @@ MANIFEST = "nvidia-device-plugin.yml"
 
 MODULE = f"github.com/NVIDIA/k8s-device-plugin@{VERSION}"
 CHECKSUM = "h1:RqstjEz6DOp2IeTHqSYITjVnsDG3YQWhztQlpcLAUcM="
-"""Of the module's content, as a go.sum has it."""
+"""Hash of the module's content, in go.sum format."""
 
 DOCKERFILE = f"""\
 ARG BASE

@@ -30,7 +30,7 @@ OUTPUT = "Output"
 
 
 class Needs(StrEnum):
-    """What a page expects of the cluster before its first step."""
+    """The state of the cluster that a page requires before its first step."""
 
     NOTHING = "nothing"
     INSTALLED = "installed"

@@ -24,7 +24,7 @@ from e2e.release import VALUES, cluster_values
 
 STEP_SECONDS = 180
 SETTLE_SECONDS = 60
-"""How long a block that only reads is repeated until it shows what the page shows."""
+"""Seconds for which a read-only block is repeated until its output matches the page."""
 
 FOLDERS = ("charts", "examples")
 """The folders of the repository that the working folder has, as in a clone."""

@@ -34,7 +34,7 @@ trap 'code=$?; printf "\\n%s %s\\n" "$page_mark" "$code"' EXIT
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of some commands."""
+    """The result of a list of commands."""
 
     code: int | None
     """The exit code; None: they did not end in time."""

@@ -29,7 +29,7 @@ KINDS = (
     *("deviceclasses", "resourceclaims", "resourceclaimtemplates"),
     *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
 )
-"""What a page may create, and has to remove."""
+"""Kinds that a page may create, and must remove."""
 
 DATA = "/var/lib/kubelet/plugins/drakit.dev"
 
@@ -91,7 +91,7 @@ SHORT_GRACE: dict[str, Any] = {
 
 
 class State:
-    """What is installed now, as far as it is known."""
+    """The installed releases, as far as they are known."""
 
     def __init__(self, cluster: Cluster, *, build: str) -> None:
         self._cluster = cluster
@@ -152,7 +152,7 @@ class State:
         return [Release(name=one["name"], namespace=one["namespace"]) for one in listed]
 
     def objects(self) -> set[Object]:
-        """What lies in the cluster, but for what Helm manages and what other objects own."""
+        """Objects in the cluster, except those that Helm manages or that other objects own."""
         done = self._cluster.kubectl(
             *("get", ",".join(KINDS), "--all-namespaces", "--no-headers", "--ignore-not-found"),
             *("-l", NOT_HELMS, "-o", f"custom-columns={COLUMNS}"),

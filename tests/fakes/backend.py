@@ -44,11 +44,11 @@ class FakeBackend:
         self.listed: Answer = pb.WatchDevicesResponse(devices=[device("gpu-0")])
         """The first message of a stream of devices; None says nothing."""
         self.calls: list[tuple[str, Any]] = []
-        """What was called, with the request."""
+        """The calls, with their requests."""
         self.metadata: list[dict[str, str]] = []
-        """That of each call for claims."""
+        """The metadata of each call for claims."""
         self.streams: list[asyncio.Queue[Answer]] = []
-        """Of the streams of devices that are open; what is put in one is sent, None ends it."""
+        """Queues of the open streams of devices. An item is sent; None ends the stream."""
         self.healths: list[asyncio.Queue[Answer]] = []
         self.info: Callable[[Any], Awaitable[Answer]] = self._info
         self.prepare: Callable[[Any], Awaitable[Answer]] | None = self._prepare

@@ -84,7 +84,7 @@ class FakeDevices:
         self.traits = DriverTraits(side_effects=side_effects, checks=checks)
         self.prepared: dict[str, str] = {}
         self.seen: list[AllocatedDevice] = []
-        """Of each prepare the device as the driver is told of it."""
+        """The device of each prepare, as the driver receives it."""
         self.prepares = 0
         self.unprepares = 0
         self.others: dict[str, tuple[str, ...]] = {}

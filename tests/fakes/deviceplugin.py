@@ -30,7 +30,7 @@ def listed(*devices: str | tuple[str, str] | pb.Device) -> pb.ListAndWatchRespon
 
 
 def container_answer(ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-    """What the plugin gives for devices, unless a test says otherwise."""
+    """The plugin's default response for devices."""
     return pb.ContainerAllocateResponse(envs={"THINGS": ",".join(ids)})
 
 
@@ -74,15 +74,15 @@ class FakeDevicePlugin:
         self.pre_started: list[list[str]] = []
         self.preferred = 0
         self.streams = 0
-        """Of ListAndWatch that live now."""
+        """Open ListAndWatch streams."""
         self.allow = asyncio.Event()
         """Clear it, and Allocate waits."""
         self.allow.set()
         self.answer: Callable[[list[str]], pb.ContainerAllocateResponse] = container_answer
         self.raw_answer: bytes | None = None
-        """What Allocate answers instead, whatever it is."""
+        """A response of Allocate that replaces the default; it can be invalid."""
         self.failure: tuple[grpc.StatusCode, str] | None = None
-        """What Allocate fails with."""
+        """The error of Allocate."""
         self.pre_start_failure: tuple[grpc.StatusCode, str] | None = None
         self._messages: list[bytes] = []
         if devices is not None:

@@ -34,7 +34,7 @@ class LampPolicy(DevicePolicy):
     """At most four of them are published."""
 
     room: str = ""
-    """Of two policies for one room, the older one applies. ``cellar`` is refused."""
+    """The older of two policies for one room applies. ``cellar`` is refused."""
 
     node_selector: Mapping[str, str] = Field(default_factory=dict[str, str])
 

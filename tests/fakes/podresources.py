@@ -31,7 +31,7 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         self.socket = socket
         self.pods: list[pb.PodResources] = []
         self.allocatable: dict[str, tuple[str, ...]] = {}
-        """Of the kubelet's device manager: IDs of devices by resource."""
+        """Device IDs by resource, as the kubelet's device manager reports them."""
         self.calls: list[str] = []
         """The methods that were called, refused calls included."""
         self.synced = True

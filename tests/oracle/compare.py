@@ -43,7 +43,7 @@ class Comparison:
 
 
 class Facts:
-    """What the search asks, of one world."""
+    """The question of the search in one world."""
 
     def __init__(self, world: World, index: SelectorIndex) -> None:
         self._index = index

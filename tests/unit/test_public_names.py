@@ -1,4 +1,4 @@
-"""What `import drakit` offers, and what it costs."""
+"""The names of `import drakit`, and the cost of the import."""
 
 from __future__ import annotations
 

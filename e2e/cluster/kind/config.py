@@ -50,13 +50,13 @@ FIRST_PORT, PORTS = 20000, 12000
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the configuration depends on beside the options."""
+    """Inputs of the configuration beside the options."""
 
     cgroup_v1: bool = False
     own_image: bool = False
     """Whether the node image is ours: its version of Kubernetes is known."""
     address: str | None = None
-    """Where the engine publishes ports, if it is a private one."""
+    """The address at which a private engine publishes ports."""
     udev: bool = False
     """Whether the machine has udev's database, which nodes then share."""
 

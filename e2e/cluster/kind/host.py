@@ -35,10 +35,10 @@ UNVISITED_DEVICES = frozenset({"pts", "shm", "mqueue", "hugepages", "fd"})
 """Folders of /dev whose content is not compared: terminals and shared memory come and go."""
 
 OTHER_CLUSTERS = re.compile(r"\bdk[0-9a-f]{8}|/?drakit-[0-9a-f]{8}-|/var/lib/drakit-rig")
-"""What names a local cluster (:mod:`e2e.cluster.local.names`)."""
+"""The variable that names a local cluster (:mod:`e2e.cluster.local.names`)."""
 
 PROGRAMS = ("dockerd", "docker-proxy", "containerd", "containerd-shim", "runc", "kubelet")
-"""What the names of an engine's processes begin with."""
+"""Prefixes of the names of an engine's processes."""
 
 PARTS = ("devices", "network", "firewall", "cgroups", "mounts", "folders", "processes")
 """The parts of :class:`Host` whose things may come and go; sysctls only change."""
@@ -52,7 +52,7 @@ FOLDERS = ("/lib/modules", "/opt/containerd", "/etc/docker", "/run/docker", "/va
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What is compared: each part maps the name of a thing to its state."""
+    """The compared state of the host: each part maps names to states."""
 
     sysctls: Mapping[str, str]
     devices: Mapping[str, str]

@@ -30,7 +30,7 @@ NODE_PACKAGES = (
 """The packages of kind's base image without network storage; runc too comes from Debian."""
 
 INNER_PACKAGES = ("iptables", "nftables", "conntrack", "iproute2", "kmod")
-"""What kube-proxy and the pod network run. The other programs in these images are static."""
+"""Programs that kube-proxy and the pod network run. The other programs in the images are static."""
 
 CNI_IMAGE = "localhost/kind-cni:1"
 """The image of the pod network in `node/default-cni.yaml`. kind's own is in no Go module."""

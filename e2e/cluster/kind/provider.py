@@ -53,7 +53,7 @@ MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 PARKED_MANIFEST = "/etc/kubernetes/kube-apiserver.yaml"
 
 COMM_LENGTH = 15
-"""As much of a program's name as the kernel keeps."""
+"""The part of a program's name that the kernel keeps."""
 
 CREATE_SECONDS = 180
 

@@ -60,7 +60,7 @@ class Module:
     title: str
     arguments: tuple[str, ...]
     packages: str
-    """What `go list` calls the packages to build."""
+    """Import paths of the packages to build, as in `go list`."""
 
 
 def cache_folder() -> Path:

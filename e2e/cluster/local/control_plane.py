@@ -48,7 +48,7 @@ class ControlPlane:
 
     @property
     def server(self) -> str:
-        """Where nodes find the API server."""
+        """The address of the API server for nodes."""
         return f"https://{self.names.gateway}:{self.names.ports.api_server}"
 
     def start(self) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/var/lib/drakit-rig")
-"""Where clusters live: a short path, for a socket's path has 107 bytes, and on a disk, for
-containerd's snapshots can lie neither on a tmpfs nor on an overlay."""
+"""Directory of all clusters. The path is short because a socket's path has 107 bytes. It is on a
+disk because containerd's snapshots work neither on a tmpfs nor on an overlay."""
 
 SERVICE_SUBNET = ipaddress.IPv4Network("10.96.0.0/16")
 """The same in every cluster: it exists in the nodes' network namespaces only."""

@@ -1,5 +1,5 @@
 """
-What a local cluster writes down about itself, and the locks that keep two starters apart.
+Records of local clusters, and the locks that prevent concurrent starts.
 
 A record lives in the cluster's folder from before anything else exists until everything else is
 gone: whoever finds a folder knows all that may be left. A process is known by its id and its start

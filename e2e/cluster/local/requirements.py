@@ -1,4 +1,4 @@
-"""What this machine must have for a local cluster, named in one sentence where it is missing."""
+"""Requirements of a local cluster on this machine, with a sentence for each that is missing."""
 
 import os
 import platform

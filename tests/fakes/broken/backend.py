@@ -18,7 +18,7 @@ from tests.fakes.backend import FakeBackend, device
 
 
 class Memory:
-    """Which claims are prepared; in files if there is a directory for them."""
+    """The prepared claims; in files if there is a directory for them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -47,7 +47,7 @@ class RelativePath(Tidy):
 
 
 class MissingPath(Tidy):
-    """What containers get is not on the host."""
+    """A path for containers does not exist on the host."""
 
     def mount(self, claim, device):
         return Mount(host_path=str(self.run / "elsewhere"), container_path="/lamps")
@@ -65,7 +65,7 @@ class MissingShare(Tidy):
 
 
 class OnlyOnce(Tidy):
-    """What is there already is an error."""
+    """A second prepare of a claim is an error."""
 
     def make(self, claim, device, mode):
         self.notes.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ class OtherEdits(Tidy):
 
 
 class BelievesItsNotes(Tidy):
-    """What it has noted as done it does not do again."""
+    """It skips a claim that its notes list as prepared, after a reboot as well."""
 
     def make(self, claim, device, mode):
         if not self.note(claim, device).exists():
@@ -105,7 +105,7 @@ class AllOrNothing(Tidy):
 
 
 class OneAnswer(Tidy):
-    """Of several claims it answers the first."""
+    """It answers only the first of several claims."""
 
     async def prepare_claims(self, claims):
         first = claims[0]

@@ -19,7 +19,7 @@ class AllShares(Tidy):
 
 
 class AdminResets(Tidy):
-    """Who only looks at a lamp takes it from its holder."""
+    """Unprepare of a claim with admin access takes the lamp from its holder."""
 
     def unprepare(self, claim, device):
         if device.admin_access:

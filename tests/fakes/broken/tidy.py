@@ -29,7 +29,7 @@ class Tidy(Driver[TidyConfig]):
     name = "tidy.example.com"
     reports_health = True
     seconds = 0.0
-    """How long a prepare takes."""
+    """Seconds that a prepare takes."""
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)

@@ -11,7 +11,7 @@ from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
 class NothingToUndo(Tidy):
-    """That nothing is there is an error."""
+    """An unprepare of a claim that is not prepared is an error."""
 
     def unprepare(self, claim, device):
         self.place(claim, device).rmdir()
@@ -19,7 +19,7 @@ class NothingToUndo(Tidy):
 
 
 class NothingAfterReboot(Tidy):
-    """That a reboot has taken what was there is an error."""
+    """An unprepare after a reboot is an error, because the state is gone."""
 
     def unprepare(self, claim, device):
         if self.note(claim, device).exists():

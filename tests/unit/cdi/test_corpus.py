@@ -24,7 +24,7 @@ def files(*folders: str) -> list:
 
 
 def lint(path: Path, tmp_path: Path) -> list:
-    """What a directory with this file alone makes the linter say, but for the file's name."""
+    """The linter's findings for a directory with only this file, without the file's name."""
     (tmp_path / path.name).write_bytes(path.read_bytes())
     problems = read_directories([tmp_path], check=lint_spec).problems
     assert {problem.file for problem in problems} <= {str(tmp_path / path.name)}

@@ -1,4 +1,4 @@
-"""What the linter says of directories; tests/data/cdi has what it says of single files."""
+"""The linter's findings for directories. tests/data/cdi has those for single files."""
 
 from __future__ import annotations
 

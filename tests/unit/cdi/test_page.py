@@ -1,4 +1,4 @@
-"""What docs/reference/cdi.md shows works as it is shown."""
+"""The examples of docs/reference/cdi.md work as shown."""
 
 from __future__ import annotations
 

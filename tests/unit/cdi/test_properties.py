@@ -1,4 +1,4 @@
-"""What holds for any edits, any spec and any bytes: nothing but a spec or a sentence comes out."""
+"""Properties of any edits, specs and bytes: the result is a spec or an error with a sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIND = "camera.example.com/claim"
 junk = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3)
 ) | st.sampled_from([(), [], {}, {"a": 1}, ("a",), [None], object(), int, 10**5000, "\udc80"])
-"""What a vendor's bug may leave anywhere."""
+"""Values that a vendor's defect can leave anywhere."""
 
 odd = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(["", "a\0b", "/a/../b"])
 """Texts of any characters, also of those that are none."""

@@ -1,4 +1,4 @@
-"""What a CDI spec made of edits looks like, and which edits are refused."""
+"""CDI specs are made of edits, and invalid edits are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages for admins say of the chart: scraped pods, host paths, rights of the tokens."""
+"""The pages for admins agree with the chart: scraped pods, host paths, permissions of tokens."""
 
 from __future__ import annotations
 

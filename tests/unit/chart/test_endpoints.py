@@ -1,4 +1,4 @@
-"""What a release has for backends and device plugins: configuration, directories, classes."""
+"""The chart renders backends and device plugins: configuration, directories, classes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
 
 
 def specs(file: Path) -> Iterator[dict[str, Any]]:
-    """What the claims of a file ask for."""
+    """The requests of the claims in a file."""
     for body in objects_of(file):
         if body["kind"].startswith("ResourceClaim"):
             yield body["spec"].get("spec", body["spec"])["devices"]

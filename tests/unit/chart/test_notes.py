@@ -1,4 +1,4 @@
-"""What `helm install` and `helm upgrade` print at their end."""
+"""The notes that `helm install` and `helm upgrade` print."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ VENDOR: dict[str, Any] = {
     "operator": {"enabled": False},
     "nodeplugin": {"drivers": [{"driver": "camera:Camera"}]},
 }
-"""What a vendor installs beside drakit: a driver of its own."""
+"""A vendor's release beside drakit: a driver of its own."""
 
 
 def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:

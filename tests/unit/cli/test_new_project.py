@@ -1,4 +1,4 @@
-"""What `drakit new` writes is a project that works."""
+"""`drakit new` writes a project that works."""
 
 from __future__ import annotations
 

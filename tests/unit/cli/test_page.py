@@ -1,4 +1,4 @@
-"""What the pages show of `drakit node` is what it prints."""
+"""The pages show the output of `drakit node` as it is."""
 
 from __future__ import annotations
 

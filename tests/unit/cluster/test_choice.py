@@ -1,4 +1,4 @@
-"""Which provider gives the cluster, and what is said where none can."""
+"""The provider of the cluster is selected, and an error names what is missing."""
 
 import stat
 

@@ -1,4 +1,4 @@
-"""What a cluster writes down: its processes, its record, its lock."""
+"""Records of a cluster: its processes, its state, its lock."""
 
 import os
 import subprocess

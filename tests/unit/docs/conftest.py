@@ -1,4 +1,4 @@
-"""What tests of the documentation compare it with."""
+"""The facts with which tests compare the documentation."""
 
 from __future__ import annotations
 

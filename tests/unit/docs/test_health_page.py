@@ -1,4 +1,4 @@
-"""What docs/reference/device-health.md shows and names is what there is."""
+"""docs/reference/device-health.md agrees with the code."""
 
 from __future__ import annotations
 

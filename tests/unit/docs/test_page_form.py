@@ -1,4 +1,4 @@
-"""How the pages for users are written so that they can be run, and how their output is compared."""
+"""Pages for users have a form that can be run, and their output is compared."""
 
 from __future__ import annotations
 

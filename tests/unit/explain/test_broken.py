@@ -1,4 +1,4 @@
-"""What is wrong with allocated claims: of pods that have a node, and of claims by themselves."""
+"""Problems of allocated claims: of pods that have a node, and of claims without a pod."""
 
 from dataclasses import replace
 

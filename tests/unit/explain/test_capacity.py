@@ -1,4 +1,4 @@
-"""What a claim takes of a capacity at least, and whether it is left."""
+"""The least amount of a capacity that a claim takes, and whether it is available."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds claims and pods that are being deleted."""
+"""Claims and pods that are being deleted, and the objects that hold them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What pods request of their nodes, added up as the scheduler does it."""
+"""Requests of pods are added up as the scheduler does it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is wrong with the claims that a pod asks for, before devices are searched."""
+"""Problems of a pod's claims, before devices are searched."""
 
 from dataclasses import replace
 

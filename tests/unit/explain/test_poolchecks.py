@@ -1,4 +1,4 @@
-"""What is wrong with published pools."""
+"""Problems of published pools."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which single change would let a pod fit: each kind, and that no change is named without proof."""
+"""Remedies: each kind of single change, and none without proof."""
 
 from dataclasses import replace
 

@@ -24,7 +24,7 @@ BUNDLE = ssl.get_default_verify_paths().cafile
 
 
 def loaded(directory, **environment: str) -> list[int]:
-    """How many certificates a fresh interpreter has in memory after our import, on a system that
+    """The number of certificates in memory of a new interpreter after our import, on a system that
     has its certificates in a directory."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("SSL_CERT")}
     done = subprocess.run(

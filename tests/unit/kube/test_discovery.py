@@ -1,4 +1,4 @@
-"""Which version of a group is served, asked of an API server in memory."""
+"""Discovery finds the served version of a group, from an API server in memory."""
 
 from __future__ import annotations
 

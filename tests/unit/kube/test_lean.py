@@ -23,7 +23,7 @@ print(json.dumps([server, names]))
 
 
 def look(kubeconfig, *, before="", imported=False):
-    """What a fresh interpreter has loaded of the library after it has made a session."""
+    """The modules of the library that a new interpreter has loaded after it has made a session."""
     program = LOOK.format(before=before, imported=imported)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, str(kubeconfig)],

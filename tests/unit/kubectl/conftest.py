@@ -20,7 +20,7 @@ DRIVER = "gpu.example.com"
 
 
 class Site(FakeApiServer):
-    """What a user sees of a cluster; ``pod`` and the like are what others create."""
+    """A cluster as a user sees it. ``pod`` and similar functions create objects of others."""
 
     folder: Path
     version: str = "v1"

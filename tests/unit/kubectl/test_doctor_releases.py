@@ -20,7 +20,7 @@ GATES = {
     "DRAListTypeAttributes": ("without their lists", "nic.listAttributes=false"),
     "DRAExtendedResource": ("by claims only", ""),
 }
-"""What a release lacks without a feature gate, and the value that does without."""
+"""A feature of a release that needs a gate, and the value that avoids it."""
 
 SIMULATED = {"driverName": "sim.example.com", "gpu": {"partitions": [1]}, "nic": {"count": 1}}
 

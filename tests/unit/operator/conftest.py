@@ -73,7 +73,7 @@ def _discovered(path: str, versions: list[str]) -> dict | None:
 
 
 class Cluster(FakeApiServer):
-    """What the operator sees; ``waits`` and the like are what users do."""
+    """A cluster as the operator sees it. ``waits`` and similar functions are actions of users."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
@@ -204,7 +204,7 @@ class Cluster(FakeApiServer):
         return {each for each in self.told() if each[0] == "Pod"}
 
     def told(self) -> set[tuple[str, str, str]]:
-        """What was told: kind and name of the object, and the Event's reason."""
+        """Recorded Events: kind and name of the object, and the Event's reason."""
         return {
             (event["regarding"]["kind"], event["regarding"]["name"], event["reason"])
             for event in self.events()

@@ -1,5 +1,5 @@
 """
-What of a device the API server would refuse; the verdicts on good and bad ones are those of 1.36.
+Checks find the device fields that the API server (1.36) would refuse.
 
 Whatever a vendor puts into a device, the answer is sentences.
 """

@@ -1,4 +1,4 @@
-"""What claims and node selectors say: the small projections."""
+"""Projections of claims and node selectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an API server dropped or refused for want of a feature, and devices without it."""
+"""Fields that an API server drops or refuses without a feature, and devices without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an inventory can be published, and that a second look at the same costs nothing."""
+"""The publishable part of an inventory; an unchanged inventory is not checked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `drakit.testing` offers, and what it costs; how rules are found."""
+"""The names of `drakit.testing`, the cost of its import, and the discovery of rules."""
 
 from __future__ import annotations
 

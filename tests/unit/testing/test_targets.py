@@ -1,4 +1,4 @@
-"""Which targets there are, how they are typed, and what the node plugin is told of them."""
+"""Targets: their kinds, their form on the command line, and their node plugin configuration."""
 
 from __future__ import annotations
 
