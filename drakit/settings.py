@@ -137,10 +137,10 @@ class Logging(Settings):
     """The log of a daemon."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The lowest level that is logged."""
+    """The lowest level of messages that the daemon logs."""
 
     format: Literal["json", "text"] = "json"
-    """``json`` writes one JSON object a line, ``text`` writes lines for people."""
+    """``json`` writes one JSON object per line, ``text`` writes lines for people."""
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def _last_wins(field: str) -> Callable[[list[Any], str, Found], None]:
     def whole(elements: list[Any], path: str, found: Found) -> None:
         if len(elements) > 1:
             for value in _twice(_values(elements, field)):
-                add(found, path, "warning", f"has {shown(value)} twice, and the last one wins")
+                text = f"has {shown(value)} twice, and runtimes use only the last value"
+                add(found, path, "warning", text)
 
     return whole
 
@@ -57,7 +58,8 @@ def _last_wins(field: str) -> Callable[[list[Any], str, Found], None]:
 def _env(elements: list[Any], path: str, found: Found) -> None:
     names = [entry.partition("=")[0] for entry in elements if isinstance(entry, str)]
     for name in _twice(names):
-        add(found, path, "warning", f"has {shown(name)} twice, and the last one wins")
+        text = f"has {shown(name)} twice, and runtimes use only the last value"
+        add(found, path, "warning", text)
 
 
 def _device_node(node: dict[str, Any], path: str, found: Found) -> None:

@@ -252,7 +252,8 @@ def _add_host_devices(group: _Group) -> None:
     devices = group.add_parser(
         "devices",
         help="list the device nodes that policies can publish",
-        description="Lists the device nodes of this node, and why hostdev publishes them or not. "
+        description="Lists the device nodes of this node. Prints for each the policy that matches "
+        "it, or the reason why hostdev does not publish it. "
         "Uses the policies of the configuration file, and the copy of the cluster's policies on "
         "this node. Writes nothing.",
     )
@@ -266,7 +267,7 @@ def _add_host_devices(group: _Group) -> None:
     devices.add_argument(
         "--policy",
         action="store_true",
-        help="print for each device a policy that publishes only this device",
+        help="print a policy for each device, which publishes only that device",
     )
     devices.add_argument(
         "--labels",
@@ -309,9 +310,10 @@ def _add_convert(group: _Group) -> None:
         command = group.add_parser(
             tool,
             help=f"convert the configuration of {tool}",
-            description=f"Prints HostDevicePolicies for the configuration of {tool}. Prints to "
-            "standard error what you must check, and what has no counterpart. Exits with 1 if a "
-            "part has no counterpart. Reads no host and no cluster.",
+            description=f"Prints HostDevicePolicies for the configuration of {tool}. Lists on "
+            "standard error the settings that you must check, and the settings without a "
+            "counterpart. Exits with 1 if a setting has no counterpart. Does not access the host "
+            "or the cluster.",
         )
         command.add_argument("file", type=Path, metavar="FILE", help=f"YAML file: {text}")
         command.add_argument(

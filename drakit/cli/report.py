@@ -72,7 +72,7 @@ def report(options: argparse.Namespace) -> int:
             )
         except OSError as error:
             raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-        print(f"wrote {output}; read it before you publish it")
+        print(f"wrote {output}; check it for confidential data before you publish it")
     return 1 if problems else 0
 
 

@@ -237,7 +237,7 @@ class NodePluginConfig(Settings):
     def _hosts_something(self) -> Self:
         if not (self.drivers or self.backends.enabled or self.device_plugins.enabled):
             raise ValueError(
-                "there is nothing to host: name drivers, or set backends.enabled or "
+                "no driver is configured: list drivers, or set backends.enabled or "
                 "devicePlugins.enabled"
             )
         return self

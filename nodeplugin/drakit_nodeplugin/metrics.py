@@ -54,7 +54,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.operation_seconds = self._histogram(
             "drakit_claim_operation_duration_seconds",
-            "Time to prepare or unprepare a claim, from the kubelet's call to its answer",
+            "Time from the kubelet's call to prepare or unprepare a claim until the response",
             ("operation", "result"),
             buckets=_OPERATION_SECONDS,
         )
@@ -66,7 +66,7 @@ class Metrics:
         )
         self.transaction_seconds = self._histogram(
             "drakit_checkpoint_transaction_duration_seconds",
-            "Time of a transaction that writes to the checkpoint",
+            "Duration of a write transaction in the checkpoint",
             buckets=_TRANSACTION_SECONDS,
         )
         self.errors = self._counter(
@@ -76,11 +76,13 @@ class Metrics:
         )
         self.collected = self._counter(
             "drakit_stale_claims_collected",
-            "Stale claims that the plugin has unprepared, because the kubelet no longer knew them",
+            "Stale claims that the node plugin has unprepared, because the kubelet no longer "
+            "lists them",
             ("reason",),
         )
         self.restored = self._counter(
-            "drakit_cdi_files_restored", "CDI files of prepared claims that the plugin has restored"
+            "drakit_cdi_files_restored",
+            "CDI files of prepared claims that the node plugin has restored",
         )
         self.slice_writes = self._counter(
             "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")

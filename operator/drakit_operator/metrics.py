@@ -44,13 +44,13 @@ class Metrics:
         )
         self.missed_deletions = Counter(
             "drakit_operator_missed_deletions",
-            "Deletions that a list found and no watch reported",
+            "Deletions that the watches missed and a later list found",
             registry=self.registry,
         )
 
         self.pools = Gauge(
             "drakit_operator_pools",
-            "Published pools, by their most serious state; only the leader counts them",
+            "Published pools by their most serious state; only the leader reports them",
             ["state"],
             registry=self.registry,
         )

@@ -117,7 +117,7 @@ def _configuration(name: str, spec: Value, details: Value) -> Iterator[Converted
         *spec.get("discoveryHandler").unknown("name", "discoveryDetails"),
         *details.unknown("udevRules", "groupRecursive", "permissions"),
     ):
-        yield Remark(place=other.place, text="it has no field in a policy", is_missing=True)
+        yield Remark(place=other.place, text="a policy has no field for it", is_missing=True)
     matchers: list[dict[str, Any]] = []
     for rule in details.get("udevRules").items():
         try:

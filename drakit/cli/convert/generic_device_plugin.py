@@ -94,7 +94,7 @@ def _device(device: Value, domain: str) -> Iterator[Converted | Remark]:
     if not name or not groups:
         raise device.error("must have a name and groups")
     for other in device.unknown("name", "groups"):
-        yield Remark(place=other.place, text="it has no field in a policy", is_missing=True)
+        yield Remark(place=other.place, text="a policy has no field for it", is_missing=True)
     # Groups that differ only in their paths are one policy, as they are one resource.
     specs: list[tuple[str, dict[str, Any]]] = []
     for group in groups:
@@ -129,7 +129,7 @@ def _device(device: Value, domain: str) -> Iterator[Converted | Remark]:
 
 def _group(group: Value) -> Iterator[dict[str, Any] | Remark]:
     for other in group.unknown("paths", "usb", "count"):
-        yield Remark(place=other.place, text="it has no field in a policy", is_missing=True)
+        yield Remark(place=other.place, text="a policy has no field for it", is_missing=True)
     paths, usb = group.get("paths").items(), group.get("usb").items()
     if bool(paths) == bool(usb):
         raise group.error("must have either paths or usb")
@@ -171,7 +171,7 @@ def _of_paths(paths: list[Value], remarks: list[Remark]) -> list[dict[str, Any]]
     matchers: list[dict[str, Any]] = []
     for each in paths:
         for other in each.unknown("path", "mountPath", "permissions", "type", "readOnly"):
-            text = "it has no field in a policy"
+            text = "a policy has no field for it"
             remarks.append(Remark(place=other.place, text=text, is_missing=True))
         path = each.get("path").text()
         if not path:
@@ -197,7 +197,7 @@ def _of_usb(devices: list[Value], remarks: list[Remark]) -> list[dict[str, Any]]
     matchers: list[dict[str, Any]] = []
     for each in devices:
         for other in each.unknown("vendor", "product", "serial"):
-            text = "it has no field in a policy"
+            text = "a policy has no field for it"
             remarks.append(Remark(place=other.place, text=text, is_missing=True))
         usb: dict[str, str] = {}
         for key, field in (("vendor", "vendorID"), ("product", "productID")):

@@ -51,7 +51,7 @@ def _device(item: Value) -> Iterator[Converted | Remark]:
     if not regex:
         raise item.error("has no devicematch; write the regular expression of a path below /dev")
     for other in item.unknown(*_KNOWN):
-        yield Remark(place=other.place, text="it has no field in a policy", is_missing=True)
+        yield Remark(place=other.place, text="a policy has no field for it", is_missing=True)
     if regex == "nvidia-gpu":
         text = "GPUs of the Jetson family have no device node of their own"
         yield Remark(place=match.place, text=text, is_missing=True)

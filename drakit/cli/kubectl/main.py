@@ -74,9 +74,9 @@ def _add_explain(commands: _Group) -> None:
     explain = commands.add_parser(
         "explain",
         help="explain why a pod or a claim waits, does not start, or is not deleted",
-        description="Explains why a pod waits for its devices: what each request finds, what is in "
-        "the way, and the remedy. Also explains why a pod does not start on its node, and what "
-        "holds a pod or claim that is being deleted. For an unallocated claim, "
+        description="Explains why a pod waits for its devices: the matching devices of each "
+        "request, the obstacles, and the remedy. Also explains why a pod does not start on its "
+        "node, or why Kubernetes has not yet deleted a pod or claim. For an unallocated claim, "
         "the command assumes a pod without node selector, affinity and resource requests.",
     )
     explain.add_argument("target", metavar="KIND/NAME", help="the object: pod/NAME or claim/NAME")
@@ -87,7 +87,7 @@ def _add_explain(commands: _Group) -> None:
 def _add_listings(commands: _Group) -> None:
     devices = commands.add_parser(
         "devices",
-        help="show the pools of devices, and what is free",
+        help="show the pools of devices, and the free devices",
         description="Shows each pool with its devices: free, allocated and to which claims, "
         "tainted, and unhealthy.",
     )

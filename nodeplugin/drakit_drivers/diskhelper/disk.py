@@ -103,7 +103,7 @@ class Disks:
             if not stat.S_ISBLK(found.st_mode) or found.st_rdev != wanted:
                 raise DiskError(f"{path} is not the block device {number}")
             if _sequence(disk) != sequence:
-                raise DiskError(f"another disk now has the number {number}")
+                raise DiskError(f"another disk now has the device number {number}")
             yield disk
         finally:
             os.close(disk)
@@ -112,7 +112,7 @@ class Disks:
         try:
             text = (self._sys_root / "dev" / "block" / number / "uevent").read_text()
         except OSError as error:
-            raise DiskError("the node no longer has it") from error
+            raise DiskError("it is no longer connected to the node") from error
         for line in text.splitlines():
             key, _, value = line.partition("=")
             if key == "DEVNAME" and ".." not in value.split("/"):

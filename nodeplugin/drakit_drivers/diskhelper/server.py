@@ -69,7 +69,9 @@ class Wipes:
             known = self._wipes.get(key)
             if known is None:
                 if len(self._wipes) >= WIPES:
-                    return Answer(outcome="wiping", detail="it waits for other disks")
+                    return Answer(
+                        outcome="wiping", detail="the disk helper is busy with other disks"
+                    )
                 self._wipes[key] = known = _Wipe()
                 threading.Thread(target=self._wipe, args=(key, known), daemon=True).start()
             if known.end is None:

@@ -97,7 +97,10 @@ class HostDisks(HostDevices):
             present = self._present(record)
             if present is None:
                 if record.identity is not None:
-                    return f"disk {name} must be wiped: plug it in again on node {self.node.name}"
+                    return (
+                        f"disk {name} must be wiped, but is disconnected: connect it again to "
+                        f"node {self.node.name}"
+                    )
                 # A zram device is empty, and a loop device has lost its file.
                 self._records.remove(name)
                 return None
@@ -117,8 +120,8 @@ class HostDisks(HostDevices):
         published = self.find(name)
         if published.spec.on_release == "Wipe" and self._records.find(name) is None:
             raise ReleasePendingError(
-                f"it is unknown whether disk {name} must be wiped, because the record of disks was "
-                "damaged; wipe it by hand, and run 'drakit node claim forget'"
+                f"drakit cannot determine whether disk {name} must be wiped, because its record "
+                f"was damaged; wipe the disk manually, and run 'drakit node claim forget'"
             )
 
     def _present(self, record: DiskRecord) -> DiskRecord | None:

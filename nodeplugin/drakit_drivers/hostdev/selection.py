@@ -217,14 +217,14 @@ def _refusal(
     if each.is_too_many:
         return Refusal(
             "TooMany",
-            f"policy {each.policy.name} already has {_MAX_DEVICES} devices of the node, copies "
-            "for several users included; narrow its matchers, or reduce sharing.users",
+            f"policy {each.policy.name} already has {_MAX_DEVICES} devices on this node, the "
+            f"maximum, one copy per user; narrow its matchers, or reduce sharing.users",
         )
     if any(names[wish.key] is None for wish in each.wishes):
         return Refusal(
             "InUse",
-            "a claim holds it or a device with the same identity; delete the pod that uses it, or "
-            "unplug one of the two",
+            "a claim holds this device or another device with the same identity; delete the pod "
+            "of the claim, or unplug one of the devices",
         )
     return None
 

@@ -53,7 +53,9 @@ class ClaimFetchError(ClaimError):
     reason = "ClaimNotRead"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: it cannot be read from the API server: {cause}")
+        super().__init__(
+            f"claim {claim}: the node plugin cannot read it from the API server: {cause}"
+        )
 
 
 class NoAnswerError(ClaimFetchError):
@@ -83,7 +85,8 @@ class AbandonedError(ClaimError):
 
     def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: its prepare was abandoned because an unprepare was requested"
+            f"claim {claim}: the node plugin no longer prepares it, because it must be "
+            f"unprepared; the kubelet retries if a pod still needs it"
         )
 
 
@@ -111,8 +114,8 @@ class WrongNodeError(ClaimError):
 
     def __init__(self, *, claim: str, node: str) -> None:
         super().__init__(
-            f"claim {claim}: its allocation is for another node, not for {node}; delete the pod to "
-            "schedule it to the node of its devices"
+            f"claim {claim}: its devices are allocated on another node, not on {node}; delete "
+            f"the pod, so that its replacement runs on the node of the devices"
         )
 
 
@@ -189,9 +192,8 @@ class DeviceNotListedError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: driver {driver} does not list device {device} on "
-            f"this node; the kubelet retries, and the pod starts once the driver lists it; if "
-            "the device is gone, delete the pod; if the driver refuses it, see the node plugin's "
-            "log for the reason"
+            f"this node; connect the device again, or delete the pod; if the driver refuses the "
+            f"device, the node plugin's log has the reason"
         )
 
 
@@ -203,8 +205,8 @@ class DeviceGoneError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: device {device} is gone: driver {driver} does not "
-            "list it any more on this node; the kubelet retries, and the pod starts if the device "
-            "returns; if it does not, delete the pod, and its claim if that is shared"
+            "list it any more on this node; connect the device again, or delete the pod, and "
+            "also the claim if no template created it"
         )
 
 
@@ -231,21 +233,21 @@ class SpecFailedError(ClaimError):
     reason = "CDISpecFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: its CDI spec cannot be written: {cause}")
+        super().__init__(f"claim {claim}: the node plugin cannot write its CDI file: {cause}")
 
 
 class SpecNotRemovedError(ClaimError):
     reason = "CDISpecFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: its CDI file cannot be removed: {cause}")
+        super().__init__(f"claim {claim}: the node plugin cannot remove its CDI file: {cause}")
 
 
 class CheckpointFailedError(ClaimError):
     reason = "CheckpointFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: {cause}; the operation is retried")
+        super().__init__(f"claim {claim}: {cause}; the kubelet or the node plugin retries")
 
 
 class FaultError(ClaimError):

@@ -173,9 +173,11 @@ class PolicyTable:
         newest, valid = self._newest[name], self._valid.get(name)
         problem = newest.problem
         if problem and valid is not None:
-            problem = f"{problem} (generation {valid.stored.generation} stays in force)"
+            problem = f"{problem} (generation {valid.stored.generation} stays in effect)"
         elif not problem and name in too_many:
-            problem = f"{MAX_POLICIES} older policies are in force, the maximum; delete some"
+            problem = (
+                f"{MAX_POLICIES} older policies are in effect, the maximum; delete unused policies"
+            )
             valid = None
         return PolicyState(
             name=name,
@@ -313,7 +315,7 @@ class PolicyWatch:
         for name, problem in problems.items():
             if self._problems.get(name) != problem:
                 facts = {"driver": self._driver, "policy": name, "error": problem}
-                logger.warning("policy is not in force in its newest version", extra=facts)
+                logger.warning("newest version of a policy is not in effect", extra=facts)
         self._problems = problems
 
     # ------------------------------------------------------------ the copy

@@ -128,7 +128,11 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
             id="replaced",
         ),
         pytest.param(claim_body(B, allocated=False), "is not allocated", id="not-allocated"),
-        pytest.param(claim_body(B, "cam-9", node="node-2"), "is for another node", id="other-node"),
+        pytest.param(
+            claim_body(B, "cam-9", node="node-2"),
+            "are allocated on another node, not on",
+            id="other-node",
+        ),
         pytest.param(
             claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
             f"contains no device of driver {DRIVER}",
@@ -301,7 +305,7 @@ async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(s
 
     error = (await plugin.prepare(reference(A)))[A].error
 
-    assert "its CDI spec cannot be written" in error
+    assert "the node plugin cannot write its CDI file" in error
     assert await plugin.states() == {A: "unpreparing"}
     plugin.cdi.unlink()
     assert await plugin.recovery.recover() == 0

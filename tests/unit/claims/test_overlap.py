@@ -218,9 +218,8 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     error, *others = await errors(plugin, A, B, C)
     assert error == (
         f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
-        f"node; the kubelet retries, and the pod starts once the driver lists it; if the "
-        "device is gone, delete the pod; if the driver refuses it, see the node plugin's log for "
-        "the reason"
+        f"node; connect the device again, or delete the pod; if the driver refuses the device, "
+        f"the node plugin's log has the reason"
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
@@ -233,8 +232,8 @@ async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
         error, other, admin = await errors(plugin, A, B, C)
     assert error == (
         f"claim lab/claim-{A}, request main: device plain is gone: driver {DRIVER} does not list "
-        "it any more on this node; the kubelet retries, and the pod starts if the device returns; "
-        "if it does not, delete the pod, and its claim if that is shared"
+        "it any more on this node; connect the device again, or delete the pod, and also the "
+        "claim if no template created it"
     )
     assert other is None
     assert "is gone" in admin
@@ -286,7 +285,7 @@ async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_
     await allocated(plugin, a="half-1", b="plain")
     error, other = await errors(plugin, A, B)
     assert (
-        "cannot be used together with device half-9 of claim lab/x: the consumption of that"
+        "cannot be used together with device half-9 of claim lab/x: the driver does not list that"
         in error
     )
     assert other is None, "what consumes nothing is not blocked"

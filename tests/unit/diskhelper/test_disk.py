@@ -83,13 +83,13 @@ def test_a_disk_that_another_program_has_open_is_busy(
 
 def test_another_disk_with_the_same_number_is_not_touched(loop, disks):
     number, sequence = facts(loop)
-    with pytest.raises(DiskError, match="another disk now has the number"):
+    with pytest.raises(DiskError, match="another disk now has the device number"):
         disks.wipe(number, sequence - 1, progress=lambda _: None)
     assert loop.read_bytes().startswith(SECRET)
 
 
 def test_a_disk_that_is_gone_is_named_as_such(disks):
-    with pytest.raises(DiskError, match="no longer has it"):
+    with pytest.raises(DiskError, match="it is no longer connected to the node"):
         disks.check("8:1048575", 1)
 
 

@@ -243,7 +243,11 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(kind, traits):
                 ("PoliciesOfNothing", "has a policy_resource that is not", "policies-resource"),
                 ("PoliciesUnused", "has a policy_type, but does not define", "policies-unused"),
                 ("NoDevices", "does not define devices; this is a bug", "no-devices"),
-                ("UselessReset", "defines reset but has side_effects", "reset-without-effects"),
+                (
+                    "UselessReset",
+                    "defines reset, but sets side_effects to False",
+                    "reset-without-effects",
+                ),
                 ("NameOfNothing", "has the name None, which is not a DNS", "chooses-no-name"),
             ]
         ),
@@ -325,7 +329,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
         pytest.param(None, "cannot be read: No such file", id="no-file"),
         pytest.param("drivers: [", "is not YAML", id="no-yaml"),
         pytest.param("- a list", "must be a mapping", id="no-mapping"),
-        pytest.param("drivers: []", "there is nothing to host", id="no-drivers"),
+        pytest.param("drivers: []", "no driver is configured", id="no-drivers"),
         pytest.param(
             "drivers: [{driver: hostdev}]\nkubeletRot: /x",
             "kubeletRot: is not a known key",

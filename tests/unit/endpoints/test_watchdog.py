@@ -157,4 +157,4 @@ async def test_the_call_is_named_with_the_drivers_own_frame_before_those_of_othe
 
 
 async def test_a_thread_that_is_gone_cannot_be_seen():
-    assert where_is(0, package=HERE) == "a call that cannot be seen"
+    assert where_is(0, package=HERE) == "a call without a Python stack frame"

@@ -67,7 +67,7 @@ def test_an_invalid_policy_keeps_its_last_valid_version():
     assert in_force(made) == {"hall": 1}
     (state,) = made.states()
     assert (state.observed_generation, state.generation) == (2, 1)
-    assert state.problem.endswith("(generation 1 stays in force)")
+    assert state.problem.endswith("(generation 1 stays in effect)")
 
     made.apply(check(replace(BROKEN, generation=3, spec={"lamps": 3}), LampPolicy))
     assert in_force(made) == {"hall": 3}
@@ -102,5 +102,5 @@ def test_the_oldest_policies_are_in_force_if_there_are_too_many(monkeypatch):
     made = table(younger, HALL)
     assert in_force(made) == {"hall": 1}
     attic, _ = made.states()
-    assert attic.problem == "1 older policies are in force, the maximum; delete some"
+    assert attic.problem == "1 older policies are in effect, the maximum; delete unused policies"
     assert attic.generation is None

@@ -175,7 +175,7 @@ async def test_after_a_reboot_a_disk_that_is_unplugged_waits_for_its_return(
     host.udev_entry("b8:0", "E:ID_SERIAL_SHORT=another")
     driver = start(WIPE, boot="second")
     monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 0.1)
-    with pytest.raises(ReleasePendingError, match="plug it in again on node node-1"):
+    with pytest.raises(ReleasePendingError, match="connect it again to node node-1"):
         await driver.reset(allocated())
     monkeypatch.setattr(disk_driver, "WIPE_SECONDS", 30)
     host.udev_entry("b8:0", "E:ID_SERIAL_SHORT=one")
@@ -190,7 +190,7 @@ async def test_a_damaged_record_is_quarantined_and_a_disk_to_wipe_stays_reserved
     await start(WIPE).prepare(CLAIM, allocated())
     (tmp_path / "data" / "disks.json").write_text('{"disks-serial-one": 7}')
     driver = start(WIPE)
-    with pytest.raises(ReleasePendingError, match="wipe it by hand"):
+    with pytest.raises(ReleasePendingError, match="wipe the disk manually"):
         await driver.reset(allocated())
     assert (tmp_path / "data" / "disks.damaged").exists()
     assert drives.wiped == []

@@ -46,7 +46,7 @@ The counter set is empty if the counter sets of the device are unknown."""
 UNKNOWN = "?"
 """The consumption of a share whose row was rebuilt only from the kubelet's list."""
 
-_NOT_KNOWN = "the consumption of that device is unknown, because no inventory lists it"
+_NOT_KNOWN = "the driver does not list that device, so its consumption is unknown"
 
 _CHUNK = 500
 """Devices per statement."""

@@ -101,8 +101,8 @@ def forget(path: Path, claim: StoredClaim) -> None:
         raise InspectionError(f"the checkpoint {path} cannot be changed: {error}") from error
     if kept or moved:
         raise InspectionError(
-            f"claim {claim} has changed in the checkpoint {path} in the meantime: the node plugin "
-            "is working on it; inspect it again, and retry"
+            f"claim {claim} has changed in the checkpoint {path} since this command read it; "
+            f"check it with 'drakit node checkpoint show', and try again"
         )
 
 
@@ -124,7 +124,9 @@ def _inspect(path: Path) -> Inspection:
         return _of_damaged(path, version, str(error))
     except DATABASE_ERRORS as error:
         return _of_damage(path, version, error)
-    raise InspectionError(f"the checkpoint {path} is opened and closed repeatedly")
+    raise InspectionError(
+        f"the checkpoint {path} is in constant use by another process; try again later"
+    )
 
 
 def _read(path: Path, version: int) -> Inspection:

@@ -108,7 +108,7 @@ def edits_of(
         build_spec(_KIND, [(_NAME, edits)])
     except InvalidEditsError as error:
         text = str(error).removeprefix(f"CDI device {_KIND}={_NAME}: ")
-        raise BadAnswerError(f"which no CDI spec can hold: {text}") from None
+        raise BadAnswerError(f"which a CDI spec cannot contain: {text}") from None
     return edits
 
 

@@ -143,8 +143,8 @@ class PluginClient:
 
     def _unanswered(self) -> ConnectionEndedError:
         return ConnectionEndedError(
-            f"it registered with the socket {self.registration.socket.name}, and does not answer "
-            f"there"
+            f"it registered with the socket {self.registration.socket.name}, but does not answer "
+            f"on it"
         )
 
     async def _read_options(self) -> None:

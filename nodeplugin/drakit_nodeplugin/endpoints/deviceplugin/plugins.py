@@ -184,7 +184,10 @@ class DevicePlugins:
         if None in reasons.values():
             return None
         resource, reason = next(iter(reasons.items()))
-        text = f"no device plugin is available; that of {resource} is unavailable: {reason}"
+        text = (
+            f"no device plugin is available; the device plugin of {resource} is unavailable: "
+            f"{reason}"
+        )
         return EndpointStoppedError(driver=self._driver, reason=text)
 
     # ------------------------------------------------------------ registration

@@ -298,7 +298,7 @@ def where_is(thread: int, *, package: str) -> str:
         own = _first(calls, lambda name: name not in sys.stdlib_module_names | _OURS)
     inner = [text for _, text in calls[: INNERMOST if own is None else min(own, INNERMOST)]]
     first = [] if own is None else [calls[own][1]]
-    return " > ".join([*first, *reversed(inner)]) or "a call that cannot be seen"
+    return " > ".join([*first, *reversed(inner)]) or "a call without a Python stack frame"
 
 
 def _first(calls: Sequence[tuple[str, str]], fits: Callable[[str], bool]) -> int | None:

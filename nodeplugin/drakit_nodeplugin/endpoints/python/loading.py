@@ -117,8 +117,8 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 
         if _never_undone(kind):
             logger.warning(
-                "driver defines prepare, but nothing that undoes it: set side_effects = False, or "
-                "define unprepare",
+                "driver defines prepare, but not unprepare: define unprepare, or set "
+                "side_effects = False",
                 extra={"driver": name},
             )
 
@@ -170,8 +170,8 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
     traits = traits_of(kind)
     if traits.resets and not traits.side_effects:
         return (
-            "defines reset but has side_effects set to False, so that it would never be called; "
-            "drop one of the two"
+            "defines reset, but sets side_effects to False, so the node plugin never calls "
+            "reset; remove one of the two"
         )
     return None
 

@@ -337,7 +337,7 @@ async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_aft
 async def test_a_plugin_that_listens_nowhere_is_reported(world, directory, monkeypatch):
     monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
     await FakeDevicePlugin(directory).register()
-    assert "thing.sock, and does not answer there" in await world.until_stopped()
+    assert "thing.sock, but does not answer on it" in await world.until_stopped()
 
 
 # ------------------------------------------------------------ whose turn it is
@@ -577,7 +577,7 @@ async def test_directories_that_are_full_together_are_a_sentence(world, plugin, 
 async def test_a_path_that_is_none_is_a_sentence(world, plugin):
     nodes = [{"container_path": "/dev/a", "host_path": "/dev/a\0b"}]
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match="no CDI spec can hold"):
+    with pytest.raises(DeviceFailedError, match="a CDI spec cannot contain"):
         await world.prepare("thing-0")
 
 
@@ -599,17 +599,17 @@ async def test_a_path_that_is_none_is_a_sentence(world, plugin):
         pytest.param({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB", id="huge"),
         pytest.param(
             {"answer": lambda ids: pb.ContainerAllocateResponse(envs={"A=B": "c"})},
-            "no CDI spec can hold: env has '='",
+            "a CDI spec cannot contain: env has '='",
             id="environment",
         ),
         pytest.param(
             {"answer": lambda ids: pb.ContainerAllocateResponse(mounts=[{"host_path": "/x"}])},
-            "no CDI spec can hold: mounts",
+            "a CDI spec cannot contain: mounts",
             id="mount",
         ),
         pytest.param(
             {"answer": lambda ids: pb.ContainerAllocateResponse(cdi_devices=[{"name": "x"}])},
-            "no CDI spec can hold: cdi_devices",
+            "a CDI spec cannot contain: cdi_devices",
             id="cdi-name",
         ),
     ],
