@@ -162,12 +162,12 @@ class Term:
         return f"{CLASSES.group}/{version}"
 
     async def _relist(self) -> None:
+        gc.unfreeze()
         relisted = await self._census.relist()
         self._versions = relisted.versions  # before changes: what follows from them needs it
         self._work.changed(relisted.changes)
         # Exclude the store from later full collections: they stop everything for 0.1 to 0.4 s with
         # 200,000 devices. Objects without cycles are still freed.
-        gc.unfreeze()
         gc.collect()
         gc.freeze()
 

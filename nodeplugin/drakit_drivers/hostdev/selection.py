@@ -218,7 +218,7 @@ def _refusal(
         return Refusal(
             "TooMany",
             f"policy {each.policy.name} already has {_MAX_DEVICES} devices on this node, the "
-            f"maximum, one copy per user; narrow its matchers, or reduce sharing.users",
+            "maximum (each user counts as a device); narrow its matchers, or reduce sharing.users",
         )
     if any(names[wish.key] is None for wish in each.wishes):
         return Refusal(

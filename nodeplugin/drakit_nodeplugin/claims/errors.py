@@ -68,7 +68,7 @@ class ClaimGoneError(ClaimFetchError):
     reason = "ClaimGone"
 
     def __init__(self, *, claim: str) -> None:
-        super().__init__(claim=claim, cause="it no longer exists; delete the pod")
+        super().__init__(claim=claim, cause="it does not exist; delete the pod")
 
 
 class ClaimBusyError(ClaimError):
@@ -114,8 +114,8 @@ class WrongNodeError(ClaimError):
 
     def __init__(self, *, claim: str, node: str) -> None:
         super().__init__(
-            f"claim {claim}: its devices are allocated on another node, not on {node}; delete "
-            f"the pod, so that its replacement runs on the node of the devices"
+            f"claim {claim}: its devices are on another node, not on {node}; delete the pod, and "
+            "create it again to schedule it to the node of its devices"
         )
 
 
@@ -192,8 +192,9 @@ class DeviceNotListedError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: driver {driver} does not list device {device} on "
-            f"this node; connect the device again, or delete the pod; if the driver refuses the "
-            f"device, the node plugin's log has the reason"
+            "this node; the kubelet retries, and the pod starts once the driver lists the device; "
+            "if the device is gone, delete the pod; if the driver refuses the device, the node "
+            "plugin's log has the reason"
         )
 
 
@@ -205,8 +206,8 @@ class DeviceGoneError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: device {device} is gone: driver {driver} does not "
-            "list it any more on this node; connect the device again, or delete the pod, and "
-            "also the claim if no template created it"
+            "list it any more on this node; the kubelet retries, and the pod starts if the device "
+            "returns; otherwise delete the pod, and also the claim if no template created it"
         )
 
 

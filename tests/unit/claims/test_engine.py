@@ -121,7 +121,7 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        pytest.param(None, "no longer exists", id="gone"),
+        pytest.param(None, "does not exist", id="gone"),
         pytest.param(
             claim_body("uid-other", "cam-9", name=f"claim-{B}"),
             "now has UID uid-other",
@@ -130,7 +130,7 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
         pytest.param(claim_body(B, allocated=False), "is not allocated", id="not-allocated"),
         pytest.param(
             claim_body(B, "cam-9", node="node-2"),
-            "are allocated on another node, not on",
+            "its devices are on another node, not on",
             id="other-node",
         ),
         pytest.param(

@@ -218,8 +218,9 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     error, *others = await errors(plugin, A, B, C)
     assert error == (
         f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
-        f"node; connect the device again, or delete the pod; if the driver refuses the device, "
-        f"the node plugin's log has the reason"
+        "node; the kubelet retries, and the pod starts once the driver lists the device; if the "
+        "device is gone, delete the pod; if the driver refuses the device, the node plugin's log "
+        "has the reason"
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
@@ -232,8 +233,8 @@ async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
         error, other, admin = await errors(plugin, A, B, C)
     assert error == (
         f"claim lab/claim-{A}, request main: device plain is gone: driver {DRIVER} does not list "
-        "it any more on this node; connect the device again, or delete the pod, and also the "
-        "claim if no template created it"
+        "it any more on this node; the kubelet retries, and the pod starts if the device returns; "
+        "otherwise delete the pod, and also the claim if no template created it"
     )
     assert other is None
     assert "is gone" in admin
