@@ -160,7 +160,7 @@ class Health:
 
     message: str = ""
     """The reason, for people: a sentence without times and counters, of at most 1,024
-    characters."""
+    bytes."""
 
     evict_pods: bool = False
     """Whether workloads on the device have failed. If the device stays unhealthy, the node plugin
@@ -545,8 +545,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The ID of the share, if claims share the device (DRAConsumableCapacity)."""
 
     admin_access: bool = False
-    """Whether the claim monitors a device that another claim may hold. If so, do nothing exclusive,
-    and reset nothing."""
+    """Whether the claim monitors a device that another claim may hold. If so, do not
+    use the device exclusively, and do not reset it."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     """The claim's share of the device's capacity, as quantities (DRAConsumableCapacity). The

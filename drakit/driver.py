@@ -183,8 +183,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     Methods can be synchronous or asynchronous, except for `devices`. Preparing has two
     granularities: a driver overrides `prepare` for one device, or `prepare_claims` for a batch of
-    claims. By default, `prepare_claims` calls `prepare`. The same applies to unpreparing, which can
-    have the other granularity.
+    claims. By default, `prepare_claims` calls `prepare`. The same applies to `unprepare` and
+    `unprepare_claims`. A driver can prepare per device and unprepare in batches, or the reverse.
 
     Calls for different devices run concurrently. Calls that have a device in common (pool and
     name), or devices that consume from the same counter set, never overlap. The next call begins

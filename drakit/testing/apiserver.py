@@ -15,8 +15,8 @@ no field owners.
 
 Kinds are not registered: any path of the usual shape works. ``served`` restricts a group to the
 versions that a cluster serves, and ``forbidden`` denies verbs. To make the server fail: ``fail``,
-``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
-``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
+``delay``, ``token``, ``expire_history``, ``drop_watches``, ``end_watches_at_once``,
+``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
@@ -208,8 +208,6 @@ class FakeApiServer:
         """Compact the history. Watches and pages of earlier resource versions get 410."""
         self.cluster.history.clear()
         self.cluster.oldest_version = self.cluster.version = self.cluster.version + 1
-
-    expire_pages = expire_history
 
     @property
     def watch_count(self) -> int:

@@ -59,7 +59,7 @@ func (n *node) write(blinker, content string) {
 	}
 }
 
-// start runs the backend, and returns a client of it and what stops it.
+// start runs the backend, and returns a client and a function that stops the backend.
 func (n *node) start() (pb.BackendClient, func()) {
 	n.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -92,7 +92,7 @@ func (n *node) start() (pb.BackendClient, func()) {
 	return pb.NewBackendClient(connection), stop
 }
 
-// service makes one that is called without a socket.
+// service returns a service for direct calls, without a socket.
 func (n *node) service() *service {
 	n.Helper()
 	blinkers, err := openBlinkers(n.options.blinkers, n.options.state)
@@ -265,7 +265,7 @@ func TestACallWaitsForTheOneBeforeForItsClaim(t *testing.T) {
 	if err != nil || other.GetClaims()[0].GetError() != "" {
 		t.Errorf("another claim: %v, %v", other, err)
 	}
-	// What a Prepare does that has not ended.
+	// Simulate the effect of a PrepareClaims call that is still in flight.
 	if err := s.blinkers.take("desk", holding{ClaimUID: "a"}); err != nil {
 		t.Error(err)
 	}
@@ -425,7 +425,7 @@ func TestASocketThatACrashLeftIsReplaced(t *testing.T) {
 
 	client, stop := n.start()
 
-	// The client may have met the old socket first; it tries again after a second.
+	// The client might have connected to the old socket first. It retries after a second.
 	if _, err := client.GetInfo(t.Context(), &pb.GetInfoRequest{}); err != nil {
 		t.Fatal(err)
 	}

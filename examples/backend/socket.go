@@ -65,7 +65,8 @@ func publish(hidden, path string, mode fs.FileMode) (fs.FileInfo, error) {
 
 // Close stops listening, and removes the socket unless another instance has replaced it.
 func (p *place) Close() (err error) {
-	// Only once: gRPC closes more often, and another instance's socket can have the same inode number.
+	// gRPC can call Close more than once. Remove the socket only once, because another instance's
+	// socket can reuse the inode number.
 	p.once.Do(func() {
 		if found, missing := os.Lstat(p.path); missing == nil && os.SameFile(found, p.own) {
 			err = os.Remove(p.path)

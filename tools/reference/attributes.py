@@ -182,10 +182,10 @@ HOSTDEV = {
     "usbManufacturer": "Manufacturer, as the USB device reports it.",
     "usbProduct": "Product, as the USB device reports it.",
     "usbInterface": "Number of the USB interface.",
-    "usbPort": "The kernel's number of the bus, and the ports on the way to the USB device. After a "
-    "reboot, a bus can have another number.",
-    "usbPath": "Address of the USB controller, revision of its root hub, and the ports on the way to "
-    "the USB device. It does not depend on the kernel's numbering. Controllers without an address, "
+    "usbPort": "The kernel's bus number, and the port path of the USB device. A bus can have "
+    "another number after a reboot.",
+    "usbPath": "Address of the USB controller, revision of its root hub, and the port path of the "
+    "USB device. It does not depend on the kernel's numbering. Controllers without an address, "
     "such as those of usbip, do not have it.",
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",

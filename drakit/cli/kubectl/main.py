@@ -2,7 +2,7 @@
 ``kubectl drakit``: its commands and exit codes.
 
 0: nothing is wrong. 1: a problem was found, or the answer is undecided. 2: wrong usage, or an
-unusable kubeconfig. 3: the API server does not answer, or refuses everything.
+unusable kubeconfig. 3: the API server does not answer, or denies all requests.
 
 It must not know what the commands compute: the modules of commands are imported when they run.
 """
@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Explains pods that wait for devices, and shows the devices of the cluster. "
         "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
         epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the answer is undecided, "
-        "2 invalid arguments or kubeconfig, 3 the API server is unavailable or refuses everything.",
+        "2 invalid arguments or kubeconfig, 3 the API server is unavailable or denies all "
+        "requests.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands)
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "completion",
         help="print a script that completes commands in a shell",
         description="Prints a script that completes the program `kubectl-drakit`. It is not needed "
-        "for `kubectl drakit`: the completion of kubectl itself knows the plugin.",
+        "for `kubectl drakit`: kubectl's own completion already supports the plugin.",
     )
     completion.add_argument("shell", choices=("bash", "zsh"), help="the shell")
     completion.set_defaults(command="completion")

@@ -13,9 +13,9 @@
 // repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
 // generated server does this by default.
 //
-// This is version 1. New versions of drakit add fields and methods, but change and remove none.
+// This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 // Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-// drakit.backend.v2, which is served beside this one.
+// drakit.backend.v2, which is served in addition to this one.
 //
 // A message has at most 4 MiB.
 
@@ -1253,7 +1253,7 @@ type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the device is healthy.
 	Status HealthStatus `protobuf:"varint,1,opt,name=status,proto3,enum=drakit.backend.v1.HealthStatus" json:"status,omitempty"`
-	// The reason, as a sentence for users of at most 1,024 characters, without times and counters.
+	// The reason, as a sentence for users of at most 1,024 bytes, without times and counters.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
 	// the node plugin evicts its pods.

@@ -119,8 +119,8 @@ class CpuProfile(DriverConfig):
     """The pool of the devices. If empty, the pool with the node's name."""
 
     grouping: Literal["capacity", "devices"] = "capacity"
-    """``capacity`` publishes one device for each NUMA node, of which a claim takes a number of CPUs
-    (DRAConsumableCapacity). ``devices`` publishes each CPU as a device."""
+    """``capacity`` publishes one device for each NUMA node, and each claim consumes some of its
+    CPUs (DRAConsumableCapacity). ``devices`` publishes each CPU as a device."""
 
 
 class SimulatedConfig(DriverConfig):

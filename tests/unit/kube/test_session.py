@@ -242,7 +242,7 @@ async def test_a_list_that_expires_on_the_way_starts_again(session, api_server, 
     def request(method, path, params, body):
         answer = real(method, path, params, body)
         if "continue" not in params and next(left, None) is not None:
-            api_server.expire_pages()  # compacted right after the first page was read
+            api_server.expire_history()  # compacted right after the first page was read
         return answer
 
     api_server.cluster.request = request

@@ -16,9 +16,9 @@ During a rolling update, two node plugins are connected at the same time. Every 
 repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
 generated server does this by default.
 
-This is version 1. New versions of drakit add fields and methods, but change and remove none.
+This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-drakit.backend.v2, which is served beside this one.
+drakit.backend.v2, which is served in addition to this one.
 
 A message has at most 4 MiB.
 """
@@ -750,7 +750,7 @@ class Health(_message.Message):
     status: Global___HealthStatus.ValueType
     """Whether the device is healthy."""
     message: _builtins.str
-    """The reason, as a sentence for users of at most 1,024 characters, without times and counters."""
+    """The reason, as a sentence for users of at most 1,024 bytes, without times and counters."""
     broken: _builtins.bool
     """For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
     the node plugin evicts its pods.

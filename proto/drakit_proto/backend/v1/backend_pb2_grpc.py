@@ -100,11 +100,11 @@ class BackendServicer:
         after a failure, a crash or a reboot. The backend must then return the same result and make
         sure that all side effects are in place.
 
-        Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
-        UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
-        connection is lost or the node plugin stops. The next call for the same devices can follow at
-        once: a backend that is still processing the previous call must finish it before it starts the
-        next call.
+        Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
+        plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
+        ends early only if the connection is lost or the node plugin stops. The next call for the same
+        devices can follow immediately: a backend that is still processing the previous call must
+        finish it before it starts the next call.
 
         A gRPC error fails all claims of the call. Users see its status message.
         """

@@ -16,9 +16,9 @@ During a rolling update, two node plugins are connected at the same time. Every 
 repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
 generated server does this by default.
 
-This is version 1. New versions of drakit add fields and methods, but change and remove none.
+This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-drakit.backend.v2, which is served beside this one.
+drakit.backend.v2, which is served in addition to this one.
 
 A message has at most 4 MiB.
 """
@@ -74,11 +74,11 @@ class BackendStub:
     after a failure, a crash or a reboot. The backend must then return the same result and make
     sure that all side effects are in place.
 
-    Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
-    UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
-    connection is lost or the node plugin stops. The next call for the same devices can follow at
-    once: a backend that is still processing the previous call must finish it before it starts the
-    next call.
+    Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
+    plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
+    ends early only if the connection is lost or the node plugin stops. The next call for the same
+    devices can follow immediately: a backend that is still processing the previous call must
+    finish it before it starts the next call.
 
     A gRPC error fails all claims of the call. Users see its status message.
     """
@@ -132,11 +132,11 @@ class BackendAsyncStub(BackendStub):
     after a failure, a crash or a reboot. The backend must then return the same result and make
     sure that all side effects are in place.
 
-    Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
-    UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
-    connection is lost or the node plugin stops. The next call for the same devices can follow at
-    once: a backend that is still processing the previous call must finish it before it starts the
-    next call.
+    Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
+    plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
+    ends early only if the connection is lost or the node plugin stops. The next call for the same
+    devices can follow immediately: a backend that is still processing the previous call must
+    finish it before it starts the next call.
 
     A gRPC error fails all claims of the call. Users see its status message.
     """
@@ -205,11 +205,11 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         after a failure, a crash or a reboot. The backend must then return the same result and make
         sure that all side effects are in place.
 
-        Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
-        UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
-        connection is lost or the node plugin stops. The next call for the same devices can follow at
-        once: a backend that is still processing the previous call must finish it before it starts the
-        next call.
+        Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
+        plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
+        ends early only if the connection is lost or the node plugin stops. The next call for the same
+        devices can follow immediately: a backend that is still processing the previous call must
+        finish it before it starts the next call.
 
         A gRPC error fails all claims of the call. Users see its status message.
         """
