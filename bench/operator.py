@@ -67,6 +67,9 @@ ANSWER_SECONDS = 30.0
 
 RELIST_SECONDS = 180.0
 
+EVALUATION_SECONDS = 10.0
+"""Within this time after a relist, the operator evaluates all pods again: memory has its peak."""
+
 BOMBS = 40
 """Claims whose opaque parameters have the largest size that the API server accepts."""
 
@@ -145,7 +148,7 @@ def measure_scene(api: ApiServer, cluster: Cluster, scene: Scene) -> Iterator[Ro
         yield _measure_quiet(api, operator, cluster)
         yield _measure_slice_change(api, operator, scene)
         yield _measure_claims(api, operator)
-        yield _measure_relist(operator, cluster, scene)
+        yield _measure_relist(api, operator, cluster)
 
 
 def _measure_sync(api: ApiServer, operator: OperatorProcess, scene: Scene, began: float) -> Synced:
@@ -264,15 +267,23 @@ async def _watch_events(session: Session, changes: _Changes, version: str) -> No
                 changes.answered.setdefault(regarding["name"], time.monotonic())
 
 
-def _measure_relist(operator: OperatorProcess, cluster: Cluster, scene: Scene) -> OperatorMemory:
+def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster) -> OperatorMemory:
+    """Restart the API server, which has no history then, and wait for the Event of a new change."""
     cluster.stop_api_server()
     cluster.start_api_server()
-    before = operator.metric(_EVALUATED, 'concern="pod"')
-    seconds = _wait(
-        operator,
-        RELIST_SECONDS,
-        lambda: operator.metric(_EVALUATED, 'concern="pod"') >= before + scene.pods,
-    )
+    name = f"holds-{QUIET_CHANGES + CHANGES:05}"
+
+    async def change(session: Session) -> None:
+        await session.patch(f"{_CLAIMS}/{name}/status", {"status": {"allocation": None}})
+
+    async def is_answered(session: Session) -> bool:
+        selector = {"fieldSelector": f"regarding.kind=ResourceClaim,regarding.name={name}"}
+        return bool((await session.get(_EVENTS, params=selector))["items"])
+
+    began = time.monotonic()
+    api.run(change)
+    seconds = _wait(operator, RELIST_SECONDS, lambda: api.run(is_answered), began=began)
+    time.sleep(EVALUATION_SECONDS)
     return OperatorMemory(
         phase="relist",
         seconds=seconds,
