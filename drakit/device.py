@@ -216,7 +216,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """A bind mount into the container (CDI: ``mounts[]``)."""
+    """A mount into the container: of a host path, or of a file system (CDI: ``mounts[]``)."""
 
     host_path: str
     """The path on the host."""
@@ -303,7 +303,7 @@ class Edits:
     """Device nodes."""
 
     mounts: tuple[Mount, ...] = ()
-    """Bind mounts."""
+    """Mounts."""
 
     hooks: tuple[Hook, ...] = ()
     """OCI hooks."""

@@ -166,7 +166,8 @@ def _add_conformance(group: _Group) -> None:
         "conformance",
         help="test a driver against the driver contract",
         description="Runs a driver on a simulated node, and tests it against each rule of the "
-        "driver contract. Prints the violated rules, and why the kubelet needs them.",
+        "driver contract. Prints each violated rule, and the behavior of the kubelet that "
+        "requires it.",
     )
     conformance.add_argument(
         "target",

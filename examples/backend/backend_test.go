@@ -321,9 +321,9 @@ func TestEachClaimHasAResultOfItsOwn(t *testing.T) {
 		"",
 		"request main/light, blinker desk: it still blinks for claim lab/claim-a; " +
 			"delete the pod that uses that claim",
-		"request main/light, blinker roof: it was taken away; put it back",
+		"request main/light, blinker roof: it no longer exists; create its file again",
 		"",
-		"request main/light, blinker ../state/desk: it was taken away; put it back",
+		"request main/light, blinker ../state/desk: it no longer exists; create its file again",
 	} {
 		if got := results[number].GetError(); got != expected {
 			t.Errorf("claim %s: got %q, expected %q", results[number].GetUid(), got, expected)
@@ -400,9 +400,9 @@ func TestParametersAreReadStrictly(t *testing.T) {
 		`{"Colour": "red"}`:             `there is no parameter "Colour": the only one is "colour"`,
 		`{"colour": "red", "speed": 1}`: `there is no parameter "speed": the only one is "colour"`,
 		`{"b": 1, "a": 1, "c": 1}`:      `there is no parameter "a": the only one is "colour"`,
-		`null`:                          `the parameters are no JSON object: write {"colour": "red"}`,
-		`["red"]`:                       `the parameters are no JSON object: write {"colour": "red"}`,
-		`{"colour": "red"}}`:            `the parameters are no JSON object: write {"colour": "red"}`,
+		`null`:                          `the parameters are not a JSON object: write {"colour": "red"}`,
+		`["red"]`:                       `the parameters are not a JSON object: write {"colour": "red"}`,
+		`{"colour": "red"}}`:            `the parameters are not a JSON object: write {"colour": "red"}`,
 	} {
 		got, err := colour(parameters)
 		if err != nil {
@@ -467,7 +467,7 @@ func TestPlacesThatAreNoneAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, expected := range map[string]string{
-		file: "is no socket",
+		file: "is not a socket",
 		filepath.Join(folder, strings.Repeat("x", 108)):   "choose a shorter -socket",
 		filepath.Join("/tmp", "missing-folder", "x.sock"): "does the node plugin run here?",
 	} {

@@ -103,7 +103,7 @@ func (b *blinkers) take(name string, wanted holding) error {
 	}
 	err = b.write(name, content, held != nil)
 	if errors.Is(err, fs.ErrExist) {
-		return errors.New("it was taken by another claim at this moment")
+		return errors.New("another claim has just taken it")
 	}
 	// Only the innermost error: the others name a temporary file, and Kubernetes deduplicates Events only
 	// if their text is the same.
@@ -183,7 +183,7 @@ func colour(parameters string) (string, error) {
 	// Into a map, because encoding/json matches the fields of a struct case-insensitively.
 	var given map[string]any
 	if err := json.Unmarshal([]byte(parameters), &given); err != nil || given == nil {
-		return "", errors.New(`the parameters are no JSON object: write {"colour": "red"}`)
+		return "", errors.New(`the parameters are not a JSON object: write {"colour": "red"}`)
 	}
 	// Sorted, so that the same parameters give the same error.
 	for _, key := range slices.Sorted(maps.Keys(given)) {

@@ -19,7 +19,7 @@ type locks struct {
 // first: its result is no longer needed, and the next call may already be waiting.
 func (l *locks) lock(ctx context.Context, claimUID string) (func(), error) {
 	for {
-		// Check this first, because both may be true: a call that has ended must not begin.
+		// Check the context first: if the lock is free but the call has already ended, do not start its work.
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}

@@ -51,7 +51,7 @@ func parse(arguments []string, output io.Writer) (options, error) {
 	flags.StringVar(&chosen.state, "state", "/run/blinkers",
 		"the `directory` that says which claim holds which blinker; it may be lost at a reboot, but not before")
 	flags.UintVar(&chosen.socketMode, "socket-mode", 0o600,
-		"permission `bits` of the socket; who may connect may prepare any claim")
+		"permission `bits` of the socket; any process that can connect can prepare any claim")
 	flags.DurationVar(&chosen.poll, "poll", time.Second, "how often we look at the blinkers")
 	if err := flags.Parse(arguments); err != nil {
 		return options{}, err
@@ -117,7 +117,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := serve(ctx, chosen, log); err != nil {
-		log.Error("cannot go on", "error", err)
+		log.Error("the backend failed", "error", err)
 		os.Exit(1)
 	}
 }

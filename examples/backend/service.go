@@ -168,7 +168,7 @@ func (s *service) prepareDevice(claim *pb.Claim, device *pb.AllocatedDevice) (*p
 		return nil, err
 	}
 	if !s.blinkers.exists(device.GetName()) {
-		return nil, errors.New("it was taken away; put it back")
+		return nil, errors.New("it no longer exists; create its file again")
 	}
 	inside := "/blinkers/" + device.GetName()
 	edits := &pb.Edits{

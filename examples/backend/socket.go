@@ -36,7 +36,7 @@ func listen(path string, mode fs.FileMode) (*place, error) {
 	}
 	found, err := os.Lstat(path)
 	if err == nil && found.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("%s is there and is no socket: remove it, or choose another -socket", path)
+		return nil, fmt.Errorf("%s exists and is not a socket: remove it, or choose another -socket", path)
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {

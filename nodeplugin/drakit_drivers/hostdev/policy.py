@@ -114,7 +114,7 @@ of 40 characters leaves room for the device."""
 
 
 class Sharing(DevicePolicy):
-    """Whether claims can share a device, and how many."""
+    """Whether claims can share a device, and how many claims can share it."""
 
     mode: Literal["Exclusive", "Users", "Capacity"] = "Exclusive"
     """``Exclusive``: one claim at a time can hold the device. ``Users``: the driver publishes the
@@ -297,7 +297,7 @@ class DeviceClass(DevicePolicy):
 
 
 class Allow(DevicePolicy):
-    """Exceptions from the safety rules of the driver."""
+    """Exceptions to the safety rules of the driver."""
 
     formatted: bool = False
     """Whether to publish disks that may hold data: partitions, disks with a file system, another
@@ -333,7 +333,7 @@ class HostDevicePolicySpec(DevicePolicy):
     four video nodes, and a sound card."""
 
     sharing: Sharing = Sharing()
-    """Whether claims can share a device, and how many."""
+    """Whether claims can share a device, and how many claims can share it."""
 
     container: Container = Container()
     """How the device appears in a container: path, permissions, variables and mounts."""
@@ -356,7 +356,7 @@ class HostDevicePolicySpec(DevicePolicy):
     """The DeviceClass that selects the devices of the policy."""
 
     allow: Allow = Allow()
-    """Exceptions from the safety rules of the driver."""
+    """Exceptions to the safety rules of the driver."""
 
     @field_validator("match")
     @classmethod

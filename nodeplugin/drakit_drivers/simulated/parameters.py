@@ -38,7 +38,7 @@ class SimulatedParameters(DeviceParameters):
         default_factory=dict, max_length=16
     )
     """Environment variables of the containers. If two devices set the same variable in one
-    container, either value can apply."""
+    container, the last value applies."""
 
     @model_validator(mode="after")
     def _time_slices_are_for_time_slicing(self) -> Self:
