@@ -271,6 +271,9 @@ class PodResources:
         options = [
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", _MAX_BYTES),
+            # Otherwise a channel can get the connection of an earlier one, which waits for its
+            # next attempt although the kubelet listens again.
+            ("grpc.use_local_subchannel_pool", 1),
         ]
         target = f"unix:{self._socket}"
         try:

@@ -322,10 +322,16 @@ async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_aft
         await world.until_listed("old")
     async with FakeDevicePlugin(directory, devices=None) as plugin:
         await until(lambda: plugin.streams == 1)
-        getattr(world.plugins._plugins[THING], cause)("it may not be used")
+        if cause == "bar":
+            world.kubelet = {THING: True}
+            world.plugins._poll_kubelet.set()
+            reason = "own device manager serves"
+        else:
+            reason = "it may not be used"
+            world.plugins._plugins[THING].forget(reason)
         await until(lambda: plugin.streams == 0)
         await plugin.list("thing-0")
-        assert "it may not be used" in await world.until_stopped()
+        assert reason in await world.until_stopped()
         await asyncio.sleep(0.1)
         assert plugin.streams == 0
         assert world.health() == {}
