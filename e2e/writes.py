@@ -8,6 +8,7 @@ the only one that causes writes meanwhile. It must not know who writes, or why.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,10 +61,24 @@ def written(
     cluster: Cluster, *, creates: int = 0, updates: int = 0, deletes: int = 0, seconds: float = 30
 ) -> Generator[None]:
     """Check the number of writes that the block causes, at its end or within some seconds after
-    it."""
+    it. Late writes of an earlier test, such as those after a reboot, are waited for first."""
     expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
-    before = slice_writes(cluster)
+    before = _settled(cluster)
     yield
     what = f"the API server to have counted {expected}"
     wait_for(what, lambda: slice_writes(cluster) - before == expected, seconds=seconds)
     holds_for(what, lambda: slice_writes(cluster) - before == expected, seconds=QUIET_SECONDS)
+
+
+def _settled(cluster: Cluster) -> SliceWrites:
+    """Return the counters once nothing has been written for the quiet time."""
+    last = slice_writes(cluster)
+
+    def unchanged() -> bool:
+        nonlocal last
+        before, last = last, slice_writes(cluster)
+        return before == last
+
+    time.sleep(QUIET_SECONDS)
+    wait_for("the writes of slices to end", unchanged, period=QUIET_SECONDS)
+    return last

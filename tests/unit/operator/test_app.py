@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.unit.operator.replicas import LEASE, config, holder, probe, replica, until
+from tests.unit.operator.replicas import LEASE, SHORT_LEASE, config, holder, probe, replica, until
 
 NODES = "/api/v1/nodes"
 WRITTEN = {
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 async def process(cluster, folder, name) -> AsyncIterator[asyncio.subprocess.Process]:
     """A replica as it is deployed: a process with arguments and environment."""
     settings = folder / "config.yaml"
-    settings.write_text(config().model_dump_json(by_alias=True))
+    settings.write_text(config(election=SHORT_LEASE).model_dump_json(by_alias=True))
     arguments = ["--config", settings, "--kubeconfig", cluster.write_kubeconfig(folder)]
     running = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -84,7 +84,7 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
             ("ResourceClaim", "wants-none", "DeviceClassMissing"),
             ("ResourceClaimTemplate", "tpl", "DeviceClassMissing"),
         }
-        await until(lambda: cluster.told() == expected, seconds=3)
+        await until(lambda: cluster.told() == expected)
         notes = {event["regarding"]["name"]: event["note"] for event in cluster.events()}
         assert "claim lab/taken (pod first)" in notes["second"]
         assert notes["wants-gpu"].startswith(
@@ -132,7 +132,7 @@ async def test_classes_templates_nodes_and_slices_get_an_event_when_a_problem_la
             ("Node", "n2", "PoolNameConflict"),
             ("ResourceSlice", "lost", "NodeGone"),
         }
-        await until(lambda: cluster.told() == expected, seconds=5)
+        await until(lambda: cluster.told() == expected)
         places = {
             each["regarding"]["kind"]: each["metadata"]["namespace"] for each in cluster.events()
         }
@@ -172,9 +172,9 @@ async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster,
             assert (await probe(second, "/readyz"))[0] == 200, "a replica that waits is ready"
             assert holder(cluster) == "one"
             first.stop.set()
-            await until(lambda: holder(cluster) == "two", seconds=3)
+            await until(lambda: holder(cluster) == "two", seconds=10)
             cluster.add_pod("late", "gone")
-            await until(lambda: len(cluster.told()) == 2, seconds=3)
+            await until(lambda: len(cluster.told()) == 2, seconds=10)
     # Not a second Event for what the first leader had told: it is counted up where it stands.
     assert len(cluster.events()) == 2
     assert writes_elsewhere(cluster) == []
@@ -192,7 +192,7 @@ async def test_the_second_process_goes_on_when_the_first_is_killed(cluster, tmp_
             await until(lambda: len(cluster.told()) == 2)
             assert holder(cluster) == "two"
             second.terminate()
-            assert await asyncio.wait_for(second.wait(), 5) == 0
+            assert await asyncio.wait_for(second.wait(), 20) == 0
     assert holder(cluster) == "", "the Lease was not released"
     assert len(cluster.events()) == 2
     assert writes_elsewhere(cluster) == []
@@ -223,7 +223,7 @@ async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cl
         cluster.store(f"{claims}/watched", deep)
         cluster.add_pod("new", "gone")
         expected = {("Pod", name, "ResourceClaimMissing") for name in ("old", "new")}
-        await until(lambda: cluster.told() == expected, seconds=20)
+        await until(lambda: cluster.told() == expected)
         await asyncio.sleep(1)
         assert cluster.told() == expected, "an unreadable claim allows no conclusion"
         assert (await probe(app, "/readyz"))[0] == 200
@@ -260,7 +260,7 @@ async def test_after_a_gap_everything_is_listed_again(cluster, tmp_path):
         cluster.add_pod("second", "wants")
         cluster.expire_history()
         cluster.drop_watches()
-        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told(), seconds=20)
+        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told())
 
 
 async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
@@ -284,10 +284,10 @@ async def test_an_event_that_could_not_be_written_is_written_later(cluster, tmp_
 
 
 async def test_a_leader_that_cannot_renew_stops_writing(cluster, tmp_path):
-    async with replica(cluster, tmp_path, "one") as app:
+    async with replica(cluster, tmp_path, "one", election=SHORT_LEASE) as app:
         await until(cluster.is_watched)
         cluster.fail("*", LEASE, status=503, times=1000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while "drakit_operator_leader 0.0" not in (await probe(app, "/metrics"))[1]:
                 await asyncio.sleep(0.05)
         cluster.add_pod("waits", "gone")

@@ -10,7 +10,7 @@ import pytest
 from drakit.kube import events, lease
 from drakit_operator.kinds import KINDS
 from tests.unit.operator.conftest import GROUP
-from tests.unit.operator.replicas import LEASE, holder, probe, replica, until
+from tests.unit.operator.replicas import LEASE, SHORT_LEASE, holder, probe, replica, until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -226,13 +226,13 @@ async def test_odd_objects_affect_only_themselves(cluster, tmp_path, when):
     if when == "listed":
         add_odd_objects()
     async with replica(cluster, tmp_path, "one") as app:
-        await until(cluster.is_watched, seconds=20)
+        await until(cluster.is_watched)
         if when == "watched":
             add_odd_objects()
         cluster.add_claim("wants", "none.example")
         cluster.add_pod("second", "wants")
         expected = ("Pod", "second", "DeviceClassMissing")
-        await until(lambda: expected in cluster.told(), seconds=20)
+        await until(lambda: expected in cluster.told())
         assert (await probe(app, "/readyz"))[0] == 200
         assert (await probe(app, "/healthz"))[0] == 200
         _, numbers = await probe(app, "/metrics")
@@ -283,7 +283,7 @@ async def test_a_jump_of_the_wall_clock_changes_nothing(cluster, tmp_path, monke
         def now(cls, tz=None):
             return datetime.now(tz) + timedelta(days=days)
 
-    async with replica(cluster, tmp_path, "one") as app:
+    async with replica(cluster, tmp_path, "one", election=SHORT_LEASE) as app:
         await until(cluster.is_watched)
         for module in (events, lease):  # nothing else reads the wall clock
             monkeypatch.setattr(module, "datetime", Jumped)
