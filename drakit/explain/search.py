@@ -345,6 +345,11 @@ class _Search:
                 if candidate.alike in tried:
                     continue
                 tried.add(candidate.alike)
+            # Before the constraints: those for distinct values forget one at each rejection.
+            if candidate.identity in self._shares and not self._has_capacity(
+                candidate.identity, candidate.facts, plan.request
+            ):
+                continue
             undo = self._take(at, plan, candidate, must=False)
             if undo is None:
                 continue
