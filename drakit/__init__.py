@@ -1,10 +1,10 @@
 """
 drakit: Kubernetes Dynamic Resource Allocation for device vendors, in Python.
 
-Public are the names here, those in :mod:`drakit.testing`, and the entry points ``drakit.drivers``
-and ``pytest11``. All other modules are internal and may change in any release. Names are loaded
-when first used, so that importing the package loads neither pydantic nor anything of Kubernetes or
-gRPC.
+The public API consists of the names here, those in :mod:`drakit.testing`, and the entry points
+``drakit.drivers`` and ``pytest11``. All other modules are internal and may change in any release.
+Names are loaded when first used, so that importing the package loads neither pydantic nor anything
+of Kubernetes or gRPC.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class Health:
     bytes."""
 
     evict_pods: bool = False
-    """Whether workloads on the device have failed. If the device stays unhealthy, the node plugin
-    evicts its pods."""
+    """Whether workloads on the device have failed. If the driver reports this for
+    ``evictionDelay``, the node plugin evicts the device's pods."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -479,11 +479,11 @@ class PolicyOutcome:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
     """
-    All devices of a driver, with what it reports besides them: the counter sets of partitions,
-    devices that it does not publish, and the outcomes of its policies.
+    All devices of a driver, and its other reports: the counter sets of partitions, devices that it
+    does not publish, and the outcomes of its policies.
 
-    The node plugin reports the latter two in the NodeDeviceReport of the driver. It cuts texts that
-    are too long, and counts what exceeds its limits.
+    The node plugin reports the latter two in the NodeDeviceReport of the driver. It
+    truncates long texts, and counts entries that exceed its limits.
     """
 
     devices: Collection[Device]

@@ -116,8 +116,8 @@ class Policy(Generic[PolicyT]):
     """``metadata.name``."""
 
     created: datetime
-    """``metadata.creationTimestamp``, in UTC. If two policies match a device, the older policy
-    applies. Between policies of the same age, the first policy in alphabetical order applies."""
+    """``metadata.creationTimestamp``, in UTC. If two policies match a device, drakit's own driver
+    uses the older one, and of two with the same age the first in alphabetical order."""
 
     generation: int
     """``metadata.generation`` of this version."""

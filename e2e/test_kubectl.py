@@ -193,7 +193,7 @@ def test_feature_gates_are_read_where_a_selector_depends_on_them(stuck, admin, t
     selector = f"{number(LAMPS, 0)} && !device.allowMultipleAllocations"
     stuck.apply(template("alone", ("lamp", "lamp.test", selector)))
     stuck.apply(pod("picky", ("lamp", from_template("alone"))))
-    unread = "feature gates of the API server may not be read (/metrics)"
+    unread = "no permission to read feature gates of the API server (/metrics)"
     code, body = admin.json("explain", "pod/picky")
     assert (code, body["verdict"], body["notEvaluated"]) == (1, "blocked", [])
     assert "DRAConsumableCapacity" in admin.json("doctor")[1]["featureGates"]
@@ -207,22 +207,24 @@ def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked
     assert (code, body["verdict"]) == (1, "blocked")
     assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
     missing = " ".join(body["notEvaluated"])
-    assert "nodes may not be listed: node rules are not checked" in missing
-    assert "ResourceClaims of other namespaces may not be listed" in missing
+    assert "no permission to list nodes: node rules are not checked" in missing
+    assert "no permission to list ResourceClaims of other namespaces" in missing
 
     _, body = tenant.json("devices")
     pools = [each for each in body["pools"] if each["driver"] == LAMPS]
     states = {device["state"]: device for each in pools for device in each["devices"]}
     (holder,) = states["allocated"]["claims"]
     assert holder.startswith(f"{stuck.name}/holder-lamp-")
-    assert "ResourceClaims of other namespaces may not be listed" in " ".join(body["notEvaluated"])
+    assert "no permission to list ResourceClaims of other namespaces" in " ".join(
+        body["notEvaluated"]
+    )
 
     _, body = tenant.json("doctor")
     notes = {each["finding"]: each for each in body["findings"] if each["severity"] == "note"}
     for missing, fix in (
-        ("nodes may not be listed", "--verb=get,list --resource=nodes"),
-        ("feature gates of the API server may not be read", "--non-resource-url=/metrics"),
-        ("daemonsets may not be listed", "--resource=daemonsets.apps"),
+        ("no permission to list nodes", "--verb=get,list --resource=nodes"),
+        ("no permission to read feature gates of the API server", "--non-resource-url=/metrics"),
+        ("no permission to list daemonsets", "--resource=daemonsets.apps"),
     ):
         (found,) = [each for each in notes if each.startswith(missing)]
         assert notes[found]["object"] == "Your permissions"
@@ -234,16 +236,16 @@ def test_a_user_without_slices_gets_no_guess(stuck, stranger):
     code, body = stranger.json("explain", "pod/waits")
     assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
     assert body["schedulerMessage"] == _message(stuck)
-    assert "ResourceSlices may not be listed: devices are unknown" in body["notEvaluated"]
+    assert "no permission to list ResourceSlices: devices are unknown" in body["notEvaluated"]
 
     code, out, error = stranger("devices")
-    assert (code, out, error) == (3, "", "error: ResourceSlices may not be listed\n")
+    assert (code, out, error) == (3, "", "error: no permission to list ResourceSlices\n")
     assert stranger.json("claims")[0] == 0
     code, body = stranger.json("doctor")
     assert code == 0
     assert {each["severity"] for each in body["findings"]} == {"note"}
     named = " ".join(each["finding"] for each in body["findings"])
-    assert "ResourceSlices may not be listed: devices are unknown" in named
+    assert "no permission to list ResourceSlices: devices are unknown" in named
 
 
 ONE = Release(name="one", namespace="doctor-one")

@@ -62,8 +62,8 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
     if path is not None and _remove(path):
         print(f"removed: {path}")
     print(
-        f"not done: driver {driver} was not called to unprepare {devices}; its effects remain "
-        "until you undo them or the node restarts"
+        f"driver {driver} did not unprepare {devices}: the changes that it made remain until you "
+        "undo them or reboot the node"
     )
     return 0
 

@@ -22,8 +22,8 @@ NAMED_WORDS = 3
 
 _ADVICE = {
     "drakit.dev/gone": (
-        "gone is removed when the device is connected again; otherwise the device is removed when "
-        "its claim is unprepared"
+        "the taint drakit.dev/gone is removed when the device is connected again; otherwise the "
+        "device is removed when its claim is unprepared"
     ),
     "drakit.dev/stopped": (
         "the taint drakit.dev/stopped is removed when the driver is available again on that node: "

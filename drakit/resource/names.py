@@ -86,6 +86,6 @@ def label_value_problem(value: str) -> str | None:
     if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
         return None
     return (
-        f"is not of at most {MAX_LABEL_LENGTH} letters, digits and -_. "
-        f"that begin and end with a letter or digit"
+        f"is not a label value: at most {MAX_LABEL_LENGTH} letters, digits, '-', '_' and '.', "
+        f"with a letter or digit at both ends"
     )

@@ -45,14 +45,14 @@ func parse(arguments []string, output io.Writer) (options, error) {
 	flags.StringVar(&chosen.driver, "driver-name", "blinkers.example.com", "the driver's `name`")
 	flags.StringVar(&chosen.socket, "socket",
 		"/var/lib/kubelet/plugins/drakit.dev/backends/blinkers.sock",
-		"`path` of our socket, in the registration directory of the node plugin")
+		"`path` of the socket, in the registration directory of the node plugin")
 	flags.StringVar(&chosen.blinkers, "blinkers", "/var/lib/blinkers",
-		"the `directory` whose files are the blinkers; a path of the host, as containers get them mounted")
+		"the `directory` whose files are the blinkers; a path on the host, because containers mount the files")
 	flags.StringVar(&chosen.state, "state", "/run/blinkers",
-		"the `directory` that says which claim holds which blinker; it may be lost at a reboot, but not before")
+		"the `directory` of the records of which claim holds which blinker; a reboot may clear it, a restart must not")
 	flags.UintVar(&chosen.socketMode, "socket-mode", 0o600,
 		"permission `bits` of the socket; any process that can connect can prepare any claim")
-	flags.DurationVar(&chosen.poll, "poll", time.Second, "how often we look at the blinkers")
+	flags.DurationVar(&chosen.poll, "poll", time.Second, "the polling interval for the blinkers")
 	if err := flags.Parse(arguments); err != nil {
 		return options{}, err
 	}

@@ -68,7 +68,7 @@ func follow[M any, P message[M]](
 	for {
 		seen, err := look()
 		if err != nil {
-			return status.Errorf(codes.Unavailable, "cannot look at the blinkers: %v", err)
+			return status.Errorf(codes.Unavailable, "cannot read the blinkers: %v", err)
 		}
 		if sent == nil || !proto.Equal(sent, seen) {
 			if err := stream.Send(seen); err != nil {
@@ -142,7 +142,7 @@ func (s *service) PrepareClaims(
 			result.Edits = edits
 		}
 		unlock()
-		s.tell("claim prepared", claim, result.Error)
+		s.logResult("prepare claim", claim, result.Error)
 		response.Claims = append(response.Claims, result)
 	}
 	return response, nil
@@ -202,7 +202,7 @@ func (s *service) UnprepareClaims(
 			result.Error = err.Error()
 		}
 		unlock()
-		s.tell("claim unprepared", claim, result.Error)
+		s.logResult("unprepare claim", claim, result.Error)
 		response.Claims = append(response.Claims, result)
 	}
 	return response, nil
@@ -237,13 +237,13 @@ func (s *service) inOrder(claim *pb.Claim, device *pb.AllocatedDevice) bool {
 	return err == nil && held != nil && *held == wanted
 }
 
-func (s *service) tell(done string, claim *pb.Claim, failure string) {
+func (s *service) logResult(action string, claim *pb.Claim, failure string) {
 	about := []any{"claim", claim.GetNamespace() + "/" + claim.GetName(), "claim_uid", claim.GetUid()}
 	if failure != "" {
-		s.log.Warn("not done: "+done, append(about, "error", failure)...)
+		s.log.Warn("cannot "+action, append(about, "error", failure)...)
 		return
 	}
-	s.log.Info(done, about...)
+	s.log.Info(action, about...)
 }
 
 func wantedBy(claim *pb.Claim, device *pb.AllocatedDevice) (holding, error) {

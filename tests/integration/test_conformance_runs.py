@@ -217,7 +217,7 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             PythonTarget(
                 reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
             ),
-            r"device lamp-0 is left out: .*'2 GB' is not a quantity.*; the kit did not observe",
+            r"device lamp-0 is left out: .*'2 GB' is not a quantity.*; the driver has no devices",
             id="all-devices-left-out",
         ),
         pytest.param(

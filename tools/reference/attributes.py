@@ -165,15 +165,15 @@ STANDARD = {
 
 HOSTDEV = {
     "policy": "Name of the policy that publishes the device.",
-    "subsystem": "Subsystem of the kernel.",
+    "subsystem": "Kernel subsystem.",
     "path": "Device node on the host.",
     "devname": "The path without `/dev/`.",
     "devtype": "Type of the device within its subsystem, if the kernel has one.",
     "major": "Major number of the device node.",
     "minor": "Minor number of the device node.",
-    "driver": "Driver of the kernel.",
-    "byIdLink": "Link of udev that names the device itself.",
-    "byPathLink": "Link of udev that names the port or address of the device.",
+    "driver": "Kernel driver.",
+    "byIdLink": "udev symlink that identifies the device.",
+    "byPathLink": "udev symlink that identifies the port or address of the device.",
     "serial": "Serial number.",
     "identity": "The identity from which the device name is derived. It does not depend on the kernel's numbering.",
     "nodeCount": "Number of device nodes, if the policy sets `group: Unit`.",
@@ -197,7 +197,7 @@ HOSTDEV = {
     "pciSubsystemDeviceID": "Subsystem device ID of the PCI function. USB devices do not have it.",
     "iommuGroup": "Number of the PCI function's IOMMU group. USB devices do not have it.",
     "ttyPort": "Number of the port on a serial adapter, from 0.",
-    "uartType": "Type of the UART, as the kernel numbers types. `0` if the port has no UART.",
+    "uartType": "UART type, as a number of the kernel. `0` if the port has no UART.",
     "videoName": "Name of the video device.",
     "videoCapture": "Whether the node captures video. Needs udev.",
     "videoOutput": "Whether the node is a video output. Needs udev.",
@@ -220,7 +220,7 @@ HOSTDEV = {
 
 SIMULATED = {
     "type": "Kind of the device: `gpu`, `partition`, `nic` or `cpu`.",
-    "index": "Number of the GPU, interface or CPU. For CPUs by capacity, number of the NUMA node.",
+    "index": "Number of the GPU, interface or CPU. With `cpu.grouping: capacity`, number of the NUMA node.",
     "model": "The value `model` of the configuration.",
     "architecture": "The value `architecture` of the configuration.",
     "driverVersion": "The value `driverVersion` of the configuration.",

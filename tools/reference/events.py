@@ -119,7 +119,7 @@ PENDING: Mapping[str, Text] = {
     ),
     "ClaimNotReserved": Text(
         regarding=POD,
-        when="The claim is allocated, but not reserved for the pod. At most 256 pods can reserve a claim.",
+        when="The claim is allocated, but not reserved for the pod. A claim can be reserved for at most 256 pods.",
         action="Delete a pod that uses the claim, or create the pod again; the Event names the remedy.",
     ),
     "BindingConditionsOutstanding": Text(

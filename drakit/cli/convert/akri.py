@@ -135,7 +135,7 @@ def _configuration(name: str, spec: Value, details: Value) -> Iterator[Converted
     together = details.get("groupRecursive").flag(False)
     if together and not all(has_units(matcher["subsystem"]) for matcher in matchers):
         together = False
-        text = "a policy does not group devices of these subsystems; each node became a device"
+        text = "a policy cannot group devices of these subsystems: each device node became a device"
         yield Remark(place=details.get("groupRecursive").place, text=text, is_missing=True)
     resource = resource_name("akri.sh", name)
     yield Converted(

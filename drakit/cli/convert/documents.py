@@ -57,7 +57,7 @@ class Value:
         mapping = cast("dict[Any, Any]", content)
         for key in mapping:
             if not isinstance(key, str):
-                raise self.error("must have texts as its keys")
+                raise self.error("must have strings as its keys")
         return cast("dict[str, Any]", mapping)
 
     def items(self) -> list[Value]:

@@ -141,7 +141,7 @@ def _group(group: Value) -> Iterator[dict[str, Any] | Remark]:
     apart = together and not all(has_units(matcher["subsystem"]) for matcher in matchers)
     if apart:
         text = (
-            "its paths were one device; they are not nodes of one physical unit, so they became "
+            "its paths were one device; they do not belong to one physical unit, so they became "
             "devices that pods claim separately, without the extended resource"
         )
         remarks.append(Remark(place=group.place, text=text, is_missing=True))
@@ -222,7 +222,9 @@ def _container(paths: list[Value], remarks: list[Remark]) -> dict[str, str]:
     if len(permissions) == 1 and permissions != {"mrw"}:
         found["permissions"] = permissions.pop()
     elif len(permissions) > 1:
-        text = "its paths have different permissions, and a policy has one; 'rw' was written"
+        text = (
+            "its paths have different permissions, and a policy has one value for all: set to 'rw'"
+        )
         remarks.append(Remark(place=paths[0].place, text=text, is_missing=True))
     inside = {each.get("mountPath").text() or each.get("path").text() for each in paths}
     if not any(each.get("mountPath") for each in paths):
@@ -231,7 +233,7 @@ def _container(paths: list[Value], remarks: list[Remark]) -> dict[str, str]:
         found["path"] = inside.pop()
         return found
     text = (
-        "a policy cannot give each of several nodes a path of its own; they keep the host's paths, "
+        "a policy cannot set a separate path for each device node; they keep the host's paths, "
         "unless you set container.path to a directory, or to a name with '*'"
     )
     remarks.append(Remark(place=paths[0].get("mountPath").place, text=text, is_missing=True))

@@ -103,7 +103,7 @@ def sharing(users: int, place: str, remarks: list[Remark]) -> dict[str, Any]:
         remarks.append(
             Remark(
                 place=place,
-                text=f"{users} users; a policy can have {_MAX_USERS}, which were written",
+                text=f"{users} users: reduced to {_MAX_USERS}, the maximum of a policy",
                 is_missing=True,
             )
         )

@@ -84,7 +84,7 @@ def _policy(item: Value, match: Value, globs: Globs) -> Iterator[Converted | Rem
             return
         matchers.setdefault(found, []).append(path)
     if globs.is_bounded:
-        text = "repetitions were written for numbers of at most three digits"
+        text = "a glob cannot repeat a pattern: the paths match numbers of at most three digits"
         yield Remark(place=match.place, text=text)
     if globs.is_open:
         text = "a '*' matches within one directory; the expression also matched other directories"

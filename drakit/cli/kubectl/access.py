@@ -86,7 +86,7 @@ async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied
         gap = Gap(
             kind="subjectaccessreviews",
             group="authorization.k8s.io",
-            what="SubjectAccessReviews may not be created" if forbidden else str(error),
+            what="no permission to create SubjectAccessReviews" if forbidden else str(error),
             effect="the permissions of drakit's service accounts are not checked",
             forbidden=forbidden,
         )

@@ -158,7 +158,7 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
             found = await with_gates(session, found, explaining.selectors_of(claim, found))
             return claim, found
         if found.lacks_all(CLAIMS):
-            raise UnreachableError(f"claim {namespace}/{name} may not be read")
+            raise UnreachableError(f"no permission to read claim {namespace}/{name}")
         raise CommandError(f'claim "{name}" does not exist in namespace "{namespace}"')
 
     return explaining.explain_claim(*_fetch(options, ask))

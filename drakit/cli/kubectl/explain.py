@@ -125,7 +125,7 @@ def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
     if report.verdict is Verdict.NOT_PENDING:
         return replace(report, sentences=_claim_state(claim, subject))
     if report.verdict is Verdict.UNDECIDED and claim.allocated:
-        undecided = "whether its devices are in order is undecided"
+        undecided = "it is unknown whether its devices have a problem"
         return replace(report, sentences=(*_claim_state(claim, subject), undecided))
     return report
 
@@ -199,7 +199,9 @@ def _report(
     remedy = explanation.remedy if reasons else ""
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and len(reasons) < len(explanation.reasons):
-        unknown.append("further reasons need what may not be listed")
+        unknown.append(
+            "there may be more reasons, which depend on objects that you have no permission to list"
+        )
     return Report(
         kind=kind,
         namespace=pod.namespace,
@@ -247,7 +249,7 @@ def _sentences(
         case Verdict.NOT_PENDING:
             return [_state(pod, subject)]
         case Verdict.UNDECIDED if pod.node:
-            return [f"whether the devices of {subject} are in order is undecided"]
+            return [f"it is unknown whether the devices of {subject} have a problem"]
         case Verdict.UNDECIDED:
             where = f": devices on node {explanation.fits_on} match" if explanation.fits_on else ""
             verb = "scheduled" if kind == "Pod" else "allocated"
@@ -265,10 +267,10 @@ def _sentences(
 
 def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
     if not pod.claims:
-        return f"{subject} uses no ResourceClaim: it does not wait for devices of one"
+        return f"{subject} uses no ResourceClaim, so it does not wait for devices"
     if not explanation.fits_on:
         return f"all claims of {subject} are allocated; it does not wait for devices"
-    then = "if it keeps waiting, it waits for something else"
+    then = "if it stays pending, devices are not the cause"
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"

@@ -70,9 +70,11 @@ class Gap:
 def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
     """Return that something that the API server reports about itself is unknown."""
     forbidden = isinstance(error, ForbiddenError)
-    why = f"may not be read ({path})" if forbidden else f"cannot be read: {error}"
-    what = f"{what} of the API server {why}"
-    return Gap(kind=path, what=what, effect=effect, forbidden=forbidden)
+    what = f"{what} of the API server"
+    why = (
+        f"no permission to read {what} ({path})" if forbidden else f"{what} cannot be read: {error}"
+    )
+    return Gap(kind=path, what=why, effect=effect, forbidden=forbidden)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,11 +205,11 @@ class _Reader:
                 self._fail(kind, other)
                 return
             else:
-                self._gap(kind, "other namespaces", "may not be listed")
+                self._gap(kind, "other namespaces")
                 return
         missing = [name for name in names if not await self._get(kind, name)]
         if names and not missing:
-            self._gap(kind, "other objects", "may not be listed")
+            self._gap(kind, "other objects")
         else:
             self._fail(kind, error)
 
@@ -282,12 +284,12 @@ class _Reader:
         except _UNREADABLE:
             return None
 
-    def _gap(self, kind: Kind, where: str, why: str) -> None:
+    def _gap(self, kind: Kind, where: str) -> None:
         gap = Gap(
             kind=kind.plural,
             group=kind.group,
             where=where,
-            what=f"{kind.word} of {where} {why}",
+            what=f"no permission to list {kind.word} of {where}",
             effect=kind.effect,
             forbidden=True,
         )
@@ -299,7 +301,11 @@ class _Reader:
             raise UnreachableError(_sentence(error))
         forbidden = isinstance(error, ForbiddenError)
         self.found.world.hidden |= {kind.type}
-        what = f"{kind.word} may not be listed" if forbidden else f"{kind.word}: {_sentence(error)}"
+        what = (
+            f"no permission to list {kind.word}"
+            if forbidden
+            else f"{kind.word}: {_sentence(error)}"
+        )
         self.found.gaps.append(
             Gap(
                 kind=kind.plural,

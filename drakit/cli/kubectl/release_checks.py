@@ -63,7 +63,7 @@ _GATES = (
         name="DRAListTypeAttributes",
         default_since=None,
         needed=lambda release: release.values.lists,
-        without="devices are published without their lists",
+        without="drakit publishes devices without list attributes",
         option="--set simulated.config.nic.listAttributes=false",
     ),
     _Gate(

@@ -151,7 +151,7 @@ async def find_releases(session: Session, namespace: str) -> Releases:
                 gaps.append(Gap(kind=plural, what=str(error), effect="they are not checked"))
                 return []
             if where is not None:
-                gaps.append(_gap(api, plural, f" of namespaces other than {where}"))
+                gaps.append(_gap(api, plural, f" in namespaces other than {where}"))
             return found.items
         gaps.append(_gap(api, plural, ""))
         return []
@@ -206,7 +206,7 @@ def _gap(api: str, plural: str, where: str) -> Gap:
         kind=plural,
         group=api.rpartition("/")[0],
         where=where,
-        what=f"{plural}{where} may not be listed",
+        what=f"no permission to list {plural}{where}",
         effect=effect,
         forbidden=True,
     )

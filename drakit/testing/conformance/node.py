@@ -138,7 +138,7 @@ class FakeNode:
         program = self.program
         if program is not None and not program.running:
             if self._waits_for is not None:
-                await self._until(f"there is {self._waits_for}", self._can_begin)
+                await self._until(f"the socket {self._waits_for} does not exist", self._can_begin)
             await program.start()
         await self._until_ready()
 
@@ -209,7 +209,7 @@ class FakeNode:
     # ------------------------------------------------------------ when it is ready
 
     async def _until_ready(self) -> None:
-        await self._until("the driver is registered", self._registers)
+        await self._until("the driver is not registered", self._registers)
         loop = asyncio.get_running_loop()
         since = loop.time()
 
@@ -226,7 +226,7 @@ class FakeNode:
             self._healthy = healthy
             return healthy + gauges.get("unhealthy", 0) > 0
 
-        await self._until("the driver has devices", usable)
+        await self._until("the driver has no devices", usable)
 
     async def _registers(self) -> bool:
         """Register the driver at the first socket that answers; stale sockets do not."""
@@ -266,7 +266,7 @@ class FakeNode:
         except (aiohttp.ClientError, TimeoutError):
             return ""
 
-    async def _until(self, what: str, look: Callable[[], Awaitable[bool]]) -> None:
+    async def _until(self, problem: str, look: Callable[[], Awaitable[bool]]) -> None:
         """Wait until a condition holds; raise ConformanceError if it takes too long or is
         hopeless."""
         loop = asyncio.get_running_loop()
@@ -285,10 +285,10 @@ class FakeNode:
                     ended = self._ends() - ends >= HOPELESS_ENDS
                     if ended or loop.time() - hopeless_since > HOPELESS_SECONDS:
                         why = self._complaint() if ended else why
-                        raise ConformanceError(f"{why}; the kit did not observe this: {what}")
+                        raise ConformanceError(f"{why}; {problem}")
                     await asyncio.sleep(POLL_SECONDS)
                 return
-        sentence = f"{START_SECONDS:g} s after the start the kit still waits for: {what}"
+        sentence = f"{START_SECONDS:g} s after the start, {problem}"
         if why := self._complaint():
             sentence += f"; {why}"
         else:

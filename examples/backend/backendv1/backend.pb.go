@@ -7,7 +7,8 @@
 // chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
 // begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
 // second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-// ends, and after its own restart. A backend neither registers nor opens a connection.
+// ends, and after its own restart. A backend registers by creating its socket. It never connects to
+// the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. Every call can be
 // repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
@@ -15,7 +16,7 @@
 //
 // This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 // Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-// drakit.backend.v2, which is served in addition to this one.
+// drakit.backend.v2, which the node plugin will support in addition to this one.
 //
 // A message has at most 4 MiB.
 
@@ -877,8 +878,8 @@ type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The whole capacity, as a Kubernetes quantity ("8Gi").
 	Value string `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
-	// The amount for a claim that requests none. If empty, the whole capacity. This and the following
-	// fields apply only to a device with allow_multiple_allocations.
+	// The amount for a claim that requests none. If empty, the whole capacity. Required with
+	// valid_values and valid_range, which must allow it. This and the following fields apply only to a device with allow_multiple_allocations.
 	Default string `protobuf:"bytes,2,opt,name=default,proto3" json:"default,omitempty"`
 	// The amounts that a claim can take, ascending, at most 10. Requests are rounded up.
 	ValidValues []string `protobuf:"bytes,3,rep,name=valid_values,json=validValues,proto3" json:"valid_values,omitempty"`
@@ -1807,7 +1808,7 @@ type Edits struct {
 	Env map[string]string `protobuf:"bytes,1,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Device nodes.
 	DeviceNodes []*DeviceNode `protobuf:"bytes,2,rep,name=device_nodes,json=deviceNodes,proto3" json:"device_nodes,omitempty"`
-	// Bind mounts.
+	// Bind mounts, and file systems such as tmpfs.
 	Mounts []*Mount `protobuf:"bytes,3,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	// OCI hooks.
 	Hooks []*Hook `protobuf:"bytes,4,rep,name=hooks,proto3" json:"hooks,omitempty"`
@@ -2516,8 +2517,8 @@ func (x *CheckClaimsRequest) GetClaims() []*Claim {
 // The results.
 type CheckClaimsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One result for each claim of the request, in any order. A claim without a result is not in
-	// order.
+	// One result for each claim of the request, in any order. A claim without a result is not
+	// prepared correctly.
 	Claims        []*CheckedClaim `protobuf:"bytes,1,rep,name=claims,proto3" json:"claims,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

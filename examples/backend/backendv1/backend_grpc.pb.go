@@ -7,7 +7,8 @@
 // chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
 // begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
 // second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-// ends, and after its own restart. A backend neither registers nor opens a connection.
+// ends, and after its own restart. A backend registers by creating its socket. It never connects to
+// the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. Every call can be
 // repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
@@ -15,7 +16,7 @@
 //
 // This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 // Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-// drakit.backend.v2, which is served in addition to this one.
+// drakit.backend.v2, which the node plugin will support in addition to this one.
 //
 // A message has at most 4 MiB.
 
@@ -91,7 +92,7 @@ type BackendClient interface {
 	// boot is still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-	// asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+	// asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
 	// It does not unprepare the claim first, because containers may be using its devices.
 	CheckClaims(ctx context.Context, in *CheckClaimsRequest, opts ...grpc.CallOption) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.
@@ -231,7 +232,7 @@ type BackendServer interface {
 	// boot is still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-	// asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+	// asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
 	// It does not unprepare the claim first, because containers may be using its devices.
 	CheckClaims(context.Context, *CheckClaimsRequest) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.

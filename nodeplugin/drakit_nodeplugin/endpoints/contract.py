@@ -152,7 +152,7 @@ class Calls(Protocol):
         ...
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """Return whether all devices of each claim are still in order."""
+        """Return whether all devices of each claim are still prepared correctly."""
         ...
 
 
@@ -357,8 +357,8 @@ class CallableEndpoint(Protocol):
         ...
 
     def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """Return whether all devices of a claim are still in order. A failed check counts as False;
-        a future raises EndpointStoppedError only."""
+        """Return whether all devices of a claim are still prepared correctly. A failed check
+        counts as False; a future raises EndpointStoppedError only."""
         ...
 
 

@@ -51,8 +51,8 @@ async def test_a_stuck_claim_is_released_and_skipped_work_is_reported(site, stat
         f"forgot claim lab/a (uid-a), which was {state}\n"
         f"released: node-1/cam-0, node-1/cam-1\n"
         f"removed: {site.spec('uid-a')}\n"
-        f"not done: driver {DRIVER} was not called to unprepare node-1/cam-0, node-1/cam-1; its "
-        "effects remain until you undo them or the node restarts\n"
+        f"driver {DRIVER} did not unprepare node-1/cam-0, node-1/cam-1: the changes that it made "
+        "remain until you undo them or reboot the node\n"
     )
     assert await uids(site) == {"uid-b"}
     assert not site.spec("uid-a").exists()

@@ -121,9 +121,9 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
         pytest.param(
             cluster(device("g0", taint("drakit.dev/gone"))),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/gone, {NOT}; gone is removed when "
-            "the device is connected again; otherwise the device is removed when its claim is "
-            "unprepared",
+            f"the only device {WHAT} is tainted with drakit.dev/gone, {NOT}; the taint "
+            "drakit.dev/gone is removed when the device is connected again; otherwise the device "
+            "is removed when its claim is unprepared",
             id="gone",
         ),
         pytest.param(

@@ -180,26 +180,26 @@ def no_helper(site):
         pytest.param(
             daemon_sets_of_others,
             "Your permissions",
-            "daemonsets of namespaces other than lab may not be listed",
+            "no permission to list daemonsets in namespaces other than lab",
             "--verb=get,list --resource=daemonsets.apps",
         ),
         pytest.param(
             no_nodes,
             "Your permissions",
-            "nodes may not be listed",
+            "no permission to list nodes",
             "kubectl create clusterrole drakit-user-nodes --verb=get,list --resource=nodes",
         ),
         pytest.param(
             no_metrics,
             "Your permissions",
-            "feature gates of the API server may not be read (/metrics)",
+            "no permission to read feature gates of the API server (/metrics)",
             "--verb=get --non-resource-url=/metrics",
         ),
         pytest.param(no_version, "/version", "version of the API server cannot be read", "again"),
         pytest.param(
             no_reviews,
             "Your permissions",
-            "SubjectAccessReviews may not be created",
+            "no permission to create SubjectAccessReviews",
             "--verb=create --resource=subjectaccessreviews.authorization.k8s.io",
         ),
         pytest.param(
@@ -253,4 +253,4 @@ async def test_a_user_who_may_list_only_own_claims_gets_what_there_is(healthy, r
     for kind in (
         *("ResourceSlices", "DeviceClasses", "nodes", "deployments", "daemonsets", "configmaps"),
     ):
-        assert f"{kind} may not be listed" in named
+        assert f"no permission to list {kind}" in named

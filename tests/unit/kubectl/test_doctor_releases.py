@@ -17,7 +17,7 @@ GATES = {
         "claims cannot share a device",
         "nic.count=0,simulated.config.cpu.grouping=devices",
     ),
-    "DRAListTypeAttributes": ("without their lists", "nic.listAttributes=false"),
+    "DRAListTypeAttributes": ("without list attributes", "nic.listAttributes=false"),
     "DRAExtendedResource": ("by claims only", ""),
 }
 """A feature of a release that needs a gate, and the value that avoids it."""
@@ -318,7 +318,9 @@ async def test_values_that_nobody_may_read_are_not_guessed(cluster, findings):
     cluster.forbid("/api/v1/configmaps")
     cluster.forbid("/api/v1/namespaces/lab/configmaps")
     (found,) = await findings()
-    assert found["finding"].startswith("configmaps may not be listed: the values of such releases")
+    assert found["finding"].startswith(
+        "no permission to list configmaps: the values of such releases"
+    )
 
 
 async def test_a_malformed_configuration_costs_only_itself(cluster, findings):

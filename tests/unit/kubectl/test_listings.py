@@ -115,13 +115,13 @@ async def test_without_nodes_no_node_is_gone(site, run):
     site.slice("s1", "a")
     code, body = await run.json("devices")
     assert (code, body["pools"][0]["state"]) == (0, "ready")
-    assert body["notEvaluated"] == ["nodes may not be listed: node rules are not checked"]
+    assert body["notEvaluated"] == ["no permission to list nodes: node rules are not checked"]
 
 
 async def test_without_slices_there_is_no_answer(site, run):
     site.forbid(f"{API}/resourceslices")
     code, out, error = await run("devices")
-    assert (code, out, error) == (3, "", "error: ResourceSlices may not be listed\n")
+    assert (code, out, error) == (3, "", "error: no permission to list ResourceSlices\n")
 
 
 async def test_no_devices_at_all(site, run):
@@ -159,7 +159,7 @@ async def test_all_namespaces_without_the_permission_shows_the_own_one(site, run
     code, out, _ = await run("claims", "-A", "-o", "wide")
     assert code == 0
     assert table(out)[1] == ["lab", "mine", "pending", "-", "-", "-", "gpu"]
-    assert "ResourceClaims of other namespaces may not be listed" in out
+    assert "no permission to list ResourceClaims of other namespaces" in out
 
 
 async def test_no_claims(site, run):

@@ -53,7 +53,9 @@ async def vanish(kit: Kit) -> None:
         await steps.must_unprepare(kit, claim, when="after its device had vanished,")
         await steps.must_unprepare(kit, claim, when="after its device had vanished, once more")
         if not await steps.within(RELEASED_SECONDS, lambda: key not in _published(kit)):  # noqa: B023
-            kit.skip(f"device {key[1]} is listed again, so that nothing more can be shown")
+            kit.skip(
+                f"the driver lists device {key[1]} again, so the rest of the rule cannot be tested"
+            )
         late = kit.claim(*claim.devices)
         error = (await steps.answer_of(kit, late)).error
         if not error:

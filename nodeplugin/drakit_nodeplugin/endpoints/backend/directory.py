@@ -256,7 +256,7 @@ class BackendDirectory:
             except OSError as error:
                 self._report_own(
                     f"cannot be read or created: {os.strerror(error.errno or 0)}; the node plugin "
-                    "finds no new backends until it can"
+                    "discovers no new backends until the directory is accessible"
                 )
                 return
         self._report_own(

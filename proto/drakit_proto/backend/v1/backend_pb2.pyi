@@ -10,7 +10,8 @@ A backend listens on a unix stream socket in the registration directory, which i
 chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
 begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
 second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-ends, and after its own restart. A backend neither registers nor opens a connection.
+ends, and after its own restart. A backend registers by creating its socket. It never connects to
+the node plugin.
 
 During a rolling update, two node plugins are connected at the same time. Every call can be
 repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
@@ -18,7 +19,7 @@ generated server does this by default.
 
 This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-drakit.backend.v2, which is served in addition to this one.
+drakit.backend.v2, which the node plugin will support in addition to this one.
 
 A message has at most 4 MiB.
 """
@@ -521,8 +522,8 @@ class Capacity(_message.Message):
     value: _builtins.str
     """The whole capacity, as a Kubernetes quantity ("8Gi")."""
     default: _builtins.str
-    """The amount for a claim that requests none. If empty, the whole capacity. This and the following
-    fields apply only to a device with allow_multiple_allocations.
+    """The amount for a claim that requests none. If empty, the whole capacity. Required with
+    valid_values and valid_range, which must allow it. This and the following fields apply only to a device with allow_multiple_allocations.
     """
     @_builtins.property
     def valid_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1083,7 +1084,7 @@ class Edits(_message.Message):
 
     @_builtins.property
     def mounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mount]:
-        """Bind mounts."""
+        """Bind mounts, and file systems such as tmpfs."""
 
     @_builtins.property
     def hooks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hook]:
@@ -1475,8 +1476,8 @@ class CheckClaimsResponse(_message.Message):
     CLAIMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckedClaim]:
-        """One result for each claim of the request, in any order. A claim without a result is not in
-        order.
+        """One result for each claim of the request, in any order. A claim without a result is not
+        prepared correctly.
         """
 
     def __init__(

@@ -129,7 +129,7 @@ class BackendServicer:
         boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+        asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
         It does not unprepare the claim first, because containers may be using its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

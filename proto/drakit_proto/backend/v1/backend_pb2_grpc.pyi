@@ -10,7 +10,8 @@ A backend listens on a unix stream socket in the registration directory, which i
 chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
 begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
 second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-ends, and after its own restart. A backend neither registers nor opens a connection.
+ends, and after its own restart. A backend registers by creating its socket. It never connects to
+the node plugin.
 
 During a rolling update, two node plugins are connected at the same time. Every call can be
 repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
@@ -18,7 +19,7 @@ generated server does this by default.
 
 This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-drakit.backend.v2, which is served in addition to this one.
+drakit.backend.v2, which the node plugin will support in addition to this one.
 
 A message has at most 4 MiB.
 """
@@ -95,7 +96,7 @@ class BackendStub:
     boot is still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+    asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
     It does not unprepare the claim first, because containers may be using its devices.
     """
     WatchHealth: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]
@@ -153,7 +154,7 @@ class BackendAsyncStub(BackendStub):
     boot is still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+    asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
     It does not unprepare the claim first, because containers may be using its devices.
     """
     WatchHealth: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]  # type: ignore[assignment]
@@ -238,7 +239,7 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        asks again for a prepared claim. If a claim is not in order, the node plugin prepares it again.
+        asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
         It does not unprepare the claim first, because containers may be using its devices.
         """
 

@@ -56,7 +56,8 @@ async def test_a_directory_that_cannot_be_made_is_reported_once_and_retried(sock
         (
             "BackendDirectory",
             "the registration directory of backends, /file, cannot be read or created: Not a "
-            "directory; the node plugin finds no new backends until it can",
+            "directory; the node plugin discovers no new backends until the directory is "
+            "accessible",
         )
     ]
 
