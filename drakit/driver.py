@@ -215,7 +215,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     side_effects: ClassVar[bool]
     """Whether preparing does anything besides returning edits. The default is true if the driver
     defines `unprepare`, `unprepare_claims` or `reset`, and false otherwise. If false, a crash
-    leaves nothing to undo, preparing needs one write to disk less, and the node plugin never calls
+    leaves nothing to undo, preparing needs one disk write less, and the node plugin never calls
     these three."""
 
     reports_health: ClassVar[bool] = False
@@ -370,7 +370,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         does not call `unprepare` first, because containers may be using the device. Without
         `check`, the node plugin answers from the checkpoint.
         """
-        return _in_order()
+        return _is_prepared()
 
     def health(self, device: Device) -> Awaitable[Health] | Health:
         """
@@ -518,7 +518,7 @@ async def _nothing() -> None:
     return
 
 
-async def _in_order() -> bool:
+async def _is_prepared() -> bool:
     return True
 
 

@@ -136,8 +136,9 @@ def _add_setup(group: _Group) -> None:
     policies = group.add_parser(
         "policies",
         help="apply the HostDevicePolicies of a release",
-        description="Applies the HostDevicePolicies of a release of the chart, and deletes its "
-        "other policies. Does not change policies that it does not own.",
+        description="Applies the HostDevicePolicies in the file for a release of the chart, and "
+        "deletes policies of this release that are not in the file. Does not change other "
+        "policies.",
     )
     policies.add_argument(
         "--file",

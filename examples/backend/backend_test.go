@@ -145,13 +145,13 @@ func unprepare(n *node, client pb.BackendClient, claim *pb.Claim) {
 	}
 }
 
-func inOrder(n *node, client pb.BackendClient, claim *pb.Claim) bool {
+func isPrepared(n *node, client pb.BackendClient, claim *pb.Claim) bool {
 	n.Helper()
 	response, err := client.CheckClaims(n.Context(), &pb.CheckClaimsRequest{Claims: []*pb.Claim{claim}})
 	if err != nil {
 		n.Fatal(err)
 	}
-	return response.GetClaims()[0].GetInOrder()
+	return response.GetClaims()[0].GetPrepared()
 }
 
 func TestFilesThatComeAndGoAreDevices(t *testing.T) {
@@ -230,11 +230,11 @@ func TestAClaimGetsItsBlinkersAndGivesThemBack(t *testing.T) {
 		if got := edits[1].GetMounts()[0].GetHostPath(); got != filepath.Join(n.options.blinkers, "wall") {
 			t.Error(got)
 		}
-		if !inOrder(n, client, red) {
-			t.Error("it is not in order")
+		if !isPrepared(n, client, red) {
+			t.Error("it is not prepared")
 		}
 	}
-	if inOrder(n, client, claim("a", `{"colour": "green"}`, "desk")) {
+	if isPrepared(n, client, claim("a", `{"colour": "green"}`, "desk")) {
 		t.Error("red counts as green")
 	}
 	// By then the blinkers may be gone.
@@ -344,7 +344,7 @@ func TestWhoOnlyLooksTakesNothing(t *testing.T) {
 		t.Errorf("not mounted read-only: %v", result)
 	}
 	unprepare(n, client, admin)
-	if !inOrder(n, client, claim("a", `{"colour": "red"}`, "desk")) {
+	if !isPrepared(n, client, claim("a", `{"colour": "red"}`, "desk")) {
 		t.Error("its holder has lost it")
 	}
 }
@@ -356,7 +356,7 @@ func TestACrashLosesNothingAndARebootIsNoticed(t *testing.T) {
 	prepare(n, client, held)
 	stop()
 	client, stop = n.start()
-	if !inOrder(n, client, held) {
+	if !isPrepared(n, client, held) {
 		t.Error("the claim was lost with the process")
 	}
 	if failure := prepare(n, client, claim("b", "", "desk"))[0].GetError(); failure == "" {
@@ -365,10 +365,10 @@ func TestACrashLosesNothingAndARebootIsNoticed(t *testing.T) {
 	stop()
 	os.RemoveAll(n.options.state)
 	client, _ = n.start()
-	if inOrder(n, client, held) {
+	if isPrepared(n, client, held) {
 		t.Error("nothing blinks after a reboot, but the claim counts as in order")
 	}
-	if failure := prepare(n, client, held)[0].GetError(); failure != "" || !inOrder(n, client, held) {
+	if failure := prepare(n, client, held)[0].GetError(); failure != "" || !isPrepared(n, client, held) {
 		t.Errorf("it cannot be prepared again: %s", failure)
 	}
 }

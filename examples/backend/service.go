@@ -213,16 +213,16 @@ func (s *service) CheckClaims(
 ) (*pb.CheckClaimsResponse, error) {
 	response := &pb.CheckClaimsResponse{}
 	for _, claim := range request.GetClaims() {
-		result := &pb.CheckedClaim{Uid: claim.GetUid(), InOrder: true}
+		result := &pb.CheckedClaim{Uid: claim.GetUid(), Prepared: true}
 		for _, device := range claim.GetDevices() {
-			result.InOrder = result.InOrder && s.inOrder(claim, device)
+			result.Prepared = result.Prepared && s.isPrepared(claim, device)
 		}
 		response.Claims = append(response.Claims, result)
 	}
 	return response, nil
 }
 
-func (s *service) inOrder(claim *pb.Claim, device *pb.AllocatedDevice) bool {
+func (s *service) isPrepared(claim *pb.Claim, device *pb.AllocatedDevice) bool {
 	if !s.blinkers.exists(device.GetName()) {
 		return false
 	}

@@ -82,8 +82,8 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """The pause between two lists, which find deletions that the watch did not report. The operator
-    also looks for new API versions and permissions, and explains waiting pods again."""
+    """The interval between full lists, which detect deletions that the watches missed. The operator
+    then also checks for new API versions and permissions, and explains waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
     """How many objects the operator reconciles at once."""

@@ -160,7 +160,7 @@ class FakeBackend:
         return pb.UnprepareClaimsResponse(claims=claims)
 
     async def _check(self, request: Any) -> Answer:
-        claims = [pb.CheckedClaim(uid=claim.uid, in_order=True) for claim in request.claims]
+        claims = [pb.CheckedClaim(uid=claim.uid, prepared=True) for claim in request.claims]
         return pb.CheckClaimsResponse(claims=claims)
 
 

@@ -222,8 +222,8 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
         ),
         pytest.param(
             BackendTarget(line="echo the lamp is dark >&2; exit 3"),
-            "the target's program ended with exit code 3: the lamp is dark; the kit did not "
-            "observe",
+            "the target's program ended with exit code 3: the lamp is dark; the driver is "
+            "not registered",
             id="the-program-ends",
         ),
         pytest.param(

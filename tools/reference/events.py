@@ -29,6 +29,8 @@ class Text:
 POD, CLAIM, TEMPLATE = "Pod", "ResourceClaim", "ResourceClaimTemplate"
 CLASS, NODE_KIND, SLICE = "DeviceClass", "Node", "ResourceSlice"
 
+COMMAND = "Only `kubectl drakit explain` reports this reason"
+
 PENDING: Mapping[str, Text] = {
     "DeviceClassMissing": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
@@ -94,12 +96,14 @@ PENDING: Mapping[str, Text] = {
     ),
     "QuotaExceeded": Text(
         regarding=POD,
-        when="A ResourceQuota does not allow Kubernetes to create the claim from a ResourceClaimTemplate.",
+        when="A ResourceQuota does not allow Kubernetes to create the claim from a ResourceClaimTemplate. "
+        f"{COMMAND}, because the operator does not read ResourceQuotas.",
         action="Delete claims that are not needed, or raise the quota.",
     ),
     "AdminAccessDenied": Text(
         regarding=POD,
-        when="A ResourceClaimTemplate requests admin access, but its namespace does not have the required label.",
+        when="A ResourceClaimTemplate requests admin access, but its namespace does not have the required label. "
+        f"{COMMAND}, because the operator does not read Namespaces.",
         action='Set the label `resource.kubernetes.io/admin-access: "true"` on the namespace.',
     ),
     "ClaimOfOtherPod": Text(
@@ -170,8 +174,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "ClaimsNotPrepared": Text(
         regarding=POD,
-        when="The kubelet has not prepared the claims, although their devices have no known problem. Only `kubectl drakit explain` reports "
-        "this reason, because the kubelet writes its own Events.",
+        when="The kubelet has not prepared the claims, although their devices have no known problem. "
+        f"{COMMAND}, because the kubelet writes its own Events.",
         action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
     ),
 }
@@ -194,6 +198,9 @@ POOLS: Mapping[str, Text] = {
         action="Read the log of the driver on the node. The driver must delete the old ResourceSlices.",
     ),
 }
+
+COMMAND_ONLY = frozenset(code for code, text in PENDING.items() if COMMAND in text.when)
+"""Reasons that are in no Event."""
 
 CLAIMS: Mapping[str, Text] = {
     "PrepareFailed": Text(

@@ -26,7 +26,7 @@ from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.store import Store
 from drakit_operator.work import concerns_of
 from tools.reference import markdown
-from tools.reference.events import DELETION
+from tools.reference.events import COMMAND_ONLY, DELETION
 
 RESULTS = ("success", "error")
 
@@ -82,7 +82,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ),
     ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
     ("drakit_operator_events_total", "reason"): [
-        str(each) for each in Code if str(each) not in DELETION and each is not Code.NOT_PREPARED
+        str(each) for each in Code if str(each) not in {*DELETION, *COMMAND_ONLY}
     ],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],

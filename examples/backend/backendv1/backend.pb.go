@@ -2566,8 +2566,8 @@ type CheckedClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the claim.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Whether all devices of the claim are still as they were prepared.
-	InOrder       bool `protobuf:"varint,2,opt,name=in_order,json=inOrder,proto3" json:"in_order,omitempty"`
+	// Whether all devices of the claim are still prepared correctly.
+	Prepared      bool `protobuf:"varint,2,opt,name=prepared,proto3" json:"prepared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2609,9 +2609,9 @@ func (x *CheckedClaim) GetUid() string {
 	return ""
 }
 
-func (x *CheckedClaim) GetInOrder() bool {
+func (x *CheckedClaim) GetPrepared() bool {
 	if x != nil {
-		return x.InOrder
+		return x.Prepared
 	}
 	return false
 }
@@ -2818,10 +2818,10 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x12CheckClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"N\n" +
 	"\x13CheckClaimsResponse\x127\n" +
-	"\x06claims\x18\x01 \x03(\v2\x1f.drakit.backend.v1.CheckedClaimR\x06claims\";\n" +
+	"\x06claims\x18\x01 \x03(\v2\x1f.drakit.backend.v1.CheckedClaimR\x06claims\"<\n" +
 	"\fCheckedClaim\x12\x10\n" +
-	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x19\n" +
-	"\bin_order\x18\x02 \x01(\bR\ainOrder*}\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1a\n" +
+	"\bprepared\x18\x02 \x01(\bR\bprepared*}\n" +
 	"\vTaintEffect\x12\x1c\n" +
 	"\x18TAINT_EFFECT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11TAINT_EFFECT_NONE\x10\x01\x12\x1c\n" +

@@ -39,15 +39,15 @@ class HostDevicesConfig(DriverConfig):
     publishes it. These policies count as older than those of the cluster."""
 
     allow_disks: bool = False
-    """Whether to publish disks, volumes and loop devices with a backing file, if they are blank and
-    not in use. If false, the driver publishes only zram and free loop devices of the subsystem
-    ``block``."""
+    """Whether to publish blank, unused disks and volumes that have a WWN, EUI or serial number, and
+    blank, unused loop devices with a backing file. If false, the driver publishes only zram devices
+    and loop devices without a backing file of the subsystem ``block``."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    """The interval of full scans. The kernel reports at once that a device was plugged in or out.
-    The scan detects other changes, such as a mounted disk."""
+    """The interval of full scans. The kernel reports at once when a device is plugged in or
+    unplugged. The scan detects other changes, such as a mounted disk."""
 
     disk_helper: AbsolutePath | None = None
     """The socket of the disk helper. The driver ``hostdev-disks`` requires it; ``hostdev`` ignores

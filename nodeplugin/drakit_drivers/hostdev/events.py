@@ -1,10 +1,10 @@
 """
 Events of the host that require a new scan: the kernel's uevents, and changes of udev's database.
 
-The kernel reports a device that is plugged in or out on a netlink socket. Its messages arrive in a
-pod's network namespace, too, while the pod uses the user namespace of the host. Other processes can
-send to such sockets, so only messages of the kernel itself count. udev processes a device after the
-kernel has reported it; then its database changes, which inotify reports.
+The kernel reports on a netlink socket when a device is plugged in or unplugged. Its messages arrive
+in a pod's network namespace, too, while the pod uses the user namespace of the host. Other
+processes can send to such sockets, so only messages of the kernel itself count. udev processes a
+device after the kernel has reported it; then its database changes, which inotify reports.
 
 Events carry no facts for the driver: a scan reads the host. So any number of events requests one
 scan, and so does a lost event (a full socket). Without the socket, or without udev, the full scans

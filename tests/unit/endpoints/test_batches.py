@@ -896,7 +896,7 @@ async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monke
 
 
 @pytest.mark.parametrize(
-    ("answers", "in_order", "logged"),
+    ("answers", "expected", "logged"),
     [
         pytest.param([True, True], True, 0, id="all-in-order"),
         pytest.param([True, False], False, 0, id="one-is-not"),
@@ -904,8 +904,8 @@ async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monke
         pytest.param([DriverError("the bus is slow"), True], False, 1, id="cannot-tell"),
     ],
 )
-async def test_a_check_reports_whether_all_devices_are_in_order(
-    answers, in_order, logged, monkeypatch, caplog
+async def test_a_check_reports_whether_all_devices_are_prepared(
+    answers, expected, logged, monkeypatch, caplog
 ):
     def check(self, claim, device):
         answer = answers[int(device.name[-1])]
@@ -915,7 +915,7 @@ async def test_a_check_reports_whether_all_devices_are_in_order(
 
     monkeypatch.setattr(PerDevice, "check", check, raising=False)
     _, _, calls = reach(PerDevice)
-    assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
+    assert await calls.check(A, [device("cam-0"), device("cam-1")]) is expected
     assert len(caplog.records) == logged
 
 

@@ -262,7 +262,7 @@ async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(s
     assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", POLICY.uid)
 
 
-async def test_a_class_that_is_in_order_is_not_written(server, session):
+async def test_a_class_without_a_difference_is_not_written(server, session):
     writer = writer_of(session)
     await writer.maintain_class(POLICY)
     before = writes(server)

@@ -105,7 +105,7 @@ class BackendClaims:
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
         """See :meth:`.contract.Calls.check`."""
-        answers = await self._ask_if_implemented("CheckClaims", batch, _in_order)
+        answers = await self._ask_if_implemented("CheckClaims", batch, _is_prepared)
         if answers is None:
             return {item.claim.uid: True for item in batch}
         return {uid: answer is True for uid, answer in answers.items()}
@@ -257,8 +257,8 @@ async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
         raise DriverError(printable(answer.error))
 
 
-async def _in_order(part: bytes, count: int, turns: Turns) -> bool:
-    return parse(pb.CheckedClaim, part).in_order
+async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
+    return parse(pb.CheckedClaim, part).prepared
 
 
 def _permitted(

@@ -1500,20 +1500,20 @@ class CheckedClaim(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UID_FIELD_NUMBER: _builtins.int
-    IN_ORDER_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The UID of the claim."""
-    in_order: _builtins.bool
-    """Whether all devices of the claim are still as they were prepared."""
+    prepared: _builtins.bool
+    """Whether all devices of the claim are still prepared correctly."""
     def __init__(
         self,
         *,
         uid: _builtins.str = ...,
-        in_order: _builtins.bool = ...,
+        prepared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_order", b"in_order", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prepared", b"prepared", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

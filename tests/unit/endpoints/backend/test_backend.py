@@ -110,7 +110,7 @@ async def test_methods_that_a_backend_lacks_are_asked_for_once_and_are_success(s
 async def test_checks_of_several_claims_are_one_call(served, backend):
     async def check(request):
         claims = [
-            pb.CheckedClaim(uid=each.uid, in_order=each.uid == "uid-a") for each in request.claims
+            pb.CheckedClaim(uid=each.uid, prepared=each.uid == "uid-a") for each in request.claims
         ]
         return pb.CheckClaimsResponse(claims=claims)
 

@@ -442,7 +442,7 @@ async def test_a_backend_without_prepare_fails_its_claims(served, backend):
         await call(served.prepare, CLAIM, [GPU])
 
 
-async def test_a_failed_check_is_not_in_order(served, backend):
+async def test_after_a_failed_check_a_claim_counts_as_not_prepared(served, backend):
     async def check(request):
         raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
 
