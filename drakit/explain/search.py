@@ -152,6 +152,8 @@ class _Search:
         self.steps = 0
         self._plans: dict[tuple[int, int, int], _Plan] = {}
         self._devices: dict[DeviceID, _Candidate] = {}
+        self._failing: dict[DeviceID, int] = {}
+        """A bit for each plan in which a selector fails at the device."""
         self._constraints: list[list[SearchedConstraint]] = []
         self._counters = SearchedCounters(
             lambda device: allocated.is_allocated(device) or allocated.is_shared(device)
@@ -234,6 +236,7 @@ class _Search:
                     )
                     if request.every:
                         raise error
+                    self._failing[identity] = self._failing.get(identity, 0) | bit
                     plan.candidates.append(error)
                     continue
                 if not pool.reaches(each, index):
@@ -261,6 +264,7 @@ class _Search:
             facts = each.facts
             each.alike = (
                 each.members,
+                self._failing.get(each.identity, 0),
                 each.pool.identity,
                 facts.consumes,
                 facts.kind.capacity,

@@ -9,7 +9,7 @@ from drakit.explain.allocation import Outcome
 from e2e.images.go import cel_program
 from tests.oracle.run import compare_all, compare_worlds
 
-ONCE_DIFFERENT = (1904737, 6149641)
+ONCE_DIFFERENT = (1904737, 6149641, 6203923)
 """Worlds of longer runs in which the two disagreed."""
 
 
