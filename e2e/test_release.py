@@ -67,7 +67,7 @@ def test_the_plugin_is_not_privileged(release):
 
 
 @pytest.mark.slow
-def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(
+def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_slice(
     release, zram, disks
 ):
     nodes = release.nodes[:2]
@@ -78,7 +78,7 @@ def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(
     for node in nodes:
         wait_for("the plugin to be gone", lambda: plugin_pod(release, node) is None)  # noqa: B023
         assert registry(release, node) == set()
-        assert data(release, node) <= {"checkpoint.db"}
+        assert data(release, node) <= {"checkpoint.db", "policies.json"}
         assert cdi_files(release, node) == set()
     wait_for("the kubelet's wipe, 30 s after the plugin", lambda: not slices(release), seconds=60)
     # Other releases may have classes of their own below drakit.dev.
