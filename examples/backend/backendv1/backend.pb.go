@@ -1254,7 +1254,7 @@ type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the device is healthy.
 	Status HealthStatus `protobuf:"varint,1,opt,name=status,proto3,enum=drakit.backend.v1.HealthStatus" json:"status,omitempty"`
-	// The reason, as a sentence for users of at most 1,024 bytes, without times and counters.
+	// The reason, as a sentence for users, of at most 1,024 bytes, without times and counters.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
 	// the node plugin evicts its pods.

@@ -57,7 +57,7 @@ type BackendClient interface {
 	// backend must answer within 5 seconds.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*GetInfoResponse, error)
 	// Lists and watches the devices. The backend sends all devices at once, and sends all of them
-	// again at every change. Each message replaces the previous one. An equal message has no effect.
+	// again at every change. Each message replaces the previous one. An identical message has no effect.
 	// The stream stays open while the backend runs.
 	//
 	// The backend must send the first message within 10 seconds. When the stream ends, the backend
@@ -197,7 +197,7 @@ type BackendServer interface {
 	// backend must answer within 5 seconds.
 	GetInfo(context.Context, *GetInfoRequest) (*GetInfoResponse, error)
 	// Lists and watches the devices. The backend sends all devices at once, and sends all of them
-	// again at every change. Each message replaces the previous one. An equal message has no effect.
+	// again at every change. Each message replaces the previous one. An identical message has no effect.
 	// The stream stays open while the backend runs.
 	//
 	// The backend must send the first message within 10 seconds. When the stream ends, the backend

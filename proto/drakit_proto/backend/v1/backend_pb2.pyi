@@ -751,7 +751,7 @@ class Health(_message.Message):
     status: Global___HealthStatus.ValueType
     """Whether the device is healthy."""
     message: _builtins.str
-    """The reason, as a sentence for users of at most 1,024 bytes, without times and counters."""
+    """The reason, as a sentence for users, of at most 1,024 bytes, without times and counters."""
     broken: _builtins.bool
     """For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
     the node plugin evicts its pods.

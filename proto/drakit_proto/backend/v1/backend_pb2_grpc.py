@@ -79,7 +79,7 @@ class BackendServicer:
 
     def WatchDevices(self, request, context):
         """Lists and watches the devices. The backend sends all devices at once, and sends all of them
-        again at every change. Each message replaces the previous one. An equal message has no effect.
+        again at every change. Each message replaces the previous one. An identical message has no effect.
         The stream stays open while the backend runs.
 
         The backend must send the first message within 10 seconds. When the stream ends, the backend

@@ -58,7 +58,7 @@ class BackendStub:
     """
     WatchDevices: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]
     """Lists and watches the devices. The backend sends all devices at once, and sends all of them
-    again at every change. Each message replaces the previous one. An equal message has no effect.
+    again at every change. Each message replaces the previous one. An identical message has no effect.
     The stream stays open while the backend runs.
 
     The backend must send the first message within 10 seconds. When the stream ends, the backend
@@ -116,7 +116,7 @@ class BackendAsyncStub(BackendStub):
     """
     WatchDevices: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]  # type: ignore[assignment]
     """Lists and watches the devices. The backend sends all devices at once, and sends all of them
-    again at every change. Each message replaces the previous one. An equal message has no effect.
+    again at every change. Each message replaces the previous one. An identical message has no effect.
     The stream stays open while the backend runs.
 
     The backend must send the first message within 10 seconds. When the stream ends, the backend
@@ -183,7 +183,7 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_backend_pb2.WatchDevicesResponse], _abc.AsyncIterator[_backend_pb2.WatchDevicesResponse]]:
         """Lists and watches the devices. The backend sends all devices at once, and sends all of them
-        again at every change. Each message replaces the previous one. An equal message has no effect.
+        again at every change. Each message replaces the previous one. An identical message has no effect.
         The stream stays open while the backend runs.
 
         The backend must send the first message within 10 seconds. When the stream ends, the backend
