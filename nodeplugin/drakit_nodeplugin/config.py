@@ -92,8 +92,8 @@ class DeviceHealthSettings(Settings):
     not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """How long the driver must have reported that running work is lost before the plugin evicts the
-    pods that use the device, with a NoExecute taint."""
+    """How long the driver must have reported that the workloads on a device have failed before the
+    plugin evicts the pods that use the device, with a NoExecute taint."""
 
     timeout: Seconds = 30.0
     """How long the kubelet considers a device's health valid. The plugin reports it again after a

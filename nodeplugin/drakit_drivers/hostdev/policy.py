@@ -189,7 +189,7 @@ class Container(DevicePolicy):
     """Files and directories of the host that the runtime also mounts into the container."""
 
     by_id_links: bool = False
-    """Whether the container also gets the device nodes at the paths of their ``by-id`` links, such
+    """Whether the container also gets each device node at the path of its ``by-id`` link, such
     as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has no
     such links."""
 
@@ -306,9 +306,9 @@ class Allow(DevicePolicy):
 
     unstable_identity: bool = False
     """Whether to publish devices without a stable identity, under the names that the kernel
-    assigns. Examples are disks without WWN, EUI and serial number, and USB devices without serial
-    number at a controller without address (usbip). After a reboot, the same name can refer to
-    another device, so a claim can get a different device."""
+    assigns. Examples are disks that have no WWN, EUI or serial number, and USB devices that have no
+    serial number and are on a controller without an address, such as usbip. After a reboot, the
+    same name can refer to another device, so a claim can get a different device."""
 
     dangerous: bool = False
     """Whether to publish devices that give a container control of the node, such as ``/dev/mem``,

@@ -84,7 +84,7 @@ def diagnostics(scan: Scan) -> Iterator[Diagnostic]:
     for place in scan.misplaced:
         yield _diagnostic(
             logging.WARNING,
-            "path belongs to another subsystem than its matcher",
+            "path is not in the subsystem of its matcher",
             policy=place.policy,
             path=place.path,
             subsystem=place.subsystem,

@@ -85,7 +85,7 @@ class HealthTiming:
     recovery_seconds: float
     """Seconds of good health until the taints end."""
     eviction_seconds: float
-    """Seconds for which running work is lost until the pods are evicted."""
+    """Seconds for which workloads have failed until the pods are evicted."""
 
     @property
     def silence_seconds(self) -> float:

@@ -318,7 +318,7 @@ async def test_conflicts_and_mistakes_are_logged_once_with_names(host, caplog):
         [r.getMessage() for r in said].index("two policies match a device")
     ].items()
     assert {"path": "/dev/kvm", "policy": "wrong", "subsystem": "misc"}.items() <= facts[
-        [r.getMessage() for r in said].index("path belongs to another subsystem than its matcher")
+        [r.getMessage() for r in said].index("path is not in the subsystem of its matcher")
     ].items()
     assert len(said) == 2
 
