@@ -56,7 +56,7 @@ def test_a_claim_in_use_is_not_forgotten_and_a_stuck_one_can_be(stage):
     assert states(stage, uid) == {LAMPS: "unpreparing"}
     text = stage.drakit("node", "claim", "forget", uid)
     assert "lamp-0" in text
-    assert "was not called to unprepare" in text
+    assert "did not unprepare" in text
     stage.nudge("user")
     stage.wait_gone("user")
     assert states(stage, uid) == {}

@@ -72,7 +72,7 @@ def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space,
     assert of_claim["message"].startswith(
         f"ResourceClaim {space.name}/{claim} is not allocated for pod waits: all 2 devices"
     )
-    assert "; it would fit on node " in of_claim["message"]
+    assert "; the pod would fit on node " in of_claim["message"]
     assert of_claim["message"].endswith(" released its devices")
     time.sleep(3)
     assert len(events_about(space, "waits")) == 1, "one Event, however often it is evaluated"

@@ -98,7 +98,7 @@ def proven_remedies(
     if not found:
         return ""
     parts = [f"on node {node} {', or '.join(clauses)}" for node, clauses in found.items()]
-    return f"it would fit {'; or '.join(parts)}"
+    return f"the pod would fit {'; or '.join(parts)}"
 
 
 def names_of_claims(trial: Trial) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def remedy(*facts, pod=POD, **options):
     [
         pytest.param(
             [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())],
-            "it would fit on node n1 if claim lab/a (pod pod-a) released its devices",
+            "the pod would fit on node n1 if claim lab/a (pod pod-a) released its devices",
             id="a-holder-of-the-same-namespace",
         ),
         pytest.param(
@@ -102,7 +102,7 @@ def remedy(*facts, pod=POD, **options):
                 holding("a", "g0", namespace="x"),
                 claim(request()),
             ],
-            "it would fit on node n1 if a claim in another namespace released its devices",
+            "the pod would fit on node n1 if a claim in another namespace released its devices",
             id="a-holder-of-another-namespace-stays-unnamed",
         ),
         pytest.param(
@@ -113,7 +113,7 @@ def remedy(*facts, pod=POD, **options):
                 holding("b", "g1"),
                 claim(request(count=2)),
             ],
-            "it would fit on node n1 if other claims released their devices",
+            "the pod would fit on node n1 if other claims released their devices",
             id="two-holders-together",
         ),
         pytest.param(
@@ -123,7 +123,7 @@ def remedy(*facts, pod=POD, **options):
                 holding("a", "g0"),
                 claim(request(count=2)),
             ],
-            "it would fit on node n1 if claim lab/a (pod pod-a) released its devices, or if "
+            "the pod would fit on node n1 if claim lab/a (pod pod-a) released its devices, or if "
             'request "r" asked for 1 instead of 2',
             id="a-holder-or-a-smaller-count",
         ),
@@ -133,7 +133,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", *(device(f"g{n}") for n in range(5))),
                 claim(request(count=8)),
             ],
-            'it would fit on node n1 if request "r" asked for 5 instead of 8',
+            'the pod would fit on node n1 if request "r" asked for 5 instead of 8',
             id="the-highest-count-that-fits",
         ),
         pytest.param(
@@ -142,8 +142,8 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0"), device("g1", taints=(BROKEN,))),
                 claim(request(count=0)),
             ],
-            'it would fit on node n1 if request "r" tolerated the taint lab/broken:NoSchedule, '
-            'or if request "r" asked for 1 instead of all devices',
+            'the pod would fit on node n1 if request "r" tolerated the taint '
+            'lab/broken:NoSchedule, or if request "r" asked for 1 instead of all devices',
             id="one-instead-of-all",
         ),
         pytest.param(
@@ -152,19 +152,19 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0", taints=(LEAK,))),
                 claim(request(tolerations=(Toleration(key=LEAK.key, effect="NoSchedule"),))),
             ],
-            'it would fit on node n1 if request "r" tolerated the taint lab/leak:NoExecute',
+            'the pod would fit on node n1 if request "r" tolerated the taint lab/leak:NoExecute',
             id="a-toleration-with-the-effect-of-the-taint",
         ),
         pytest.param(
             [N1, slice_on("n1", device("g0", taints=(BROKEN, LEAK))), claim(request())],
-            'it would fit on node n1 if request "r" tolerated the taints lab/broken:NoSchedule, '
-            "lab/leak:NoExecute",
+            'the pod would fit on node n1 if request "r" tolerated the taints '
+            "lab/broken:NoSchedule, lab/leak:NoExecute",
             id="two-taints-of-one-device",
         ),
         pytest.param(
             [N1, slice_on("n1", device("g0", taints=(UNHEALTHY,))), claim(request())],
-            "it would fit on node n1 if the taint drakit.dev/unhealthy:NoSchedule of the devices "
-            "were removed",
+            "the pod would fit on node n1 if the taint drakit.dev/unhealthy:NoSchedule of the "
+            "devices were removed",
             id="a-taint-of-ours-is-not-to-be-tolerated",
         ),
         pytest.param(
@@ -173,8 +173,8 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", *numa(0, 1)),
                 claim(request(count=2), constraints=[SAME]),
             ],
-            'it would fit on node n1 if claim "mine" did not have the constraint matchAttribute '
-            'd/numa, or if request "r" asked for 1 instead of 2',
+            'the pod would fit on node n1 if claim "mine" did not have the constraint '
+            'matchAttribute d/numa, or if request "r" asked for 1 instead of 2',
             id="a-constraint",
         ),
         pytest.param(
@@ -183,12 +183,12 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", *numa(0, 1)),
                 claim(request(count=2), constraints=[SAME, OTHER]),
             ],
-            "it would fit on node n1 if there were no constraints",
+            "the pod would fit on node n1 if there were no constraints",
             id="two-constraints-together",
         ),
         pytest.param(
             [N1, slice_on("n1", *models("x")), claim(request(selectors=(model("y"),)))],
-            'it would fit on node n1 if request "r" had no selector',
+            'the pod would fit on node n1 if request "r" had no selector',
             id="a-selector-of-the-request",
         ),
         pytest.param(
@@ -198,7 +198,7 @@ def remedy(*facts, pod=POD, **options):
                 ClassFacts(name="y", uid="y", selectors=('device.driver == "d"', model("y"))),
                 claim(request(device_class="y")),
             ],
-            f"it would fit on node n1 if class y had no selector {model('y')}",
+            f"the pod would fit on node n1 if class y had no selector {model('y')}",
             id="a-selector-of-the-class",
         ),
         pytest.param(
@@ -207,7 +207,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0"), device("g1")),
                 claim(request(selectors=(model("y"),))),
             ],
-            'it would fit on node n1 if request "r" had no selector',
+            'the pod would fit on node n1 if request "r" had no selector',
             id="a-selector-that-fails-on-all-devices",
         ),
         pytest.param(
@@ -216,7 +216,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0"), device("g1", attributes={"model": "y"})),
                 claim(request(selectors=(model("y"),))),
             ],
-            "it would fit on node n1 if no selector failed there, or if "
+            "the pod would fit on node n1 if no selector failed there, or if "
             'request "r" had no selector',
             id="a-selector-that-fails-before-the-device-that-it-selects",
         ),
@@ -227,7 +227,7 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0")),
                 claim(request()),
             ],
-            "it would fit on node n1 if that node were not cordoned",
+            "the pod would fit on node n1 if that node were not cordoned",
             id="a-cordoned-node",
         ),
         pytest.param(
@@ -236,12 +236,12 @@ def remedy(*facts, pod=POD, **options):
                 slice_on("n1", device("g0")),
                 claim(request()),
             ],
-            "it would fit on node n1 if the pod tolerated the node's taint gpus",
+            "the pod would fit on node n1 if the pod tolerated the node's taint gpus",
             id="a-tainted-node",
         ),
         pytest.param(
             [N1, slice_on("n1", device("g0")), claim(request("one"), request("two"))],
-            'it would fit on node n1 if the pod did not have request "one"',
+            'the pod would fit on node n1 if the pod did not have request "one"',
             id="requests-that-compete",
         ),
     ],
@@ -253,7 +253,9 @@ def test_a_change_that_lets_the_pod_fit_is_named(facts, expected):
 def test_the_pods_own_node_selector_is_named():
     pod = replace(POD, placement=Placement(node_selector=(("zone", "b"),)))
     facts = [node("n1", labels={"zone": "a"}), slice_on("n1", device("g0")), claim(request())]
-    expected = "it would fit on node n1 if the pod's node selector and affinity allowed that node"
+    expected = (
+        "the pod would fit on node n1 if the pod's node selector and affinity allowed that node"
+    )
     assert remedy(*facts, pod=pod) == expected
 
 
@@ -265,7 +267,7 @@ def test_the_claim_is_named_if_the_pod_has_several():
         claim(request()),
         claim(request(), name="other"),
     ]
-    expected = 'it would fit on node n1 if the pod did not have request "r" of claim "mine"'
+    expected = 'the pod would fit on node n1 if the pod did not have request "r" of claim "mine"'
     assert remedy(*facts, pod=pod) == expected
 
 
@@ -277,7 +279,7 @@ def test_an_alternative_is_named_by_its_full_name():
     )
     facts = [N1, slice_on("n1", *models("x", "y")), claim(list_of_two)]
     expected = (
-        'it would fit on node n1 if request "r/good" asked for 2 instead of 3, or if request '
+        'the pod would fit on node n1 if request "r/good" asked for 2 instead of 3, or if request '
         '"r/best" had no selector'
     )
     assert remedy(*facts) == expected
@@ -288,7 +290,7 @@ def test_a_claim_that_has_a_share_is_named():
     share = Share(device=DeviceID("d", "n1", "n0"), consumed=(Amount("bw", "6G"),))
     sharer = replace(holding("a"), shares=(share,))
     facts = [N1, slice_on("n1", nic), sharer, claim(request(capacity=(Amount("bw", "5G"),)))]
-    expected = "it would fit on node n1 if claim lab/a (pod pod-a) released its devices"
+    expected = "the pod would fit on node n1 if claim lab/a (pod pod-a) released its devices"
     assert remedy(*facts) == expected
 
 
@@ -298,7 +300,7 @@ def test_a_claim_that_has_a_partition_of_the_hardware_is_named():
     slices = [replace(slice_on("n1", *parts), pool_slices=2)]
     slices.append(replace(slice_on("n1"), name="c", pool_slices=2, counter_sets=(card,)))
     facts = [N1, *slices, holding("a", "whole"), claim(request())]
-    expected = "it would fit on node n1 if claim lab/a (pod pod-a) released its devices"
+    expected = "the pod would fit on node n1 if claim lab/a (pod pod-a) released its devices"
     assert remedy(*facts) == expected
 
 
@@ -415,8 +417,10 @@ def test_equal_searches(monkeypatch, each_claim, constraints, searches):
 def test_no_remedy_is_searched_unless_asked_for(monkeypatch):
     facts = [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())]
     found = explain(POD, world_of(ANY, *facts))
-    monkeypatch.setattr("drakit.explain.pending.proven_remedies", lambda *_, **__: "it would fit")
-    assert found.remedy == "it would fit"
+    monkeypatch.setattr(
+        "drakit.explain.pending.proven_remedies", lambda *_, **__: "the pod would fit"
+    )
+    assert found.remedy == "the pod would fit"
 
 
 def test_a_remedy_is_found_once_in_the_facts_that_were_judged():

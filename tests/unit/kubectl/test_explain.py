@@ -29,7 +29,7 @@ async def test_a_blocked_pod_is_explained_with_counts_and_holders(stuck, run):
     assert lines[0].startswith("Pod lab/waiting waits: the only device of DeviceClass")
     assert "claim elsewhere/other (pod holder)" in lines[0]
     assert lines[1] == (
-        "It would fit on node n1 if claim elsewhere/other (pod holder) released its devices."
+        "The pod would fit on node n1 if claim elsewhere/other (pod holder) released its devices."
     )
     head, row = lines[4:6]
     assert head.split()[:6] == ["REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING", "FREE"]
@@ -56,7 +56,7 @@ async def test_programs_get_the_same_facts(stuck, run, form):
     assert (request["published"], request["free"], request["allocated"]) == (1, 0, 1)
     assert request["holders"] == ["claim elsewhere/other (pod holder)"]
     assert body["remedy"] == (
-        "it would fit on node n1 if claim elsewhere/other (pod holder) released its devices"
+        "the pod would fit on node n1 if claim elsewhere/other (pod holder) released its devices"
     )
     assert body["message"] == f"{body['reasons'][0]['sentence']}; {body['remedy']}"
 

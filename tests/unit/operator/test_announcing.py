@@ -209,7 +209,7 @@ async def test_a_remedy_is_searched_only_for_an_event_that_is_due():
 
     def find_remedy():
         searched.append(asyncio.get_running_loop().time())
-        return f"it would fit {len(searched)}"
+        return f"the pod would fit {len(searched)}"
 
     announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     announcer.known("u")
@@ -218,8 +218,8 @@ async def test_a_remedy_is_searched_only_for_an_event_that_is_due():
         await announcer.announce("u", [found, reason("too")])
         await asyncio.sleep(1)
     assert written == [
-        (1, "it waits; also: too; it would fit 1"),
-        (1801, "it waits; also: too; it would fit 2"),
+        (1, "it waits; also: too; the pod would fit 1"),
+        (1801, "it waits; also: too; the pod would fit 2"),
     ]
     assert searched == [1, 1801]
 

@@ -69,7 +69,9 @@ async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
         assert bench.notes["shared"].startswith(
             "ResourceClaim lab/shared is not allocated for pod first: "
         )
-        remedy = "; it would fit on node n1 if claim lab/taken (pod other) released its devices"
+        remedy = (
+            "; the pod would fit on node n1 if claim lab/taken (pod other) released its devices"
+        )
         assert bench.notes["shared"].endswith(remedy)
         assert bench.notes["first"].endswith(remedy)
         bench.told.clear()
