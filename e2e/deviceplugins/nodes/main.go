@@ -16,6 +16,9 @@ import (
 	plugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 )
 
+// maxStreams is more than the streams that a stub collects while all tests run.
+const maxStreams = 64
+
 // Resource is what the file says of one resource name.
 type Resource struct {
 	PreStart bool              `json:"preStart"`
@@ -71,12 +74,17 @@ func serve(ctx context.Context, name string, resource Resource, path string) fun
 		panic(err)
 	}
 	go stub.Watch(ctx, api.KubeletSocket, name, api.DevicePluginPath)
-	return func(devices []*api.Device) {
-		// Each time that the stub restarts its server it forgets a stream, which takes one of these.
-		for range 8 {
-			go stub.Update(devices)
+	lists := make(chan []*api.Device, 16)
+	go func() {
+		for devices := range lists {
+			// One stream takes each update, and the stub never ends a stream: after each restart of
+			// its server, one more dead stream takes its turn.
+			for range maxStreams {
+				stub.Update(devices)
+			}
 		}
-	}
+	}()
+	return func(devices []*api.Device) { lists <- devices }
 }
 
 func listed(resource Resource) []*api.Device {
@@ -123,15 +131,16 @@ func allocated(resource Resource, request *api.AllocateRequest) *api.AllocateRes
 // read gives what the file says, and when it was written.
 func read(path string) (map[string]Resource, time.Time) {
 	var resources map[string]Resource
+	// The time first: a file that is replaced meanwhile is read again.
+	status, err := os.Stat(path)
+	if err != nil {
+		panic(err)
+	}
 	content, err := os.ReadFile(path)
 	if err != nil {
 		panic(err)
 	}
 	if err := json.Unmarshal(content, &resources); err != nil {
-		panic(err)
-	}
-	status, err := os.Stat(path)
-	if err != nil {
 		panic(err)
 	}
 	return resources, status.ModTime()
