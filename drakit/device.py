@@ -163,8 +163,8 @@ class Health:
     bytes."""
 
     evict_pods: bool = False
-    """Whether workloads on the device have failed. If the driver reports this for
-    ``evictionDelay``, the node plugin evicts the device's pods."""
+    """Whether the driver requests the eviction of the pods that use the device, because they can no
+    longer work. If it reports this for ``evictionDelay``, the node plugin evicts them."""
 
     @classmethod
     def healthy(cls) -> Health:
