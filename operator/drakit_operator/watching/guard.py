@@ -49,6 +49,7 @@ class GuardedClient:
         """``versions`` has the version at which each kind's watch begins; each is used once."""
         self._on_gap = on_gap
         self._http = http
+        self._closed = False
         self._server = server.rstrip("/")
         self._kinds = {served.path: served for served in kinds}
         self._versions = versions
@@ -60,10 +61,12 @@ class GuardedClient:
 
     @property
     def closed(self) -> bool:
-        return self._http.closed
+        return self._closed or self._http.closed
 
     async def close(self) -> None:
-        await self._http.close()
+        """Note that Kopf has ended. Kopf leaves requests behind, which a closed session would make
+        fail, so its owner closes the session after it has cancelled them."""
+        self._closed = True
 
     async def request(self, method: str, url: str, **options: Any) -> Any:
         """Send a request, but answer lists of our kinds here, and guard their watches."""
