@@ -62,7 +62,8 @@ AttributeValue = (
     AttributeScalar | tuple[str, ...] | tuple[int, ...] | tuple[bool, ...] | tuple[Version, ...]
 )
 """The types of an attribute (API: ``DeviceAttribute``). A string has at most 64 bytes. A tuple is a
-list attribute (DRAListTypeAttributes): it has at least one value, and all values have one type."""
+list attribute (DRAListTypeAttributes): it has at least one value, and all values have the same
+type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +86,16 @@ class Capacity:
     """
     An amount that claims can share (API: ``DeviceCapacity``, DRAConsumableCapacity).
 
-    The policy has an effect only if the device has `allow_multiple_allocations`.
+    The fields other than `value` have an effect only if the device sets
+    `allow_multiple_allocations`.
     """
 
     value: str
     """The whole capacity, as a quantity."""
 
     default: str | None = None
-    """The amount for a claim that requests none. If None, the whole capacity. Required with
-    `valid_values` and `valid_range`, which must allow it."""
+    """The amount for a claim that requests none. If None, the whole capacity. Required if
+    `valid_values` or `valid_range` is set, and must be an amount that they allow."""
 
     valid_values: tuple[str, ...] = ()
     """The amounts that a claim can consume, in ascending order, at most 10. Requests are rounded
@@ -130,7 +132,7 @@ class Taint:
 class Topology:
     """
     The location of a device in the machine. It becomes the standard attributes that all drivers
-    use, so that one claim can request devices of several drivers that are close to each other.
+    use, so that one claim can request devices from several drivers that are close to each other.
     """
 
     numa_node: int | None = None
@@ -148,23 +150,24 @@ class Health:
     """
     The health of a device. Use :meth:`healthy`, :meth:`unhealthy` and :meth:`unknown` to create it.
 
-    The node plugin taints an unhealthy device at once, so that no new pod gets it. It reports the
-    health in the status of the pods that have the device. It removes the taint when the device has
-    been healthy for a while. After a restart of the node plugin, report the health of every device,
-    even if it is :meth:`unknown`: without a report, the node plugin removes the taint of a device
-    after about a minute.
+    The node plugin taints an unhealthy device immediately, so that no new pod gets it. It reports
+    the health in the status of the pods that have the device. It removes the taint when the device
+    has been healthy for a while. After a restart of the node plugin, report the health of every
+    device, even if it is :meth:`unknown`: without a report, the node plugin removes the taint of a
+    device after about a minute.
     """
 
     status: Literal["healthy", "unhealthy", "unknown"]
     """The status of the device."""
 
     message: str = ""
-    """The reason, for people: a sentence without times and counters, of at most 1,024
-    bytes."""
+    """The reason, as a human-readable sentence of at most 1,024 bytes, without times or
+    counters."""
 
     evict_pods: bool = False
     """Whether the driver requests the eviction of the pods that use the device, because they can no
-    longer work. If it reports this for ``evictionDelay``, the node plugin evicts them."""
+    longer work. The node plugin evicts them after the driver has reported this for the configured
+    ``evictionDelay``."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -202,7 +205,7 @@ class DeviceNode:
     """The minor number. If None, the runtime reads it from the host path."""
 
     permissions: str | None = None
-    """Letters of ``rwm``, or ``none``. If None, all of them."""
+    """Any combination of ``r``, ``w`` and ``m``, or ``none`` for no access. If None, ``rwm``."""
 
     file_mode: int | None = None
     """The file mode in the container."""
@@ -337,9 +340,9 @@ class Device:
     restart, because allocations refer to it."""
 
     pool: str = ""
-    """The pool of the device: a DNS label, or several joined by dots. An empty pool is the pool
-    with the node's name. ``gpus`` is published as the pool ``<node>/gpus``. A driver with devices
-    of one kind needs one pool."""
+    """The pool of the device: a DNS label, or several joined by dots. If empty, the device is in
+    the pool that is named after the node. ``gpus`` is published as the pool ``<node>/gpus``. A
+    driver with devices of one kind needs only the empty name."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
@@ -353,14 +356,14 @@ class Device:
     """The location of the device."""
 
     edits: Edits = field(default=Edits(), compare=False)
-    """The edits of containers, for a driver that does not override `prepare`. The node plugin does
-    not publish them. Two devices that differ only in their edits are equal."""
+    """The edits for containers, if the driver does not override `prepare`. The node plugin does not
+    publish them. Two devices that differ only in their edits are equal."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """The amounts that the device consumes while it is allocated, by :class:`CounterSet` of its
-    pool and counter (API: ``consumesCounters``, DRAPartitionableDevices). Devices that together
+    """The amounts that the device consumes while it is allocated, by :class:`CounterSet` in its
+    pool and by counter (API: ``consumesCounters``, DRAPartitionableDevices). Devices that together
     exceed a counter are never allocated at the same time."""
 
     allow_multiple_allocations: bool = False
@@ -375,7 +378,7 @@ class Device:
     defines `Driver.health` instead."""
 
     evict_if_gone: bool = False
-    """Whether the pods of the device are evicted if the driver does not list it any more. A device
+    """Whether pods that use the device are evicted when the driver no longer lists it. A device
     that a claim holds stays published with the taint ``drakit.dev/gone`` until the claim is
     released. The effect of the taint is NoExecute if this is set, and NoSchedule otherwise."""
 
@@ -391,7 +394,7 @@ class CounterSet:
     """Quantities by counter. A name is a DNS label. At most 32 counters."""
 
     pool: str = ""
-    """The pool whose devices consume the counters, as in :class:`Device`."""
+    """The pool whose devices consume the counters, in the same format as `Device.pool`."""
 
 
 LeftOutReason = Literal[
@@ -408,7 +411,7 @@ LeftOutReason = Literal[
     "WrongKind",
 ]
 """
-The reason for which a driver does not publish a device.
+The reason why a driver does not publish a device.
 
 * ``Dangerous``: a pod with the device could control the node, and no policy allows this.
 * ``InUse``: the node itself uses the device.
@@ -419,7 +422,7 @@ The reason for which a driver does not publish a device.
 * ``Refused``: the API server rejects the device, or drops a field that it needs to be safe.
 * ``TooMany``: the number of devices exceeds a limit.
 * ``Unreadable``: the driver cannot read the necessary properties of the device.
-* ``WrongKind``: the device is of another kind than its policy expects.
+* ``WrongKind``: the device is not of the kind that its policy expects.
 * ``Other``: another reason, which the message describes.
 
 The node plugin sets ``Invalid`` and ``Refused``.
@@ -437,8 +440,8 @@ class LeftOut:
     """The reason."""
 
     message: str = ""
-    """The reason and the remedy, for people: a sentence without times and counters, of at most
-    512 characters."""
+    """The reason and the remedy, as a human-readable sentence of at most 512 characters, without
+    times or counters."""
 
     policy: str = ""
     """The policy that matches the device."""
@@ -469,8 +472,8 @@ class PolicyOutcome:
     """Devices that the driver publishes because of the policy."""
 
     problem: str = ""
-    """The problem with the policy and its remedy, for people: a sentence that names the field, of
-    at most 1,024 characters. Empty without a problem."""
+    """The problem with the policy and its remedy, as a human-readable sentence of at most 1,024
+    characters that names the field. Empty if there is no problem."""
 
     conflicts: tuple[PolicyConflict, ...] = ()
     """Devices that another policy also matches."""
@@ -493,9 +496,9 @@ class Inventory:
     """The counters that the partitions consume."""
 
     fallback: Collection[Device] | None = None
-    """The devices to publish if the API server drops a field that `devices` use, such as whole
-    devices instead of partitions. Without a fallback, the node plugin omits the devices that are
-    unsafe without the field."""
+    """The devices to publish instead if the API server drops a field that `devices` use, for
+    example whole devices instead of partitions. Without a fallback, the node plugin omits the
+    devices that are unsafe without the field."""
 
     left_out: Collection[LeftOut] = ()
     """The devices that the driver does not publish, with reasons."""
@@ -536,7 +539,7 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The name of the device, as its driver published it."""
 
     pool: str
-    """The pool as in :class:`Device`: empty for the pool with the node's name."""
+    """The pool, as in `Device.pool`: empty for the pool that is named after the node."""
 
     request: str
     """The full name of the request. ``main/small`` for a subrequest."""
@@ -550,14 +553,14 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     """The claim's share of the device's capacity, as quantities (DRAConsumableCapacity). The
-    scheduler may use another notation than the request: ``39062500Ki`` for 40G."""
+    scheduler may use a different notation than the request, such as ``39062500Ki`` for ``40G``."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """The amounts that the device consumes from the pool's counter sets, as in the inventory at the
-    time of prepare. Empty with admin access. Calls for devices that consume from one counter set
-    never overlap."""
+    """The amounts that the device consumes from the pool's counter sets, as the driver reported
+    them when the device was prepared. Empty for admin access. Calls for devices that consume from
+    the same counter set never overlap."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
     """The opaque parameters for this driver and request, in ascending order of precedence: those of
@@ -565,17 +568,17 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
     parameters: ParametersT_co = _NONE
     """The configs, merged by key and validated: an object of the driver's `parameters_type`. None
-    without that type. In `unprepare` and `reset` also None if the parameters were lost, or if they
-    are invalid in a newer version of the driver."""
+    if the driver has no such type. In `unprepare` and `reset`, it is also None if the parameters
+    were lost, or if a newer version of the driver rejects them."""
 
     edits: Edits | None = field(default=None, compare=False)
-    """The `Device.edits` of the device, as the driver last yielded them. None if the driver no
-    longer yields the device."""
+    """The device's `Device.edits`, as the driver last yielded them. None if the driver no longer
+    yields the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedClaim(Generic[ParametersT_co]):
-    """A claim and its devices of this driver."""
+    """A claim and the devices of this driver that it was allocated."""
 
     claim: ClaimReference
     """The claim."""

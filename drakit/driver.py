@@ -88,7 +88,7 @@ class DevicePolicy(Settings, defer_build=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResource:
     """
-    The cluster-scoped custom resource of a driver's policies. Its ``spec`` has the driver's
+    The cluster-scoped custom resource of a driver's policies. Its ``spec`` is of the driver's
     `policy_type`.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
@@ -117,7 +117,7 @@ class Policy(Generic[PolicyT]):
 
     created: datetime
     """``metadata.creationTimestamp``, in UTC. If two policies match a device, drakit's own driver
-    uses the older one, and of two with the same age the first in alphabetical order."""
+    uses the older one. If both have the same age, it uses the first in alphabetical order."""
 
     generation: int
     """``metadata.generation`` of this version."""
@@ -181,13 +181,13 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     block. All other methods run in the event loop. A method that blocks the loop delays the other
     calls of the driver, and the node plugin logs its name.
 
-    Methods can be synchronous or asynchronous, except for `devices`. Preparing has two
-    granularities: a driver overrides `prepare` for one device, or `prepare_claims` for a batch of
-    claims. By default, `prepare_claims` calls `prepare`. The same applies to `unprepare` and
-    `unprepare_claims`. A driver can prepare per device and unprepare in batches, or the reverse.
+    Methods can be synchronous or asynchronous, except for `devices`. A driver overrides either
+    `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. By
+    default, `prepare_claims` calls `prepare`. The same applies to `unprepare` and
+    `unprepare_claims`. A driver can prepare single devices and unprepare batches, or the reverse.
 
-    Calls for different devices run concurrently. Calls that have a device in common (pool and
-    name), or devices that consume from the same counter set, never overlap. The next call begins
+    Calls for different devices run concurrently. Calls never overlap if they involve the same
+    device (pool and name), or devices that consume from the same counter set. The next call begins
     only after the previous one has ended, including its cleanup after a cancellation.
     """
 
@@ -202,8 +202,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
     """The type of the opaque parameters in claims and DeviceClasses: the second type argument of
-    `Driver`, unless it is set here. Parameters that fail its validation fail the claim, with the
-    field's name."""
+    `Driver`, unless it is set here. If the parameters of a claim are invalid, the claim fails, and
+    the error names the field."""
 
     policy_type: ClassVar[type[DevicePolicy] | None] = None
     """The type of the spec of the driver's policies: the third type argument of `Driver`, unless it
@@ -215,8 +215,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     side_effects: ClassVar[bool]
     """Whether preparing does anything besides returning edits. The default is true if the driver
     defines `unprepare`, `unprepare_claims` or `reset`, and false otherwise. If false, a crash
-    leaves nothing to undo, preparing needs one disk write less, and the node plugin never calls
-    these three."""
+    leaves nothing to undo, preparing needs one fewer disk write, and the node plugin never calls
+    these three methods."""
 
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. A driver that defines `health` reports
@@ -227,9 +227,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     held_devices: Callable[[], Collection[str]]
     """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
-    node plugin replaces it before it calls any other method. A device that a claim holds must keep
-    its name, and must stay with the policy that published it. A device is listed as soon as it is
-    prepared. After it is unprepared, it can be listed for some more seconds."""
+    node plugin sets this attribute before it calls any method. A device that a claim holds must
+    keep its name, and must stay with the policy that published it. A device is listed as soon as it
+    is prepared. After it is unprepared, it can be listed for some more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
@@ -256,33 +256,35 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     @abstractmethod
     def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         """
-        List and watch the devices: yield all devices at once, and again at every change.
+        List and watch the devices: yield all devices together, and all of them again after every
+        change.
 
         Implement it as an async generator that runs until it is closed. Each collection replaces
-        the previous one. A collection without changes has no effect. If the generator ends, raises,
-        or yields more than 2,000 times a second, the driver counts as stopped: the node plugin
-        taints its devices and prepares none of them. After a grace period (5 min by default), it
-        removes them from the slices. It restarts the driver with a backoff from 1 s to 1 min.
+        the previous one. A collection that equals the previous one has no effect. If the generator
+        ends, raises, or yields more than 2,000 times a second, the node plugin treats the driver as
+        stopped: it taints the driver's devices and prepares none of them. After a grace period (5
+        min by default), it removes them from the slices. It restarts the driver with a backoff from
+        1 s to 1 min.
         """
 
     # ------------------------------------------------------------ policies
 
     def apply_policies(self, policies: Mapping[str, Policy[PolicyT]]) -> Awaitable[None] | None:
         """
-        Apply all policies of the cluster, by name. They replace the previous policies.
+        Apply all policies in the cluster, by name. They replace the previous policies.
 
-        The node plugin calls it before it iterates over `devices`, and at each change. If the API
-        server cannot be reached, it calls it with the last policies that this node has seen.
-        The driver evaluates node selectors (`Node.labels`), decides which of two policies gets a
-        device, and yields a new :class:`Inventory` if its devices or the outcomes of policies
-        change.
+        The node plugin calls this method before it iterates over `devices`, and after each change
+        of a policy. If the API server is unreachable, the node plugin passes the last policies that
+        this node has seen. The driver evaluates node selectors (`Node.labels`), decides which of
+        two policies gets a device, and yields a new :class:`Inventory` if its devices or the
+        outcomes of policies change.
 
         If it raises, the previous policies must stay in force. The node plugin reports the text of
-        a :class:`DriverError`, and calls again at the next change, or after a minute. A driver that
-        has not applied any policies yet is not asked for its devices. For a problem of one policy,
-        do not raise: report it in its :class:`PolicyOutcome`.
+        a :class:`DriverError`, and calls the method again after the next change, or after a minute.
+        A driver that has not applied any policies yet is not asked for its devices. If only one
+        policy has a problem, do not raise: report the problem in its :class:`PolicyOutcome`.
 
-        A driver with a `policy_type` overrides it. The default does nothing.
+        A driver with a `policy_type` overrides this method. The default does nothing.
         """
         return _nothing()
 
@@ -292,7 +294,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
     ) -> Awaitable[Edits] | Edits:
         """
-        Prepare a device for a claim, and return the edits of its containers.
+        Prepare a device for a claim, and return the edits for its containers.
 
         The node plugin calls it once for each allocated device, concurrently for the devices of a
         pod's claims. The pod waits. The node plugin cancels a call that takes longer than 5 min, or
@@ -332,10 +334,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Undo `prepare`. The claim object and the device might no longer exist.
 
-        The node plugin calls it when all containers have ended, also for a device whose `prepare`
-        failed or never ran. It can repeat the call: nothing to undo counts as success. If it
-        raises, the device stays reserved, and the node plugin retries; the pod waits, except after
-        a :class:`ReleasePendingError`. The default does nothing.
+        The node plugin calls this method when all containers have terminated, and even for a device
+        whose `prepare` failed or never ran. It can repeat the call, so if there is nothing to undo,
+        return normally. If the method raises, the device stays reserved, and the node plugin
+        retries; the pod waits, except after a :class:`ReleasePendingError`. The default does
+        nothing.
         """
         return _nothing()
 
@@ -350,8 +353,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Reset a device to the state that the next claim expects.
 
-        The node plugin calls it after each successful `unprepare`. It does not call it for a share
-        of a device and for a claim with admin access, because others may be using the device. If it
+        The node plugin calls this method after each successful `unprepare`, except for a share of a
+        device and for a claim with admin access, because others may be using the device. If it
         raises, the device stays reserved, and the node plugin retries both calls. The default does
         nothing.
         """
@@ -363,7 +366,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
     ) -> Awaitable[bool] | bool:
         """
-        Return whether a device that was prepared in this boot is still prepared correctly.
+        Return whether a device that was prepared since the last boot is still prepared correctly.
 
         The node plugin calls it when the kubelet asks again for a prepared claim, after a restart
         or for another pod. If it returns False or raises, the node plugin calls `prepare` again. It
@@ -376,9 +379,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Check the health of a device.
 
-        The node plugin calls it periodically for each device, concurrently with other calls. A call
-        that raises, or takes longer than 30 s, counts as unknown health. If a driver neither
-        defines it nor sets `reports_health`, the status of pods shows no health.
+        The node plugin calls it periodically for each device, concurrently with other calls. If a
+        call raises, or takes longer than 30 s, the health of the device is unknown. If a driver
+        neither defines this method nor sets `reports_health`, the status of pods shows no health.
         """
         return _unknown()
 

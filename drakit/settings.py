@@ -140,7 +140,7 @@ class Logging(Settings):
     """The lowest level of messages that the daemon logs."""
 
     format: Literal["json", "text"] = "json"
-    """``json`` writes one JSON object per line, ``text`` writes lines for people."""
+    """``json`` writes one JSON object per line. ``text`` writes human-readable lines."""
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit",
-        description="Inspects drakit on this node, and helps to write drivers.",
+        description="Inspects drakit on this node, and helps you write drivers.",
         epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or settings.",
     )
     commands = _group(parser)
@@ -72,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_new(commands)
     _add_conformance(commands)
     _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
-    version = commands.add_parser("version", help="print the versions of drakit, Python and SQLite")
+    version = commands.add_parser(
+        "version",
+        help="print the versions of drakit, Python and SQLite",
+        description="Prints the versions of drakit, Python and SQLite.",
+    )
     version.set_defaults(command="version.show")
     return parser
 
@@ -103,10 +107,10 @@ def _add_lint(group: _Group) -> None:
 def _add_new(group: _Group) -> None:
     new = group.add_parser(
         "new",
-        help="create the project of a driver",
-        description="Creates the project of a driver that works without changes: package, tests, "
-        "Dockerfile, chart values, and a workflow that tests it. Existing files are never "
-        "overwritten.",
+        help="create a project for a new driver",
+        description="Creates a project for a new driver: package, tests, Dockerfile, chart values, "
+        "and a workflow that tests it. The generated driver works without changes. Existing files "
+        "are never overwritten.",
     )
     new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
     new.add_argument(
@@ -159,7 +163,7 @@ def _add_setup(group: _Group) -> None:
             metavar="FILE",
             help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
         )
-        command.add_argument("--context", help="context of the kubeconfig (default: the current)")
+        command.add_argument("--context", help="kubeconfig context (default: the current context)")
 
 
 def _add_conformance(group: _Group) -> None:
@@ -201,8 +205,8 @@ def _add_conformance(group: _Group) -> None:
     conformance.add_argument(
         "--unplug",
         metavar="COMMAND",
-        help="command to remove at least one device while the driver runs, and leave another one; "
-        "$DRAKIT_ROOT is the node's directory",
+        help="command that removes at least one device while the driver is running; at least one "
+        "device must remain; $DRAKIT_ROOT is the node's directory",
     )
     conformance.add_argument(
         "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
@@ -219,8 +223,8 @@ def _add_checkpoint(group: _Group) -> None:
     show = checkpoint.add_parser(
         "show",
         help="print the entries of the checkpoints",
-        description="Prints the entries of the checkpoints. Writes nothing. The node plugin can be "
-        "running.",
+        description="Prints the entries of the checkpoints. Writes nothing. You can run it "
+        "while the node plugin is running.",
     )
     show.set_defaults(command="checkpoint.show")
     verify = checkpoint.add_parser(
@@ -234,7 +238,7 @@ def _add_checkpoint(group: _Group) -> None:
         "forget",
         help="release the devices of a claim without its driver",
         description="Removes the entry and the CDI file of a claim. Does not call the driver, so "
-        "the driver's side effects remain. The node plugin can be running.",
+        "the driver's side effects remain. You can run it while the node plugin is running.",
     )
     forget.add_argument("uid", metavar="UID", help="UID of the ResourceClaim")
     forget.add_argument(
@@ -254,8 +258,8 @@ def _add_host_devices(group: _Group) -> None:
     devices = group.add_parser(
         "devices",
         help="list the device nodes that policies can publish",
-        description="Lists the device nodes of this node. Prints for each the policy that matches "
-        "it, or the reason why hostdev does not publish it. "
+        description="Lists the device nodes on this node. For each one, prints the policy that "
+        "matches it, or the reason why hostdev does not publish it. "
         "Uses the policies of the configuration file, and the copy of the cluster's policies on "
         "this node. Writes nothing.",
     )
@@ -263,7 +267,7 @@ def _add_host_devices(group: _Group) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help="only these device nodes: paths below /dev, or links to them (default: all)",
+        help="only these device nodes: paths under /dev, or links to them (default: all)",
     )
     devices.add_argument("--subsystem", metavar="NAME", help="only devices of this subsystem")
     devices.add_argument(
@@ -285,7 +289,7 @@ def _add_report(group: _Group) -> None:
     report = group.add_parser(
         "report",
         help="collect the data for a bug report",
-        description="Collects the data of this node for a bug report: versions, configuration, "
+        description="Collects this node's data for a bug report: versions, configuration, "
         "policies, devices, claims, sockets, CDI files, and mounts. Leaves out opaque parameters, "
         "environment variables, and the configuration of vendors' drivers. Writes only the file.",
     )
@@ -311,11 +315,11 @@ def _add_convert(group: _Group) -> None:
     ):
         command = group.add_parser(
             tool,
-            help=f"convert the configuration of {tool}",
-            description=f"Prints HostDevicePolicies for the configuration of {tool}. Lists on "
-            "standard error the settings that you must check, and the settings without a "
-            "counterpart. Exits with 1 if a setting has no counterpart. Does not access the host "
-            "or the cluster.",
+            help=f"convert the configuration of {tool} to policies",
+            description=f"Converts the configuration of {tool} to HostDevicePolicies, and prints "
+            "them. Lists on standard error the settings that you must check, and the settings "
+            "without a counterpart. Exits with 1 if a setting has no counterpart. Does not access "
+            "the host or the cluster.",
         )
         command.add_argument("file", type=Path, metavar="FILE", help=f"YAML file: {text}")
         command.add_argument(
@@ -323,8 +327,8 @@ def _add_convert(group: _Group) -> None:
             "--output",
             choices=("manifests", "values"),
             default="manifests",
-            help="manifests: objects for kubectl apply; values: hostdev.policies of the chart "
-            "(default: manifests)",
+            help="manifests: objects for kubectl apply; values: hostdev.policies in the chart's "
+            "values (default: manifests)",
         )
         command.set_defaults(command="convert.command.convert", tool=tool)
 

@@ -41,13 +41,14 @@ def conformance_tests(
             unplug=lambda root: (root / "cameras" / "front").rmdir(),
         )
 
-    :param target: the driver, as the argument of ``drakit conformance``.
+    :param target: the driver, in the form that ``drakit conformance`` accepts.
     :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
     :param parameters: opaque parameters for the claims.
     :param setup: a function that gets the node's directory, or a shell command that has it as
         ``$DRAKIT_ROOT``. It runs before the first start on each node, and after each reboot.
-    :param unplug: the same, to remove at least one device while the driver runs, and to leave
-        another one. Without it, the rule about devices that vanish is skipped.
+    :param unplug: a function or command like `setup` that removes at least one device while the
+        driver is running. At least one other device must remain. Without it, the rule about devices
+        that vanish is skipped.
     :param without: the IDs of rules to omit. Give the reason in a comment.
     :raises ValueError: a rule is unknown, or the target is malformed.
     """

@@ -24,7 +24,7 @@ __all__ = ("AllowedEndpoint", "OwnerSettings", "check")
 
 def _below_dev(pattern: str) -> str:
     if not pattern.startswith("/dev/") or "**" in pattern:
-        raise ValueError("must be a path below /dev; a wildcard matches within one component")
+        raise ValueError("must be a path under /dev; a wildcard matches within one component")
     return pattern
 
 
@@ -74,7 +74,7 @@ class AllowedEndpoint(Settings):
     """The owner of its socket. The default is root."""
 
     devices: tuple[DevicePattern, ...] = ()
-    """Device nodes of the host, as paths below ``/dev`` without symbolic links. A wildcard matches
+    """Host device nodes, as paths under ``/dev`` without symbolic links. A wildcard matches
     within one path component."""
 
     mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
@@ -83,10 +83,10 @@ class AllowedEndpoint(Settings):
     """Prefixes of host paths, read-only or writable. The longest matching prefix applies."""
 
     hooks: tuple[HostPath, ...] = ()
-    """Programs of the host that can run as OCI hooks, with any arguments."""
+    """Programs on the host that can run as OCI hooks, with any arguments."""
 
     net_devices: tuple[str, ...] = ()
-    """Network interfaces of the host, with wildcards."""
+    """Host network interfaces, with wildcards."""
 
     additional_gids: tuple[Identifier, ...] = ()
     """Supplementary groups that a container may get."""
@@ -103,7 +103,7 @@ class AllowedEndpoint(Settings):
         for path, access in self.mounts.items():
             for parent in map(str, Path(path).parents):
                 if access == "ro" and self.mounts.get(parent) == "rw":
-                    raise ValueError(f"mounts: {path} cannot be ro below {parent}, which is rw")
+                    raise ValueError(f"mounts: {path} cannot be ro inside {parent}, which is rw")
         return self
 
 

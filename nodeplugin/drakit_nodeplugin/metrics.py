@@ -89,7 +89,8 @@ class Metrics:
         )
         self.diagnostics = self._counter(
             "drakit_endpoint_diagnostics",
-            "Problems of drivers, backends and device plugins, as in Events about the Node",
+            "Problems with drivers, backends and device plugins, which Events about the Node also "
+            "report",
             ("reason",),
         )
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))

@@ -66,7 +66,7 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit-operator",
-        description="Reports why pods wait for devices, as Events.",
+        description="Explains in Events why pods wait for devices.",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file (YAML; default: none)"

@@ -32,7 +32,7 @@ class Election(Settings):
     seconds."""
 
     renew_deadline: Seconds = 5.0
-    """How long a leader retries to renew the Lease before it stops. Must be less than
+    """How long a leader keeps trying to renew the Lease before it stops. Must be less than
     ``leaseDuration``."""
 
     retry_period: Seconds = 1.0
@@ -52,25 +52,25 @@ class Events(Settings):
     """The Events that the operator writes."""
 
     debounce: Seconds = 1.0
-    """The age from which a pod or template gets Events. A younger pod may be about to be
-    scheduled."""
+    """The minimum age of a pod or template before the operator writes Events about it. A younger
+    pod may be about to be scheduled."""
 
     change_pause: Seconds = 60.0
-    """The shortest pause between two Events about one object that have the same reason and
-    different messages."""
+    """The shortest pause between two Events about the same object that have the same
+    reason and different messages."""
 
     repeat_pause: Seconds = 1800.0
     """The pause before the operator repeats an unchanged Event. The API server deletes Events after
     1 h by default."""
 
     patience: Seconds = 300.0
-    """How long a state that is normal during an installation or an update must last before it gets
-    an Event: for example an incomplete pool, or a DeviceClass without devices."""
+    """How long a state that is normal during an installation or an update must last before the
+    operator reports it: for example an incomplete pool, or a DeviceClass without devices."""
 
     name_holders: Literal["namespace", "all"] = "namespace"
     """The claims that a pod's Event may name as holders of devices. With ``namespace``, Events name
-    claims of the pod's own namespace, and count the others. With ``all``, anyone who can read
-    Events can read the names of claims and pods of other namespaces."""
+    claims in the pod's own namespace, and count the others. With ``all``, anyone who can read
+    Events can read the names of claims and pods in other namespaces."""
 
 
 class Config(Settings):
@@ -86,7 +86,7 @@ class Config(Settings):
     then also checks for new API versions and permissions, and explains waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
-    """How many objects the operator reconciles at once."""
+    """How many objects the operator reconciles concurrently."""
 
     queue_size: Annotated[int, Field(ge=1000)] = 100_000
     """The largest number of objects that wait for reconciliation."""

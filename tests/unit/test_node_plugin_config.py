@@ -76,7 +76,7 @@ def test_no_state_file_is_read_unless_one_is_given(load):
         pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),
         pytest.param(
             {"backends": {"allowed": {"a.b": {"mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
-            "backends.allowed.a.b: mounts: /opt/a/b cannot be ro below /opt, which is rw",
+            "backends.allowed.a.b: mounts: /opt/a/b cannot be ro inside /opt, which is rw",
             id="read-only-below-writable",
         ),
         pytest.param(

@@ -183,10 +183,10 @@ HOSTDEV = {
     "usbProduct": "Product, as the USB device reports it.",
     "usbInterface": "Number of the USB interface.",
     "usbPort": "The kernel's bus number, and the port path of the USB device. A bus can have "
-    "another number after a reboot.",
+    "a different number after a reboot.",
     "usbPath": "Address of the USB controller, revision of its root hub, and the port path of the "
-    "USB device. It does not depend on the kernel's numbering. Controllers without an address, "
-    "such as those of usbip, do not have it.",
+    "USB device. It does not depend on the kernel's numbering. Devices on controllers without "
+    "an address, such as those of usbip, do not have it.",
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",
     "pciClass": "Class of the PCI function.",
@@ -197,7 +197,7 @@ HOSTDEV = {
     "pciSubsystemDeviceID": "Subsystem device ID of the PCI function. USB devices do not have it.",
     "iommuGroup": "Number of the PCI function's IOMMU group. USB devices do not have it.",
     "ttyPort": "Number of the port on a serial adapter, from 0.",
-    "uartType": "UART type, as a number of the kernel. `0` if the port has no UART.",
+    "uartType": "The kernel's numeric code for the UART type. `0` if the port has no UART.",
     "videoName": "Name of the video device.",
     "videoCapture": "Whether the node captures video. Needs udev.",
     "videoOutput": "Whether the node is a video output. Needs udev.",
@@ -209,7 +209,7 @@ HOSTDEV = {
     "hidName": "Name of the HID device.",
     "drmNode": "Kind of the node: `primary` or `render`.",
     "drmConnected": "Number of connected outputs, on a primary node.",
-    "netInterface": "Network interface of the same hardware.",
+    "netInterface": "Name of the network interface that belongs to the same hardware.",
     "netAddress": "Hardware address of that network interface.",
     "tpmVersion": "Major version of the TPM's specification.",
     "model": "Model of the disk.",
@@ -226,7 +226,7 @@ SIMULATED = {
     "driverVersion": "The value `driverVersion` of the configuration.",
     "computeSlices": "Compute slices of the GPU or of the partition.",
     "parent": "Name of the GPU to which a partition belongs.",
-    "profile": "Size of a partition: its compute slices and `g`.",
+    "profile": "Size of a partition: the number of its compute slices, followed by `g`.",
     "macAddress": "MAC address of the interface.",
     "vlans": "VLANs of the interface, with `listAttributes` only.",
 }

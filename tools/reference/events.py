@@ -39,18 +39,18 @@ PENDING: Mapping[str, Text] = {
     ),
     "ResourceClaimMissing": Text(
         regarding=POD,
-        when="The pod names a ResourceClaim that does not exist.",
+        when="The pod refers to a ResourceClaim that does not exist.",
         action="Create the claim in the pod's namespace, or correct its name in the pod.",
     ),
     "ResourceClaimTemplateMissing": Text(
         regarding=POD,
-        when="The pod names a ResourceClaimTemplate that does not exist.",
+        when="The pod refers to a ResourceClaimTemplate that does not exist.",
         action="Create the template in the pod's namespace, or correct its name in the pod.",
     ),
     "NoDevicePublished": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
         when="No node publishes enough devices that match the selectors of the class and of the request.",
-        action="Compare the selectors with the attributes of the published devices. Check that the driver runs.",
+        action="Compare the selectors with the attributes of the published devices. Check that the driver is running.",
     ),
     "DevicesAllocated": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -64,8 +64,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="The evaluation of a CEL selector fails for a device, so the scheduler aborts its search on the node of that device.",
-        action="Check the spelling of the key. If only some devices have the attribute, test in the expression that it exists.",
+        when="A CEL selector fails for a device, so the scheduler aborts its search on that device's node.",
+        action="Check the spelling of the attribute. If only some devices have the attribute, test that it exists before you compare it.",
     ),
     "ConstraintNotMet": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
@@ -76,12 +76,12 @@ PENDING: Mapping[str, Text] = {
         regarding=f"{POD}, {CLAIM}, {NODE_KIND}",
         when="A pool is invalid, for example because two of its devices have the same name. "
         "The scheduler allocates nothing from it.",
-        action="Correct the driver that publishes the pool.",
+        action="Fix the driver that publishes the pool.",
     ),
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod. "
-        "Or a claim asks for more than 32 devices, which no allocation can list.",
+        "Or a claim requests more than 32 devices, the maximum of an allocation.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
@@ -91,8 +91,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "ResourceClaimNotCreated": Text(
         regarding=POD,
-        when="30 s after the creation of the pod, Kubernetes has not created the claim from its ResourceClaimTemplate.",
-        action="Read the Event `FailedResourceClaimCreation` of the pod. Check that the kube-controller-manager runs.",
+        when="Kubernetes has not created the claim from its ResourceClaimTemplate within 30 s after the pod was created.",
+        action="Read the Event `FailedResourceClaimCreation` of the pod. Check that the kube-controller-manager is running.",
     ),
     "QuotaExceeded": Text(
         regarding=POD,
@@ -124,7 +124,7 @@ PENDING: Mapping[str, Text] = {
     "ClaimNotReserved": Text(
         regarding=POD,
         when="The claim is allocated, but not reserved for the pod. A claim can be reserved for at most 256 pods.",
-        action="Delete a pod that uses the claim, or create the pod again; the Event names the remedy.",
+        action="Delete another pod that uses the claim, or create this pod again. The Event states which of the two helps.",
     ),
     "BindingConditionsOutstanding": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -145,17 +145,17 @@ PENDING: Mapping[str, Text] = {
     "NodeNotReady": Text(
         regarding=POD,
         when="The node of the pod is not ready.",
-        action="Check the kubelet of the node.",
+        action="Check the node's kubelet.",
     ),
     "DriverUnavailable": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="The driver of an allocated device publishes no devices on the node of the pod, or has stopped.",
-        action="Check that the driver runs on the node and is registered with the kubelet.",
+        when="The driver of an allocated device publishes no devices on the pod's node, or has stopped.",
+        action="Check that the driver is running on the node and is registered with the kubelet.",
     ),
     "PoolGone": Text(
         regarding=f"{POD}, {CLAIM}",
         when="The pool of an allocated device is no longer published, but the driver publishes other pools.",
-        action="Check the driver. To get another device, delete the pod and the claim.",
+        action="Check the driver. To get a different device, delete the pod and the claim.",
     ),
     "DeviceGone": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -189,7 +189,7 @@ POOLS: Mapping[str, Text] = {
     ),
     "PoolNameConflict": Text(
         regarding=NODE_KIND,
-        when="Several nodes publish pools of one driver with the same name. The scheduler treats devices with the same name as one device.",
+        when="Several nodes publish pools with the same driver and name. The scheduler treats devices with the same name in these pools as one device.",
         action="Configure or correct the driver so that pool names are unique, for example by using node names.",
     ),
     "ResourceSlicesOutdated": Text(
@@ -204,7 +204,7 @@ COMMAND_ONLY = frozenset(code for code, text in PENDING.items() if COMMAND in te
 
 CLAIMS: Mapping[str, Text] = {
     "PrepareFailed": Text(
-        when="The node plugin cannot prepare the claim for a pod of its node. The Event reports a transient cause only after 3 minutes.",
+        when="The node plugin cannot prepare the claim for a pod on its node. The Event reports a transient cause only after 3 minutes.",
         action="Follow the remedy in the message. The kubelet retries without further action.",
     ),
     "UnprepareFailed": Text(
@@ -225,11 +225,11 @@ NODE: Mapping[str, Text] = {
     ),
     "BackendDirectory": Text(
         when="The registration directory of backends is missing, cannot be read, or has too many entries.",
-        action="Correct the directory as the message describes. The value `backends.directory` names it.",
+        action="Fix the directory as the message describes. Its path is the value `backends.directory`.",
     ),
     "BackendRefused": Text(
         when="The driver name of a backend is malformed, already in use or not allowed, or its socket has the wrong owner.",
-        action="Correct the backend, or the value `backends.allowed`. The node plugin retries.",
+        action="Fix the backend, or the value `backends.allowed`. The node plugin retries.",
     ),
     "BackendUnreachable": Text(
         when="The socket of a backend does not respond after several attempts.",
@@ -237,11 +237,11 @@ NODE: Mapping[str, Text] = {
     ),
     "CheckpointDamaged": Text(
         when="The checkpoint of a driver is damaged. The node plugin keeps the damaged file and rebuilds the checkpoint.",
-        action="Read [Disaster recovery](../admin/disaster-recovery.md), and check the disk of the node.",
+        action="Read [Recover from failures](../admin/disaster-recovery.md), and check the node's disk.",
     ),
     "DeviceLeftOut": Text(
         when="The node plugin does not publish a device, because the API server would reject it or its device plugin ID is invalid. Other devices are not affected.",
-        action="Correct the driver as the message describes.",
+        action="Fix the driver as the message describes.",
     ),
     "DevicePluginStopped": Text(
         when="A device plugin sends malformed messages, or exceeds a limit. The node plugin disconnects it.",
@@ -256,19 +256,19 @@ NODE: Mapping[str, Text] = {
         action="Enable the feature gate that the message names. Until then, the node plugin publishes the driver's fallback.",
     ),
     "KubeletResourcesUnknown": Text(
-        when="The node plugin cannot determine whether the kubelet itself allocates devices of a device plugin's resource.",
+        when="The node plugin cannot determine whether the kubelet itself also allocates devices for a device plugin's resource.",
         action="Check that the kubelet's podresources socket exists and responds.",
     ),
     "RegistrationRefused": Text(
         when="A device plugin cannot register, because its resource name, version or socket is invalid or not allowed.",
-        action="Correct the device plugin, or the value `devicePlugins.allowed`.",
+        action="Fix the device plugin, or the value `devicePlugins.allowed`.",
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
         action="Complete the [migration](../admin/device-plugins.md). Unregister every device plugin for this resource from the kubelet.",
     ),
     "TooManyResources": Text(
-        when="The device plugins of the node register more resources than the node plugin accepts.",
+        when="The device plugins on the node register more resources than the node plugin accepts.",
         action="Remove device plugins from the node. The node plugin removes a resource one hour after its device plugin has disconnected.",
     ),
 }
@@ -277,7 +277,7 @@ DELETION: Mapping[str, Text] = {
     "ClaimInUse": Text(
         regarding=CLAIM,
         when="A ResourceClaim is being deleted, but is still reserved for pods or allocated.",
-        action="Delete the pods that use the claim. If there are none, check that the kube-controller-manager runs.",
+        action="Delete the pods that use the claim. If there are none, check that the kube-controller-manager is running.",
     ),
     "FinalizerHolds": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -308,9 +308,10 @@ def page() -> str:
         description="Every Event that drakit writes: reason, object, cause and what to do.",
         source="the closed sets of reasons in the code",
         body=[
-            "This page lists every Event that drakit writes, by the object that it is about. All Events are of type Warning\n"
-            "unless the table states otherwise. The message names the objects, the cause and the remedy. The same cause\n"
-            "always has the same message, so that Kubernetes can count repetitions.",
+            "This page lists every Event that drakit writes, grouped by object. It also lists the reasons that only\n"
+            "`kubectl drakit explain` reports. All Events are of type Warning unless the table states otherwise. The message\n"
+            "states the objects, the cause and the remedy. The same cause always has the same message, so that Kubernetes\n"
+            "can count repetitions.",
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
@@ -325,17 +326,16 @@ def page() -> str:
             ),
             *_section(
                 "Events about pools",
-                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. The state must last\n"
-                "for [`events.patience`](configuration.md#events), because a pool is incomplete while it is updated.",
+                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool, when a problem\n"
+                "has lasted for [`events.patience`](configuration.md#events): a pool is briefly incomplete during every update.",
                 POOLS,
             ),
-            "`kubectl drakit explain` also reports why an object that is being deleted still exists. The operator writes no\n"
-            "Events about this:",
+            "Only `kubectl drakit explain` reports why an object that is being deleted still exists:",
             _table(DELETION),
             *_section(
                 "Events about preparing claims",
-                "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. The kubelet reports\n"
-                "the same failure to prepare as `FailedPrepareDynamicResources` about the pod.",
+                "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. If a prepare call\n"
+                "fails, the kubelet also writes the Event `FailedPrepareDynamicResources` about the pod.",
                 CLAIMS,
             ),
             *_section(

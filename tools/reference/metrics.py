@@ -113,7 +113,7 @@ def page() -> str:
             "This page lists the Prometheus metrics of both daemons. Each daemon serves them at `/metrics` on port 8080, and\n"
             "its probes at `/healthz` and `/readyz` on port 8081. [Monitor drakit](../admin/monitor.md) has alerts and a\n"
             "dashboard.",
-            "No claim, pod or device is a label, so the number of series does not grow with the load.",
+            "No metric has a label for a claim, pod or device, so the number of series does not grow with the load.",
             *_node_plugin(),
             *_operator(),
         ],

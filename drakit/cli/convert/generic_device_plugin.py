@@ -209,7 +209,7 @@ def _of_usb(devices: list[Value], remarks: list[Remark]) -> list[dict[str, Any]]
             usb["serial"] = serial
         matchers.append({"subsystem": "usb", "usb": usb})
         text = (
-            "containers get the node below /dev/bus/usb; for a serial adapter or a camera, write "
+            "containers get the node under /dev/bus/usb; for a serial adapter or a camera, write "
             "its subsystem (tty, video4linux) instead of usb"
         )
         remarks.append(Remark(place=each.place, text=text))

@@ -49,7 +49,7 @@ def _device(item: Value) -> Iterator[Converted | Remark]:
     match = item.get("devicematch")
     regex = match.text()
     if not regex:
-        raise item.error("has no devicematch; write the regular expression of a path below /dev")
+        raise item.error("has no devicematch; write the regular expression of a path under /dev")
     for other in item.unknown(*_KNOWN):
         yield Remark(place=other.place, text="a policy has no field for it", is_missing=True)
     if regex == "nvidia-gpu":

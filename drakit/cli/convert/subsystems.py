@@ -65,7 +65,7 @@ _WITHOUT_UNITS = ("block", "mem", "misc", "vfio")
 
 
 def subsystem_of(path: str) -> str | None:
-    """Guess the subsystem of a path or glob below ``/dev``; None if it is not known."""
+    """Guess the subsystem of a path or glob under ``/dev``; None if it is not known."""
     below = path.removeprefix("/dev/")
     for subsystem, pattern in _BY_PATH:
         if re.fullmatch(pattern, below):
@@ -74,7 +74,7 @@ def subsystem_of(path: str) -> str | None:
 
 
 def directory_of(kernel_name: str, subsystem: str | None) -> tuple[str, str | None]:
-    """Return the path below ``/dev`` of a kernel name or a glob of it, and its subsystem."""
+    """Return the path under ``/dev`` of a kernel name or a glob of it, and its subsystem."""
     for known, pattern, directory in _BY_NAME:
         if subsystem in (None, known) and re.fullmatch(pattern, kernel_name):
             return f"/dev/{directory}{kernel_name}", known

@@ -1,7 +1,7 @@
 """
 ``kubectl drakit``: its commands and exit codes.
 
-0: nothing is wrong. 1: a problem was found, or the answer is undecided. 2: wrong usage, or an
+0: nothing is wrong. 1: a problem was found, or the result is undecided. 2: wrong usage, or an
 unusable kubeconfig. 3: the API server does not answer, or denies all requests.
 
 It must not know what the commands compute: the modules of commands are imported when they run.
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl drakit",
-        description="Explains pods that wait for devices, and shows the devices of the cluster. "
+        description="Explains pods that wait for devices, and shows the devices in the cluster. "
         "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
-        epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the answer is undecided, "
+        epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the result is undecided, "
         "2 invalid arguments or kubeconfig, 3 the API server is unavailable or denies all "
         "requests.",
     )
@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_listings(commands)
     completion = commands.add_parser(
         "completion",
-        help="print a script that completes commands in a shell",
-        description="Prints a script that completes the program `kubectl-drakit`. It is not needed "
-        "for `kubectl drakit`: kubectl's own completion already supports the plugin.",
+        help="print a shell completion script",
+        description="Prints a shell completion script for the program `kubectl-drakit`. You do not "
+        "need it for `kubectl drakit`: kubectl's own completion already supports the plugin.",
     )
     completion.add_argument("shell", choices=("bash", "zsh"), help="the shell")
     completion.set_defaults(command="completion")
@@ -89,8 +89,8 @@ def _add_listings(commands: _Group) -> None:
     devices = commands.add_parser(
         "devices",
         help="show the pools of devices, and the free devices",
-        description="Shows each pool with its devices: free, allocated and to which claims, "
-        "tainted, and unhealthy.",
+        description="Shows the free, allocated, tainted and unhealthy devices of each pool, and "
+        "the claims that devices are allocated to.",
     )
     claims = commands.add_parser(
         "claims",
@@ -101,19 +101,21 @@ def _add_listings(commands: _Group) -> None:
         "doctor",
         help="check the cluster, and your permissions",
         description="Checks API versions and feature gates, pools, nodes, classes, your "
-        "permissions, and the releases of drakit with their values and permissions. Each finding "
+        "permissions, and drakit's releases with their values and permissions. Each finding "
         "has a remedy.",
     )
     for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
         each.set_defaults(command=name)
         _add_connection(each)
     claims.add_argument(
-        "-A", "--all-namespaces", action="store_true", help="show the claims of all namespaces"
+        "-A", "--all-namespaces", action="store_true", help="show the claims in all namespaces"
     )
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument(
+        "--context", metavar="NAME", help="kubeconfig context (default: the current context)"
+    )
     parser.add_argument(
         "--kubeconfig",
         type=Path,
@@ -121,7 +123,10 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         help="kubeconfig file (default: $KUBECONFIG, then ~/.kube/config)",
     )
     parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="namespace (default: that of the context)"
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="namespace (default: the namespace of the context)",
     )
     parser.add_argument(
         "-o", "--output", choices=_FORMATS, default="", help="more columns, JSON, or YAML"

@@ -308,7 +308,8 @@ def parse_target(
     :param parameters: opaque parameters for the claims.
     :param setup: a function that gets the node's directory, or a shell command that has it as
         ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
-    :param unplug: the same, to remove a device from the running node and leave another one.
+    :param unplug: a function or command like `setup` that removes a device from the running node.
+        At least one other device must remain.
     :raises TargetError: the text is malformed.
     """
     form, colon, rest = text.partition(":")

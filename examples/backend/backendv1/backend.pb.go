@@ -11,12 +11,12 @@
 // the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. Every call can be
-// repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
-// generated server does this by default.
+// repeated. A backend does not have to implement optional methods. They can return UNIMPLEMENTED,
+// which is the default of a generated server.
 //
 // This is version 1. New versions of drakit add fields and methods, but never change or remove any.
-// Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-// drakit.backend.v2, which the node plugin will support in addition to this one.
+// Backends and the node plugin ignore unknown fields. Incompatible changes will go into a new
+// package, drakit.backend.v2, which the node plugin will support in addition to this one.
 //
 // A message has at most 4 MiB.
 
@@ -104,7 +104,7 @@ func (TaintEffect) EnumDescriptor() ([]byte, []int) {
 type HealthStatus int32
 
 const (
-	// The health is unknown. It changes no taint.
+	// The health is unknown. The taints of the device do not change.
 	HealthStatus_HEALTH_STATUS_UNSPECIFIED HealthStatus = 0
 	// The device works.
 	HealthStatus_HEALTH_STATUS_HEALTHY HealthStatus = 1
@@ -212,8 +212,8 @@ type GetInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
 	// such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-	// so it is immutable. If several backends of a node return the same name, the node plugin uses
-	// the first backend until it stops.
+	// so it is immutable. If several backends on a node return the same name, the node plugin uses
+	// the first one until that backend stops.
 	DriverName string `protobuf:"bytes,1,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
 	// The version of the backend, in any format. Can be empty.
 	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
@@ -308,7 +308,7 @@ type WatchDevicesResponse struct {
 	Devices []*Device `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
 	// The counters that partitions of one piece of hardware share.
 	CounterSets []*CounterSet `protobuf:"bytes,2,rep,name=counter_sets,json=counterSets,proto3" json:"counter_sets,omitempty"`
-	// The devices to publish if the API server does not know a field that `devices` use, such as
+	// The devices to publish instead if the API server drops a field that `devices` use, for example
 	// whole devices instead of partitions. Without a fallback, the node plugin omits the devices that
 	// are unsafe without the field.
 	Fallback      *Fallback `protobuf:"bytes,3,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`
@@ -421,13 +421,13 @@ type Device struct {
 	// A DNS label of at most 63 characters, unique in its pool. It must stay the same after a
 	// restart.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool of the device: a DNS label, or several joined by dots. An empty pool is the pool with
-	// the node's name. "gpus" is published as the pool "<node>/gpus".
+	// The pool of the device: a DNS label, or several joined by dots. If empty, the device is in the
+	// pool that is named after the node. "gpus" is published as the pool "<node>/gpus".
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
 	// optionally with a domain prefix ("resource.kubernetes.io/pciBusID").
 	Attributes map[string]*Attribute `protobuf:"bytes,3,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Capacities by name. Names are as in attributes.
+	// Capacities by name. The rules for names are those of attributes.
 	Capacity map[string]*Capacity `protobuf:"bytes,4,rep,name=capacity,proto3" json:"capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The location of the device. It becomes standard attributes.
 	Topology *Topology `protobuf:"bytes,5,opt,name=topology,proto3" json:"topology,omitempty"`
@@ -440,9 +440,9 @@ type Device struct {
 	// The health of the device. Not set if WatchHealth reports it, or if the backend reports no
 	// health.
 	Health *Health `protobuf:"bytes,9,opt,name=health,proto3,oneof" json:"health,omitempty"`
-	// Whether the pods of the device are evicted if the backend does not list it any more. A device
-	// that a claim holds stays published with the taint drakit.dev/gone until the claim is released.
-	// The effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
+	// Whether pods that use the device are evicted when the backend no longer lists it. A device that
+	// a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
+	// effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
 	EvictIfGone   bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -878,10 +878,12 @@ type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The whole capacity, as a Kubernetes quantity ("8Gi").
 	Value string `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
-	// The amount for a claim that requests none. If empty, the whole capacity. Required with
-	// valid_values and valid_range, which must allow it. This and the following fields apply only to a device with allow_multiple_allocations.
+	// The amount for a claim that requests none. If empty, the whole capacity. Required if
+	// valid_values or valid_range is set, and must be an amount that they allow. This and the
+	// following fields apply only to a device with allow_multiple_allocations.
 	Default string `protobuf:"bytes,2,opt,name=default,proto3" json:"default,omitempty"`
-	// The amounts that a claim can take, ascending, at most 10. Requests are rounded up.
+	// The amounts that a claim can consume, in ascending order, at most 10. Requests are rounded up
+	// to the next amount.
 	ValidValues []string `protobuf:"bytes,3,rep,name=valid_values,json=validValues,proto3" json:"valid_values,omitempty"`
 	// The valid amounts as a range. Do not set both valid_values and valid_range.
 	ValidRange    *CapacityRange `protobuf:"bytes,4,opt,name=valid_range,json=validRange,proto3,oneof" json:"valid_range,omitempty"`
@@ -947,7 +949,7 @@ func (x *Capacity) GetValidRange() *CapacityRange {
 	return nil
 }
 
-// The amounts that a claim can take, as quantities.
+// The amounts that a claim can consume, as quantities.
 type CapacityRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The smallest amount.
@@ -1128,7 +1130,7 @@ type CounterSet struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Quantities by counter. A name is a DNS label. At most 32 counters.
 	Counters map[string]string `protobuf:"bytes,2,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The pool whose devices consume the counters, as in Device.
+	// The pool whose devices consume the counters, in the same format as Device.pool.
 	Pool          string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1254,10 +1256,10 @@ type Health struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the device is healthy.
 	Status HealthStatus `protobuf:"varint,1,opt,name=status,proto3,enum=drakit.backend.v1.HealthStatus" json:"status,omitempty"`
-	// The reason, as a sentence for users, of at most 1,024 bytes, without times and counters.
+	// The reason, as a human-readable sentence of at most 1,024 bytes, without times or counters.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
-	// the node plugin evicts its pods.
+	// For an unhealthy device: the pods that use the device can no longer work. If the device stays
+	// unhealthy, the node plugin evicts them.
 	Broken        bool `protobuf:"varint,3,opt,name=broken,proto3" json:"broken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1399,9 +1401,9 @@ func (x *WatchHealthResponse) GetDevices() []*DeviceHealth {
 // The health of one device.
 type DeviceHealth struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the device, as in Device.
+	// The name of the device (Device.name).
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool of the device, as in Device.
+	// The pool of the device (Device.pool).
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The health of the device.
 	Health        *Health `protobuf:"bytes,3,opt,name=health,proto3" json:"health,omitempty"`
@@ -1538,11 +1540,11 @@ type AllocatedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the device, as the backend published it.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool, as the backend published it: empty for the pool with the node's name.
+	// The pool, as the backend published it: empty for the pool that is named after the node.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The full name of the request. "main/small" for a subrequest.
 	Request string `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
-	// The ID of the share, if the device is shared by its capacity.
+	// The ID of the share, if claims share the capacity of the device.
 	ShareId *string `protobuf:"bytes,4,opt,name=share_id,json=shareId,proto3,oneof" json:"share_id,omitempty"`
 	// Whether the claim monitors a device that another claim may hold. If so, do not use the device
 	// exclusively, and do not reset it.
@@ -1743,8 +1745,8 @@ type PreparedClaim struct {
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The container edits for each device of the claim, in the order of Claim.devices.
 	Edits []*Edits `protobuf:"bytes,2,rep,name=edits,proto3" json:"edits,omitempty"`
-	// The cause of the failure and the remedy, as a sentence for users. Empty on success. Omit times
-	// and counters, so that Kubernetes can deduplicate Events.
+	// The cause of the failure and the remedy, as a human-readable sentence. Empty on success. Omit
+	// times and counters, so that Kubernetes can deduplicate Events.
 	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1924,7 +1926,7 @@ type DeviceNode struct {
 	Major *int64 `protobuf:"varint,4,opt,name=major,proto3,oneof" json:"major,omitempty"`
 	// The minor number. If not set, the runtime reads it from the host path.
 	Minor *int64 `protobuf:"varint,5,opt,name=minor,proto3,oneof" json:"minor,omitempty"`
-	// Letters of "rwm". If empty, all of them.
+	// Any combination of "r", "w" and "m". If empty, "rwm".
 	Permissions string `protobuf:"bytes,6,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	// The file mode in the container.
 	FileMode *uint32 `protobuf:"varint,7,opt,name=file_mode,json=fileMode,proto3,oneof" json:"file_mode,omitempty"`
@@ -2321,7 +2323,7 @@ func (x *IntelRdt) GetEnableMonitoring() bool {
 	return false
 }
 
-// Claims whose containers have ended.
+// Claims whose containers have terminated.
 type UnprepareClaimsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The claims to unprepare.

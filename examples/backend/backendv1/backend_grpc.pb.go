@@ -11,12 +11,12 @@
 // the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. Every call can be
-// repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
-// generated server does this by default.
+// repeated. A backend does not have to implement optional methods. They can return UNIMPLEMENTED,
+// which is the default of a generated server.
 //
 // This is version 1. New versions of drakit add fields and methods, but never change or remove any.
-// Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-// drakit.backend.v2, which the node plugin will support in addition to this one.
+// Backends and the node plugin ignore unknown fields. Incompatible changes will go into a new
+// package, drakit.backend.v2, which the node plugin will support in addition to this one.
 //
 // A message has at most 4 MiB.
 
@@ -56,16 +56,16 @@ type BackendClient interface {
 	// Returns the identity of the backend. The node plugin calls it first on every connection. The
 	// backend must answer within 5 seconds.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*GetInfoResponse, error)
-	// Lists and watches the devices. The backend sends all devices at once, and sends all of them
-	// again at every change. Each message replaces the previous one. An identical message has no effect.
-	// The stream stays open while the backend runs.
+	// Lists and watches the devices. The backend sends all devices in one message, and sends all of
+	// them again after every change. Each message replaces the previous one. An identical message has
+	// no effect. The stream stays open while the backend runs.
 	//
-	// The backend must send the first message within 10 seconds. When the stream ends, the backend
-	// counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
-	// period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-	// backend that continuously sends more than 100 messages per second.
+	// The backend must send the first message within 10 seconds. When the stream ends, the node
+	// plugin treats the backend as stopped: it taints the backend's devices and prepares none of
+	// them. After a grace period (5 minutes by default), it no longer publishes them. The node plugin
+	// disconnects a backend that continuously sends more than 100 messages per second.
 	WatchDevices(ctx context.Context, in *WatchDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDevicesResponse], error)
-	// Prepares the devices of claims, and returns the edits of their containers. A call contains the
+	// Prepares the devices of claims, and returns the edits for their containers. A call contains the
 	// claims of one pod. Each claim has its own result, so a claim that fails does not affect the
 	// others.
 	//
@@ -84,12 +84,12 @@ type BackendClient interface {
 	// Optional: not needed if PrepareClaims has no side effects.
 	//
 	// Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-	// calls the method when all containers have ended, also for a claim whose preparation failed or
-	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
-	// stays reserved, and the node plugin retries it.
+	// calls the method when all containers have terminated, and even for a claim whose preparation
+	// failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
+	// The devices of a claim with an error stay reserved, and the node plugin retries the call.
 	UnprepareClaims(ctx context.Context, in *UnprepareClaimsRequest, opts ...grpc.CallOption) (*UnprepareClaimsResponse, error)
-	// Optional: without this method, the node plugin assumes that a claim that was prepared in this
-	// boot is still prepared correctly.
+	// Optional: without this method, the node plugin assumes that a claim that was prepared since the
+	// last boot is still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
 	// asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
@@ -196,16 +196,16 @@ type BackendServer interface {
 	// Returns the identity of the backend. The node plugin calls it first on every connection. The
 	// backend must answer within 5 seconds.
 	GetInfo(context.Context, *GetInfoRequest) (*GetInfoResponse, error)
-	// Lists and watches the devices. The backend sends all devices at once, and sends all of them
-	// again at every change. Each message replaces the previous one. An identical message has no effect.
-	// The stream stays open while the backend runs.
+	// Lists and watches the devices. The backend sends all devices in one message, and sends all of
+	// them again after every change. Each message replaces the previous one. An identical message has
+	// no effect. The stream stays open while the backend runs.
 	//
-	// The backend must send the first message within 10 seconds. When the stream ends, the backend
-	// counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
-	// period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-	// backend that continuously sends more than 100 messages per second.
+	// The backend must send the first message within 10 seconds. When the stream ends, the node
+	// plugin treats the backend as stopped: it taints the backend's devices and prepares none of
+	// them. After a grace period (5 minutes by default), it no longer publishes them. The node plugin
+	// disconnects a backend that continuously sends more than 100 messages per second.
 	WatchDevices(*WatchDevicesRequest, grpc.ServerStreamingServer[WatchDevicesResponse]) error
-	// Prepares the devices of claims, and returns the edits of their containers. A call contains the
+	// Prepares the devices of claims, and returns the edits for their containers. A call contains the
 	// claims of one pod. Each claim has its own result, so a claim that fails does not affect the
 	// others.
 	//
@@ -224,12 +224,12 @@ type BackendServer interface {
 	// Optional: not needed if PrepareClaims has no side effects.
 	//
 	// Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-	// calls the method when all containers have ended, also for a claim whose preparation failed or
-	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
-	// stays reserved, and the node plugin retries it.
+	// calls the method when all containers have terminated, and even for a claim whose preparation
+	// failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
+	// The devices of a claim with an error stay reserved, and the node plugin retries the call.
 	UnprepareClaims(context.Context, *UnprepareClaimsRequest) (*UnprepareClaimsResponse, error)
-	// Optional: without this method, the node plugin assumes that a claim that was prepared in this
-	// boot is still prepared correctly.
+	// Optional: without this method, the node plugin assumes that a claim that was prepared since the
+	// last boot is still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
 	// asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.

@@ -36,17 +36,17 @@ class HostDevicesConfig(DriverConfig):
 
     policies: dict[PolicyName, HostDevicePolicySpec] = Field(default_factory=dict, max_length=256)
     """The policies by name. If two policies match a device, the policy whose name sorts first
-    publishes it. These policies count as older than those of the cluster."""
+    publishes it. The driver treats these policies as older than the cluster's policies."""
 
     allow_disks: bool = False
     """Whether to publish blank, unused disks and volumes that have a WWN, EUI or serial number, and
-    blank, unused loop devices with a backing file. If false, the driver publishes only zram devices
-    and loop devices without a backing file of the subsystem ``block``."""
+    blank, unused loop devices with a backing file. If false, the only devices in the subsystem
+    ``block`` that the driver publishes are zram devices and loop devices without a backing file."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    """The interval of full scans. The kernel reports at once when a device is plugged in or
+    """The interval of full scans. The kernel reports immediately when a device is plugged in or
     unplugged. The scan detects other changes, such as a mounted disk."""
 
     disk_helper: AbsolutePath | None = None
@@ -60,14 +60,14 @@ class HostDevicesConfig(DriverConfig):
     """The mount point of sysfs."""
 
     udev_root: AbsolutePath = Path("/run/udev")
-    """The mount point of the host's udev database. It may be missing."""
+    """The mount point of the host's udev database. Optional."""
 
     dev_root: AbsolutePath = Path("/dev")
     """The mount point of the host's ``/dev``. Containers always get ``/dev`` paths."""
 
     mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
-    """The mounts of the host. If the file cannot be read, the driver publishes no block device."""
+    """The host's mounts. If the file cannot be read, the driver publishes no block device."""
 
     swaps: AbsolutePath = Path("/proc/swaps")
-    """The swap areas of the host. If the file cannot be read, the driver publishes no block
+    """The host's swap areas. If the file cannot be read, the driver publishes no block
     device."""

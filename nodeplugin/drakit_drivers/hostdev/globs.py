@@ -21,7 +21,7 @@ def has_wildcard(glob: str) -> bool:
 def check_glob(glob: str) -> str:
     """Raise for globs that match no device, or other devices than intended."""
     if not glob.startswith("/dev/"):
-        raise ValueError(f"{glob!r} must be an absolute path below /dev")
+        raise ValueError(f"{glob!r} must be an absolute path under /dev")
     if re.search(r"[\x00-\x1f\x7f]", glob):
         raise ValueError(f"{glob!r} has a control character")
     for part in glob.split("/")[2:]:

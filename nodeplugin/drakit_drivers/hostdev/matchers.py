@@ -110,7 +110,7 @@ class Matcher(DevicePolicy):
     ``tty``, ``video4linux`` or ``block``."""
 
     paths: tuple[Glob, ...] = Field(default=(), max_length=64)
-    """Paths below ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one
+    """Paths under ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one
     path must match the device node, or a symbolic link to it that udev created. A wildcard matches
     within one path component."""
 

@@ -83,7 +83,7 @@ def _check_absolute(path: str) -> str:
 def _check_container_path(path: str) -> str:
     _check_absolute(path.removesuffix("/"))
     if not path.startswith("/dev/") or path == "/dev/":
-        raise ValueError(f"{path!r} must be below /dev/")
+        raise ValueError(f"{path!r} must be under /dev/")
     if re.search(r"[?\[\]]", path) or path.count("*") > 1 or "*" in path.rpartition("/")[0]:
         raise ValueError(
             f"{path!r} can contain one '*', in its last component, and no other wildcard"
@@ -138,7 +138,7 @@ class Sharing(DevicePolicy):
 
 
 class PathMount(DevicePolicy):
-    """A file or directory of the host that the runtime mounts into containers, read-only."""
+    """A host file or directory that the runtime mounts into containers, read-only."""
 
     host_path: PathText
     """The path on the host. Paths outside ``/lib/firmware``, ``/usr/lib/firmware``,
@@ -152,7 +152,7 @@ class PathMount(DevicePolicy):
         path = self.container_path or self.host_path
         if _is_below(path, _PRIVATE_PLACES):
             raise ValueError(
-                f"containerPath: {path} is below {', '.join(_PRIVATE_PLACES)}, which the runtime "
+                f"containerPath: {path} is under {', '.join(_PRIVATE_PLACES)}, which the runtime "
                 "fills; choose another path"
             )
         return self
@@ -162,7 +162,7 @@ class Container(DevicePolicy):
     """How the device appears in a container: path, permissions, variables and mounts."""
 
     path: str | None = Field(default=None, max_length=256)
-    """The path of the device node in the container, below ``/dev``. Defaults to the path on the
+    """The path of the device node in the container, under ``/dev``. Defaults to the path on the
     host. If the path ends in ``/``, it is a directory, and each device node keeps its name. If the
     last path component contains ``*``, the driver replaces ``*`` with the number of the device
     node within the device, starting at 0."""
@@ -186,7 +186,7 @@ class Container(DevicePolicy):
     """Additional environment variables of the container. Values are used as written."""
 
     mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
-    """Files and directories of the host that the runtime also mounts into the container."""
+    """Host files and directories that the runtime also mounts into the container."""
 
     by_id_links: bool = False
     """Whether the container also gets each device node at the path of its ``by-id`` link, such
@@ -423,7 +423,7 @@ class HostDevicePolicySpec(DevicePolicy):
         for index, mount in enumerate(self.container.mounts):
             if not _is_below(mount.host_path, _HARMLESS_MOUNTS):
                 yield (
-                    f"container.mounts[{index}].hostPath: {mount.host_path} is not below "
+                    f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
                     f"{', '.join(_HARMLESS_MOUNTS)}; set allow.dangerous: true only if every pod "
                     "that may claim the device may read it"
                 )

@@ -38,14 +38,14 @@ class GpuProfile(DriverConfig):
     """GPUs and their partitions, which share the resources of the GPU (DRAPartitionableDevices)."""
 
     count: int = Field(default=2, ge=0, le=1024)
-    """GPUs of each node."""
+    """GPUs on each node."""
 
     prefix: Prefix = "gpu"
     """The prefix of the device names: ``gpu-0``, and ``gpu-0-2g-1`` for a partition of two compute
     slices."""
 
     pool: Pool = ""
-    """The pool of the devices. If empty, the pool with the node's name."""
+    """The pool of the devices. If empty, the pool that is named after the node."""
 
     model: Text = "Simulated G1"
     """The attribute ``model``."""
@@ -80,16 +80,16 @@ class GpuProfile(DriverConfig):
 
 
 class NicProfile(DriverConfig):
-    """Network interfaces whose bandwidth claims share (DRAConsumableCapacity)."""
+    """Network interfaces. Claims share the bandwidth of an interface (DRAConsumableCapacity)."""
 
     count: int = Field(default=1, ge=0, le=1024)
-    """Interfaces of each node."""
+    """Interfaces on each node."""
 
     prefix: Prefix = "nic"
     """The prefix of the device names: ``nic-0``."""
 
     pool: Pool = ""
-    """The pool of the devices. If empty, the pool with the node's name."""
+    """The pool of the devices. If empty, the pool that is named after the node."""
 
     model: Text = "Simulated N1"
     """The attribute ``model``."""
@@ -107,16 +107,16 @@ class NicProfile(DriverConfig):
 
 
 class CpuProfile(DriverConfig):
-    """CPUs, in a pool of their own."""
+    """CPUs, in a separate pool."""
 
     count: int = Field(default=8, ge=0, le=16_384)
-    """CPUs of each node, distributed over its NUMA nodes."""
+    """CPUs on each node, distributed over its NUMA nodes."""
 
     prefix: Prefix = "cpu"
     """The prefix of the device names: ``cpu-0``, or ``cpu-numa-0`` with ``capacity``."""
 
     pool: Pool = "cpus"
-    """The pool of the devices. If empty, the pool with the node's name."""
+    """The pool of the devices. If empty, the pool that is named after the node."""
 
     grouping: Literal["capacity", "devices"] = "capacity"
     """``capacity`` publishes one device for each NUMA node, and each claim consumes some of its
@@ -132,16 +132,15 @@ class SimulatedConfig(DriverConfig):
     """The driver's name. Two drivers that simulate one node need different names."""
 
     numa_nodes: int = Field(default=2, ge=1, le=64)
-    """NUMA nodes of the machine, each with a PCIe root. Devices are distributed over them."""
+    """The NUMA nodes, each with a PCIe root. The driver distributes devices over them."""
 
     gpu: GpuProfile = GpuProfile()
     nic: NicProfile = NicProfile()
     cpu: CpuProfile = CpuProfile()
 
     control_file: Annotated[Path, AfterValidator(_check_absolute)] | None = None
-    """A JSON file that makes devices fail. It may be missing. The driver polls it five times a
-    second. The default is ``control.json`` in the driver's data directory below
-    ``/var/lib/kubelet``."""
+    """A JSON file that makes devices fail. Optional. The driver polls it five times a second.
+    The default is ``control.json`` in the driver's data directory under ``/var/lib/kubelet``."""
 
     @property
     def control(self) -> Path:

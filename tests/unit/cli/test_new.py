@@ -248,4 +248,4 @@ def test_the_page_explains_every_argument_of_the_command(capsys):
     assert set(re.findall(r"^\| `([^`]+)` \|", table, re.M)) == arguments
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "create the project of a driver" in capsys.readouterr().out
+    assert "create a project for a new driver" in capsys.readouterr().out

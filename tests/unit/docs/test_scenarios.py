@@ -45,7 +45,7 @@ def test_a_scenario_is_shown_where_the_page_claims(row):
     references = REFERENCE.findall(shown)
     assert len(references) == shown.count(".py"), "each file is written as a path in backquotes"
     if not references:
-        assert re.search(r"Does not apply|Not yet", shown)
+        assert re.search(r"Does not apply|Not supported", shown)
         assert runs_in == ""
     for file, name, case in references:
         assert (ROOT / file).exists(), file

@@ -81,8 +81,8 @@ def test_a_bad_name_of_a_policy_is_refused_with_the_name(name, reason):
 @pytest.mark.parametrize(
     ("glob", "reason"),
     [
-        ("kvm", "absolute path below /dev"),
-        ("/etc/passwd", "absolute path below /dev"),
+        ("kvm", "absolute path under /dev"),
+        ("/etc/passwd", "absolute path under /dev"),
         ("/dev/", "empty part"),
         ("/dev//kvm", "empty part"),
         ("/dev/../etc", "'..'"),

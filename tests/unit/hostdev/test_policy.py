@@ -113,7 +113,7 @@ def tty(**fields) -> dict:
         ),
         pytest.param(tty(path="/dev/a"), "match.0.path", "Extra inputs", id="unknown-field"),
         pytest.param(
-            tty(paths=["/etc/passwd"]), "match.0.paths.0", "below /dev", id="outside-of-dev"
+            tty(paths=["/etc/passwd"]), "match.0.paths.0", "under /dev", id="outside-of-dev"
         ),
         pytest.param(
             tty(usb={"vendorID": 403}), "match.0.usb.vendorID", "in quotes", id="number-for-hex"
@@ -184,8 +184,8 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             {"group": "Unit", "container": {"path": "/dev/one"}},
             "", "container.path: a unit can have several device nodes", id="one-path-of-a-unit",
         ),
-        pytest.param({"container": {"path": "/etc/x"}}, "container.path", "below /dev/", id="path"),
-        pytest.param({"container": {"path": "/dev/"}}, "container.path", "below /dev/", id="root"),
+        pytest.param({"container": {"path": "/etc/x"}}, "container.path", "under /dev/", id="path"),
+        pytest.param({"container": {"path": "/dev/"}}, "container.path", "under /dev/", id="root"),
         pytest.param({"container": {"path": "/dev/../x"}}, "container.path", "'..'", id="upwards"),
         pytest.param(
             {"container": {"path": "/dev/*/a"}}, "container.path", "last component", id="wildcard"
@@ -210,7 +210,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
         ),
         pytest.param(
             {"container": {"mounts": [{"hostPath": "/etc"}]}},
-            "", "container.mounts[0].hostPath: /etc is not below", id="mount-of-etc",
+            "", "container.mounts[0].hostPath: /etc is not under", id="mount-of-etc",
         ),
         pytest.param(
             {"container": {"mounts": [{"hostPath": "/usr/share/../../etc"}]}},

@@ -98,8 +98,9 @@ async def prepare_not_serialized(kit: Kit) -> None:
 @rule(
     "get-info",
     "the driver answers GetInfo within a second while it prepares claims",
-    why="A restarted kubelet calls GetInfo of each driver, and waits 1 s. It does not register "
-    "a driver that blocks the process for longer, so the driver's pods do not start.",
+    why="A restarted kubelet calls GetInfo on each driver, and waits 1 s. If a driver "
+    "blocks its process for longer, the kubelet does not register it, and pods that use it do not "
+    "start.",
 )
 async def get_info(kit: Kit) -> None:
     devices = (await steps.usable(kit))[:CLAIMS]
@@ -119,8 +120,8 @@ async def get_info(kit: Kit) -> None:
 @rule(
     "partitions",
     "partitions of one piece of hardware are prepared and unprepared independently",
-    why="The scheduler considers hardware available when a claim is deallocated, although its "
-    "device can still be prepared on the node. A claim that needs the same hardware must wait. "
+    why="The scheduler considers hardware available as soon as a claim is deallocated, even if the "
+    "node has not unprepared the device yet. A claim that needs the same hardware must wait. "
     "Unpreparing one partition must not affect a pod that uses another partition.",
     kinds=("python", "backend"),  # a device plugin has no counters
 )

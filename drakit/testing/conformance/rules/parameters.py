@@ -99,8 +99,8 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
     "error-messages",
     "an error message is a sentence for users, and the same cause has the same message",
     why="The text of an error appears in an Event on the pod, and the kubelet retries "
-    "indefinitely. Kubernetes counts Events with the same text. A text with a time or a counter "
-    "creates a new Event at each attempt. A traceback does not help a user.",
+    "indefinitely. Kubernetes combines Events with the same text. If the text contains a time or a "
+    "counter, each attempt creates a new Event. A traceback does not help a user.",
 )
 async def error_messages(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

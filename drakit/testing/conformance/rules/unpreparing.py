@@ -96,7 +96,7 @@ async def unprepare_without_prepare(kit: Kit) -> None:
     "unprepare-after-restart",
     "a new process can unprepare the claims of the previous process",
     why="Node plugins are updated and crash while pods run. The data that the driver needs for an "
-    "unprepare must be on disk, or follow from the names of the claim and its devices.",
+    "unprepare must be on disk, or be derived from the names of the claim and its devices.",
 )
 async def unprepare_after_restart(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

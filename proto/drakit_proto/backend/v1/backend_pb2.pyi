@@ -14,12 +14,12 @@ ends, and after its own restart. A backend registers by creating its socket. It 
 the node plugin.
 
 During a rolling update, two node plugins are connected at the same time. Every call can be
-repeated. A backend can answer UNIMPLEMENTED to an optional method, and works without it. A
-generated server does this by default.
+repeated. A backend does not have to implement optional methods. They can return UNIMPLEMENTED,
+which is the default of a generated server.
 
 This is version 1. New versions of drakit add fields and methods, but never change or remove any.
-Backends and the node plugin ignore unknown fields. Incompatible changes will be a new package,
-drakit.backend.v2, which the node plugin will support in addition to this one.
+Backends and the node plugin ignore unknown fields. Incompatible changes will go into a new
+package, drakit.backend.v2, which the node plugin will support in addition to this one.
 
 A message has at most 4 MiB.
 """
@@ -75,7 +75,7 @@ class _HealthStatus:
 class _HealthStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HealthStatus.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     HEALTH_STATUS_UNSPECIFIED: _HealthStatus.ValueType  # 0
-    """The health is unknown. It changes no taint."""
+    """The health is unknown. The taints of the device do not change."""
     HEALTH_STATUS_HEALTHY: _HealthStatus.ValueType  # 1
     """The device works."""
     HEALTH_STATUS_UNHEALTHY: _HealthStatus.ValueType  # 2
@@ -87,7 +87,7 @@ class HealthStatus(_HealthStatus, metaclass=_HealthStatusEnumTypeWrapper):
     """The status of a device."""
 
 HEALTH_STATUS_UNSPECIFIED: HealthStatus.ValueType  # 0
-"""The health is unknown. It changes no taint."""
+"""The health is unknown. The taints of the device do not change."""
 HEALTH_STATUS_HEALTHY: HealthStatus.ValueType  # 1
 """The device works."""
 HEALTH_STATUS_UNHEALTHY: HealthStatus.ValueType  # 2
@@ -129,8 +129,8 @@ class GetInfoResponse(_message.Message):
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-    so it is immutable. If several backends of a node return the same name, the node plugin uses
-    the first backend until it stops.
+    so it is immutable. If several backends on a node return the same name, the node plugin uses
+    the first one until that backend stops.
     """
     version: _builtins.str
     """The version of the backend, in any format. Can be empty."""
@@ -182,7 +182,7 @@ class WatchDevicesResponse(_message.Message):
 
     @_builtins.property
     def fallback(self) -> Global___Fallback:
-        """The devices to publish if the API server does not know a field that `devices` use, such as
+        """The devices to publish instead if the API server drops a field that `devices` use, for example
         whole devices instead of partitions. Without a fallback, the node plugin omits the devices that
         are unsafe without the field.
         """
@@ -315,15 +315,15 @@ class Device(_message.Message):
     restart.
     """
     pool: _builtins.str
-    """The pool of the device: a DNS label, or several joined by dots. An empty pool is the pool with
-    the node's name. "gpus" is published as the pool "<node>/gpus".
+    """The pool of the device: a DNS label, or several joined by dots. If empty, the device is in the
+    pool that is named after the node. "gpus" is published as the pool "<node>/gpus".
     """
     allow_multiple_allocations: _builtins.bool
     """Whether claims can share the capacity of the device."""
     evict_if_gone: _builtins.bool
-    """Whether the pods of the device are evicted if the backend does not list it any more. A device
-    that a claim holds stays published with the taint drakit.dev/gone until the claim is released.
-    The effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
+    """Whether pods that use the device are evicted when the backend no longer lists it. A device that
+    a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
+    effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -333,7 +333,7 @@ class Device(_message.Message):
 
     @_builtins.property
     def capacity(self) -> _containers.MessageMap[_builtins.str, Global___Capacity]:
-        """Capacities by name. Names are as in attributes."""
+        """Capacities by name. The rules for names are those of attributes."""
 
     @_builtins.property
     def topology(self) -> Global___Topology:
@@ -522,12 +522,15 @@ class Capacity(_message.Message):
     value: _builtins.str
     """The whole capacity, as a Kubernetes quantity ("8Gi")."""
     default: _builtins.str
-    """The amount for a claim that requests none. If empty, the whole capacity. Required with
-    valid_values and valid_range, which must allow it. This and the following fields apply only to a device with allow_multiple_allocations.
+    """The amount for a claim that requests none. If empty, the whole capacity. Required if
+    valid_values or valid_range is set, and must be an amount that they allow. This and the
+    following fields apply only to a device with allow_multiple_allocations.
     """
     @_builtins.property
     def valid_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The amounts that a claim can take, ascending, at most 10. Requests are rounded up."""
+        """The amounts that a claim can consume, in ascending order, at most 10. Requests are rounded up
+        to the next amount.
+        """
 
     @_builtins.property
     def valid_range(self) -> Global___CapacityRange:
@@ -553,7 +556,7 @@ Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
 class CapacityRange(_message.Message):
-    """The amounts that a claim can take, as quantities."""
+    """The amounts that a claim can consume, as quantities."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -689,7 +692,7 @@ class CounterSet(_message.Message):
     name: _builtins.str
     """A DNS label, unique in its pool."""
     pool: _builtins.str
-    """The pool whose devices consume the counters, as in Device."""
+    """The pool whose devices consume the counters, in the same format as Device.pool."""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Quantities by counter. A name is a DNS label. At most 32 counters."""
@@ -751,10 +754,10 @@ class Health(_message.Message):
     status: Global___HealthStatus.ValueType
     """Whether the device is healthy."""
     message: _builtins.str
-    """The reason, as a sentence for users, of at most 1,024 bytes, without times and counters."""
+    """The reason, as a human-readable sentence of at most 1,024 bytes, without times or counters."""
     broken: _builtins.bool
-    """For an unhealthy device: workloads on the device have failed. If the device stays unhealthy,
-    the node plugin evicts its pods.
+    """For an unhealthy device: the pods that use the device can no longer work. If the device stays
+    unhealthy, the node plugin evicts them.
     """
     def __init__(
         self,
@@ -820,9 +823,9 @@ class DeviceHealth(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the device, as in Device."""
+    """The name of the device (Device.name)."""
     pool: _builtins.str
-    """The pool of the device, as in Device."""
+    """The pool of the device (Device.pool)."""
     @_builtins.property
     def health(self) -> Global___Health:
         """The health of the device."""
@@ -915,11 +918,11 @@ class AllocatedDevice(_message.Message):
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
-    """The pool, as the backend published it: empty for the pool with the node's name."""
+    """The pool, as the backend published it: empty for the pool that is named after the node."""
     request: _builtins.str
     """The full name of the request. "main/small" for a subrequest."""
     share_id: _builtins.str
-    """The ID of the share, if the device is shared by its capacity."""
+    """The ID of the share, if claims share the capacity of the device."""
     admin_access: _builtins.bool
     """Whether the claim monitors a device that another claim may hold. If so, do not use the device
     exclusively, and do not reset it.
@@ -1018,8 +1021,8 @@ class PreparedClaim(_message.Message):
     uid: _builtins.str
     """The UID of the claim."""
     error: _builtins.str
-    """The cause of the failure and the remedy, as a sentence for users. Empty on success. Omit times
-    and counters, so that Kubernetes can deduplicate Events.
+    """The cause of the failure and the remedy, as a human-readable sentence. Empty on success. Omit
+    times and counters, so that Kubernetes can deduplicate Events.
     """
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Edits]:
@@ -1156,7 +1159,7 @@ class DeviceNode(_message.Message):
     minor: _builtins.int
     """The minor number. If not set, the runtime reads it from the host path."""
     permissions: _builtins.str
-    """Letters of "rwm". If empty, all of them."""
+    """Any combination of "r", "w" and "m". If empty, "rwm"."""
     file_mode: _builtins.int
     """The file mode in the container."""
     uid: _builtins.int
@@ -1371,7 +1374,7 @@ Global___IntelRdt: _TypeAlias = IntelRdt  # noqa: Y015
 
 @_typing.final
 class UnprepareClaimsRequest(_message.Message):
-    """Claims whose containers have ended."""
+    """Claims whose containers have terminated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -78,21 +78,21 @@ class BackendServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchDevices(self, request, context):
-        """Lists and watches the devices. The backend sends all devices at once, and sends all of them
-        again at every change. Each message replaces the previous one. An identical message has no effect.
-        The stream stays open while the backend runs.
+        """Lists and watches the devices. The backend sends all devices in one message, and sends all of
+        them again after every change. Each message replaces the previous one. An identical message has
+        no effect. The stream stays open while the backend runs.
 
-        The backend must send the first message within 10 seconds. When the stream ends, the backend
-        counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
-        period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
-        backend that continuously sends more than 100 messages per second.
+        The backend must send the first message within 10 seconds. When the stream ends, the node
+        plugin treats the backend as stopped: it taints the backend's devices and prepares none of
+        them. After a grace period (5 minutes by default), it no longer publishes them. The node plugin
+        disconnects a backend that continuously sends more than 100 messages per second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareClaims(self, request, context):
-        """Prepares the devices of claims, and returns the edits of their containers. A call contains the
+        """Prepares the devices of claims, and returns the edits for their containers. A call contains the
         claims of one pod. Each claim has its own result, so a claim that fails does not affect the
         others.
 
@@ -116,17 +116,17 @@ class BackendServicer:
         """Optional: not needed if PrepareClaims has no side effects.
 
         Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-        calls the method when all containers have ended, also for a claim whose preparation failed or
-        never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
-        stays reserved, and the node plugin retries it.
+        calls the method when all containers have terminated, and even for a claim whose preparation
+        failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
+        The devices of a claim with an error stay reserved, and the node plugin retries the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckClaims(self, request, context):
-        """Optional: without this method, the node plugin assumes that a claim that was prepared in this
-        boot is still prepared correctly.
+        """Optional: without this method, the node plugin assumes that a claim that was prepared since the
+        last boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
         asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
