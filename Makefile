@@ -156,6 +156,10 @@ docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX
 
 # ---------------------------------------------------------------- clusters
 
+.PHONY: cluster-programs
+cluster-programs: deps venv ## build the programs of a cluster: minutes on a new machine
+	$(BIN)/python -m e2e.cluster prepare
+
 .PHONY: cluster-up
 cluster-up: deps venv ## a real cluster: kind where Docker is, else a local one (root)
 	$(BIN)/python -m e2e.cluster up
@@ -226,12 +230,13 @@ conformance: venv ## the conformance kit over every driver that ships (Go for th
 oracle: venv ## random worlds: explanations against the scheduler's allocator (Go; ARGS="--worlds 1000")
 	$(BIN)/python -W error -m tests.oracle $(ARGS)
 
+# Programs and images are built before the tests, whose time limits do not include that.
 .PHONY: e2e
-e2e: deps venv ## the tests on a real cluster (FEATURES=claims,explain: those of these features)
+e2e: cluster-programs images ## the tests on a real cluster (FEATURES=claims,explain: those of these features)
 	$(BIN)/pytest e2e -m "e2e and not slow" $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
-e2e-docs: deps venv ## every command of the documentation, on a real cluster
+e2e-docs: cluster-programs images ## every command of the documentation, on a real cluster
 	$(BIN)/pytest e2e/pages -m "e2e and not slow"
 
 .PHONY: e2e-some
@@ -244,10 +249,10 @@ conformance-quick: venv ## the same over one driver of each kind
 	$(BIN)/python -W error -m tests.conformance --quick
 
 .PHONY: test
-test: deps check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## all that CI runs
+test: cluster-programs check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## all that CI runs
 
 .PHONY: test-all
-test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods, and all on kind
+test-all: cluster-programs images check conformance crash-matrix ## also the tests that wait out kubelet periods, and all on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e

@@ -25,6 +25,11 @@ def main() -> int:
         return 130
 
 
+def prepare(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    chosen.prepare()
+    return 0
+
+
 def up(chosen: Cluster, arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     chosen.start(Options(nodes=arguments.nodes, kept=True))
@@ -111,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         found.set_defaults(action=action)
         return found
 
+    command("prepare", prepare, "build what it needs, without starting it")
     starter = command("up", up, "start it, and wait until its nodes are ready")
     default_nodes = int(os.environ.get("CLUSTER_NODES") or 1)
     starter.add_argument("--nodes", type=int, default=default_nodes, help="0: the control plane")

@@ -116,6 +116,11 @@ class Cluster(ABC):
         """Whether it runs as recorded: no part of it is missing."""
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Build what `start` needs and what is missing: on a new machine that takes minutes, which
+        no test's time limit includes."""
+
+    @abstractmethod
     def start(self, options: Options) -> None:
         """Start it and wait until its nodes are ready. One that is up gets the nodes it lacks."""
 

@@ -77,6 +77,11 @@ class KindProvider(Cluster):
     def is_up(self) -> bool:
         return self.name in self._kind("get", "clusters").splitlines()
 
+    def prepare(self) -> None:
+        for name in ("kind", "kubectl", "helm"):
+            self.program(name)
+        self._image()
+
     def start(self, options: Options) -> None:
         if options.nodes == 0:
             raise UnsupportedError(self.provider, "run a control plane alone")

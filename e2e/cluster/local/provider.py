@@ -54,6 +54,9 @@ class LocalCluster(Cluster):
         record = records.find(self.name)
         return record is not None and _intact(record)
 
+    def prepare(self) -> None:
+        _ = self._programs
+
     def start(self, options: Options) -> None:
         requirements.check()
         if engine.find() is not None:
