@@ -341,8 +341,8 @@ class Device:
 
     pool: str = ""
     """The pool of the device: a DNS label, or several joined by dots. If empty, the device is in
-    the pool that is named after the node. ``gpus`` is published as the pool ``<node>/gpus``. A
-    driver with devices of one kind needs only the empty name."""
+    the pool that is named after the node. ``gpus`` is published as the pool ``<node>/gpus``. If all
+    devices of a driver are of one kind, leave this field empty."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
@@ -419,7 +419,8 @@ The reason why a driver does not publish a device.
 * ``MayHoldData``: the device may hold data.
 * ``NoIdentity``: the device cannot be identified with certainty after a reboot.
 * ``NotSupported``: the node does not support a feature that the policy requires.
-* ``Refused``: the API server rejects the device, or drops a field that it needs to be safe.
+* ``Refused``: the API server rejects the device, or drops a field without which the device is
+  unsafe.
 * ``TooMany``: the number of devices exceeds a limit.
 * ``Unreadable``: the driver cannot read the necessary properties of the device.
 * ``WrongKind``: the device is not of the kind that its policy expects.
@@ -466,10 +467,10 @@ class PolicyOutcome:
     """The name of the policy."""
 
     matched: int = 0
-    """Devices of the node that the policy matches."""
+    """The number of devices on the node that the policy matches."""
 
     published: int = 0
-    """Devices that the driver publishes because of the policy."""
+    """The number of devices that the driver publishes because of the policy."""
 
     problem: str = ""
     """The problem with the policy and its remedy, as a human-readable sentence of at most 1,024
@@ -578,7 +579,7 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedClaim(Generic[ParametersT_co]):
-    """A claim and the devices of this driver that it was allocated."""
+    """A claim, and this driver's devices that are allocated to it."""
 
     claim: ClaimReference
     """The claim."""

@@ -88,8 +88,8 @@ class DevicePolicy(Settings, defer_build=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResource:
     """
-    The cluster-scoped custom resource of a driver's policies. Its ``spec`` is of the driver's
-    `policy_type`.
+    The cluster-scoped custom resource of a driver's policies. The type of its ``spec`` is the
+    driver's `policy_type`.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
     ``list`` and ``watch``.
@@ -227,9 +227,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     held_devices: Callable[[], Collection[str]]
     """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
-    node plugin sets this attribute before it calls any method. A device that a claim holds must
-    keep its name, and must stay with the policy that published it. A device is listed as soon as it
-    is prepared. After it is unprepared, it can be listed for some more seconds."""
+    node plugin sets this attribute before it calls any method. While a claim holds a device, the
+    driver must not change the name of the device, or publish it because of a different policy. A
+    device is listed as soon as it is prepared. After it is unprepared, it can be listed for a few
+    more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config

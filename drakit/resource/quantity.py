@@ -53,8 +53,8 @@ def parse_quantity(text: str) -> Decimal:
     """
     Return the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
-    A value has several notations, and the scheduler rewrites amounts: 40G becomes ``39062500Ki``.
-    Therefore, calculate with the value instead of the text.
+    The same quantity can be written in several ways, and the scheduler rewrites amounts: 40G
+    becomes ``39062500Ki``. Therefore, calculate with the value instead of the text.
 
     :raises ValueError: the text is not a quantity.
     """

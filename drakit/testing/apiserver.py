@@ -70,8 +70,8 @@ class FakeApiServer:
 
     It supports resource versions, conflicts, delete preconditions, finalizers, generations, a
     separate ``status``, dry runs, equality selectors, pagination, metadata-only lists, and watches
-    with history and bookmarks. It does not support schemas, defaults, admission and field
-    ownership. Server-side apply merges objects and replaces lists. Any API path works.
+    with history and bookmarks. It does not support schemas, defaults, admission or field ownership.
+    Server-side apply merges objects and replaces lists. Any API path works.
     """
 
     token: str | None = None
@@ -131,8 +131,8 @@ class FakeApiServer:
     # ------------------------------------------------------------ for tests
 
     def write_kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
-        """Write a kubeconfig for this server to a folder, and return its path. The default token
-        is the required one."""
+        """Write a kubeconfig for this server to a folder, and return its path. By default, it
+        contains the token that the server requires."""
         token = token or self.token
         named = {
             "apiVersion": "v1",
@@ -205,7 +205,8 @@ class FakeApiServer:
         self._faults.clear()
 
     def expire_history(self) -> None:
-        """Compact the history. Watches and pages of earlier resource versions get 410."""
+        """Compact the history. Watches and paginated lists that refer to an earlier resource
+        version fail with 410."""
         self.cluster.history.clear()
         self.cluster.oldest_version = self.cluster.version = self.cluster.version + 1
 

@@ -99,8 +99,8 @@ class FakeKubelet:
             )
 
     async def register(self) -> Path:
-        """Register the only driver below the root directory. Return the path of its DRA socket.
-        Raises ValueError unless there is exactly one driver."""
+        """Register the driver whose registration socket is in the root directory. Return the
+        path of its DRA socket. Raises ValueError unless there is exactly one driver."""
         (path,) = self.sockets()
         info = await self.get_info(path)
         await self.notify(path)

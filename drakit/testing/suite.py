@@ -44,7 +44,7 @@ def conformance_tests(
     :param target: the driver, in the form that ``drakit conformance`` accepts.
     :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
     :param parameters: opaque parameters for the claims.
-    :param setup: a function that gets the node's directory, or a shell command that has it as
+    :param setup: a function that takes the node's directory, or a shell command that reads it from
         ``$DRAKIT_ROOT``. It runs before the first start on each node, and after each reboot.
     :param unplug: a function or command like `setup` that removes at least one device while the
         driver is running. At least one other device must remain. Without it, the rule about devices

@@ -50,15 +50,15 @@ class DriverEntry(Settings):
 
 
 class StaleClaims(Settings):
-    """When the plugin unprepares a claim that the kubelet no longer knows."""
+    """Controls when the plugin unprepares claims that the kubelet no longer tracks."""
 
     period: Seconds = 60.0
     """The time between two checks."""
 
     grace_period: Seconds = 120.0
-    """How long a claim must have been stale: deleted, replaced, deallocated, or allocated to other
-    devices or another node. A running kubelet unprepares the claims that it knows within a
-    minute."""
+    """How long a claim must be stale before the plugin unprepares it. A claim is stale if it was
+    deleted, replaced or deallocated, or if its allocation now has different devices or a different
+    node. A running kubelet unprepares the claims that it tracks within a minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
     """The grace period while the kubelet's podresources API does not respond. The claim might be in
@@ -77,11 +77,11 @@ class OpaqueParameters(Settings):
     limit."""
 
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
-    """Bytes of JSON. The API server accepts 10 KiB per config."""
+    """The maximum size, in bytes of JSON. The API server accepts 10 KiB per config."""
 
     max_nodes: Annotated[int, Field(ge=1024)] = 8192
-    """Keys and values. Each takes up to 100 bytes of the plugin's memory while a claim is prepared,
-    even if its text is short."""
+    """The maximum number of keys and values. Each takes up to 100 bytes of the plugin's memory
+    while a claim is prepared, even if its text is short."""
 
 
 class DeviceHealthSettings(Settings):
@@ -92,8 +92,8 @@ class DeviceHealthSettings(Settings):
     not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """How long the driver must have reported that the workloads on a device have failed before the
-    plugin evicts the pods that use the device, with a NoExecute taint."""
+    """How long the driver must report that the pods that use a device can no longer work before the
+    plugin adds a NoExecute taint, which evicts these pods."""
 
     timeout: Seconds = 30.0
     """How long the kubelet considers a device's health valid. The plugin reports it again after a
@@ -104,7 +104,7 @@ class Devices(Settings):
     """How the plugin handles devices whose driver is stopped, and unhealthy devices."""
 
     endpoint_stop_grace_period: Seconds = 300.0
-    """How long the devices of a stopped driver stay published, with a taint. Then the plugin
+    """How long the devices of a stopped driver stay published, with a taint. Afterwards, the plugin
     removes them."""
 
     start_grace_period: Seconds = 30.0

@@ -37,7 +37,7 @@ _GAUGES = {
     "devices_left_out": "Devices that cannot be published; Events about the Node name them",
     "pools_inactive": "Pools that are being removed, because their driver was stopped for too long",
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
-    "driver_running": "1 if the driver runs",
+    "driver_running": "1 if the driver is running",
     "driver_blocked": "1 if the event loop of the driver is blocked",
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",

@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.leader = Gauge(
-            "drakit_operator_leader", "1 if this replica leads", registry=self.registry
+            "drakit_operator_leader", "1 if this replica is the leader", registry=self.registry
         )
         self.queue_depth = Gauge(
             "drakit_operator_queue_depth",

@@ -168,7 +168,7 @@ HOSTDEV = {
     "subsystem": "Kernel subsystem.",
     "path": "Device node on the host.",
     "devname": "The path without `/dev/`.",
-    "devtype": "Type of the device within its subsystem, if the kernel has one.",
+    "devtype": "Type of the device within its subsystem, if the kernel reports one.",
     "major": "Major number of the device node.",
     "minor": "Minor number of the device node.",
     "driver": "Kernel driver.",
@@ -190,7 +190,7 @@ HOSTDEV = {
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",
     "pciClass": "Class of the PCI function.",
-    "usbVersion": "Release number of the USB device, as it reports it.",
+    "usbVersion": "Release number that the USB device reports.",
     "usbClass": "Class of the USB device. `00` if each of its interfaces has its own class.",
     "usbSpeed": "Speed of the USB device in Mbit/s.",
     "pciSubsystemVendorID": "Subsystem vendor ID of the PCI function. USB devices do not have it.",
@@ -220,7 +220,7 @@ HOSTDEV = {
 
 SIMULATED = {
     "type": "Kind of the device: `gpu`, `partition`, `nic` or `cpu`.",
-    "index": "Number of the GPU, interface or CPU. With `cpu.grouping: capacity`, number of the NUMA node.",
+    "index": "Index of the GPU, interface or CPU. With `cpu.grouping: capacity`, ID of the NUMA node.",
     "model": "The value `model` of the configuration.",
     "architecture": "The value `architecture` of the configuration.",
     "driverVersion": "The value `driverVersion` of the configuration.",
@@ -239,7 +239,7 @@ PLUGIN = {
 
 CAPACITIES = {
     "size": "Size of the block device, in bytes.",
-    "users": "Users of a device whose policy sets `sharing.mode: Capacity`. Claims share it.",
+    "users": "Number of concurrent users of a device whose policy sets `sharing.mode: Capacity`. Claims consume this capacity.",
     "memory": "Memory of the GPU or of the partition.",
     "bandwidth": "Bandwidth of the interface in bits per second. Claims share it.",
     "cpus": "CPUs of the NUMA node. Claims share them.",

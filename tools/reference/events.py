@@ -81,7 +81,7 @@ PENDING: Mapping[str, Text] = {
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod. "
-        "Or a claim requests more than 32 devices, the maximum of an allocation.",
+        "This reason also applies if a claim requests more than 32 devices, the maximum per allocation.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
@@ -140,7 +140,7 @@ PENDING: Mapping[str, Text] = {
         regarding=f"{POD}, {CLAIM}, {SLICE}",
         when="The node of the pod, of the allocated devices or of the ResourceSlice does not exist.",
         action="Wait until Kubernetes deletes the pod, or delete it with `--force`. "
-        "Delete a ResourceSlice whose node does not return.",
+        "Delete a ResourceSlice whose node will not come back.",
     ),
     "NodeNotReady": Text(
         regarding=POD,
@@ -205,11 +205,11 @@ COMMAND_ONLY = frozenset(code for code, text in PENDING.items() if COMMAND in te
 CLAIMS: Mapping[str, Text] = {
     "PrepareFailed": Text(
         when="The node plugin cannot prepare the claim for a pod on its node. The Event reports a transient cause only after 3 minutes.",
-        action="Follow the remedy in the message. The kubelet retries without further action.",
+        action="Apply the remedy in the message. The kubelet retries automatically.",
     ),
     "UnprepareFailed": Text(
         when="The node plugin cannot unprepare the claim. Its devices stay reserved on the node.",
-        action="Follow the remedy in the message. If the driver never returns, release the devices with "
+        action="Apply the remedy in the message. If the driver will not run again, release the devices with "
         "[`drakit node claim forget`](cli.md#drakit-node-claim-forget).",
     ),
     "Prepared": Text(
@@ -310,8 +310,8 @@ def page() -> str:
         body=[
             "This page lists every Event that drakit writes, grouped by object. It also lists the reasons that only\n"
             "`kubectl drakit explain` reports. All Events are of type Warning unless the table states otherwise. The message\n"
-            "states the objects, the cause and the remedy. The same cause always has the same message, so that Kubernetes\n"
-            "can count repetitions.",
+            "states the objects, the cause and the remedy. The same cause always produces the same message, so that\n"
+            "Kubernetes can count repetitions.",
             "To read the Events of one object, run:",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
@@ -326,8 +326,9 @@ def page() -> str:
             ),
             *_section(
                 "Events about pools",
-                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool, when a problem\n"
-                "has lasted for [`events.patience`](configuration.md#events): a pool is briefly incomplete during every update.",
+                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. They wait until a\n"
+                "problem has lasted for [`events.patience`](configuration.md#events), because every update makes a pool incomplete\n"
+                "for a short time.",
                 POOLS,
             ),
             "Only `kubectl drakit explain` reports why an object that is being deleted still exists:",

@@ -207,7 +207,7 @@ class Kit:
         return self._cluster.slices(self.driver)
 
     def slice_writes(self) -> int:
-        """Return the number of ResourceSlice writes in this kit, without dry runs."""
+        """Return the number of ResourceSlice writes in this kit, not counting dry runs."""
         return self._cluster.slice_writes()
 
     def events(self) -> list[str]:
@@ -228,10 +228,10 @@ class Kit:
     ) -> ClaimUnderTest:
         """Store a new claim to which these devices are allocated, and return it.
 
-        `configs` are opaque parameters as JSON objects. The default is the target's parameters.
-        If claims can share the device, the claim gets a share with a new ID and the default
-        amounts, unless `share_id` and `consumed` are set. `results` replaces the allocation
-        results, to test invalid results. The kit adds a missing driver, pool or request."""
+        `configs` are opaque parameters as JSON objects. The default is the target's parameters. If
+        claims can share the device, the claim gets a share with a new ID and the default amounts,
+        unless `share_id` and `consumed` are set. `results` replaces the allocation results, to test
+        invalid results. If a result has no driver, pool or request, the kit adds it."""
         made = [
             result_for(
                 device,
@@ -256,7 +256,8 @@ class Kit:
         *devices: PublishedDevice,
         configs: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
-        """Allocate other devices to a claim, as after a deallocation. The UID does not change."""
+        """Allocate different devices to a claim, as if it was deallocated in between. The UID does
+        not change."""
         made = [result_for(device, driver=self.driver) for device in devices]
         return self._cluster.store_claim(
             self.driver, made, devices=devices, configs=self._configs(configs), of=claim
@@ -301,7 +302,7 @@ class Kit:
         return dict(answers)
 
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
-        """Start to prepare claims in one call, and cancel the call after a time."""
+        """Start to prepare claims in one call, and cancel the call after this time."""
         self._asked |= {claim.uid: claim for claim in claims}
         # A cancelled call is a reset stream: what the server sees of a kubelet that gives up.
         call = asyncio.create_task(
@@ -343,8 +344,8 @@ class Kit:
 
     def edits(self, claim: ClaimUnderTest, device: PublishedDevice | None = None) -> dict[str, Any]:
         """Return the merged CDI container edits of one device of a claim, or of all its devices.
-        The result includes the edits for all devices of the spec. It is empty if there is no
-        spec."""
+        The result includes the edits at the top level of the CDI spec, which apply to all of its
+        devices. It is empty if there is no spec."""
         spec = self.spec(claim)
         if spec is None:
             return {}
@@ -357,15 +358,15 @@ class Kit:
     # ------------------------------------------------------------ observing
 
     async def get_info_seconds(self) -> float:
-        """Call GetInfo over a new connection, as for a registration. Return the duration in
-        seconds."""
+        """Call GetInfo over a new connection, as the kubelet does for a registration. Return the
+        duration in seconds."""
         since = time.perf_counter()
         await self._answered("GetInfo", self.kubelet.get_info(self._registration()))
         return time.perf_counter() - since
 
     async def health(self, *, within_seconds: float = 5) -> dict[tuple[str, str], DeviceHealth]:
-        """Return the first health message of the driver, by pool and device. Empty if the driver
-        reports no health, or sends no message in time."""
+        """Return the driver's first health message, as a mapping from pool and device. Empty if the
+        driver reports no health, or sends no message in time."""
         path = self._registration()
         info = await self._answered("GetInfo", self.kubelet.get_info(path))
         if not any("DRAResourceHealth" in version for version in info.supported_versions):
@@ -386,7 +387,7 @@ class Kit:
         return self._node.registration
 
     def log(self) -> str:
-        """Return the log of the node plugin, including earlier starts in this kit."""
+        """Return the node plugin's log, including the log of earlier runs in this kit."""
         return self._node.plugin.text()
 
     def target_log(self) -> str:

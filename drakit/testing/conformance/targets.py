@@ -306,7 +306,7 @@ def parse_target(
         ``backend:COMMAND`` or ``device-plugin:COMMAND``.
     :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
     :param parameters: opaque parameters for the claims.
-    :param setup: a function that gets the node's directory, or a shell command that has it as
+    :param setup: a function that takes the node's directory, or a shell command that reads it from
         ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
     :param unplug: a function or command like `setup` that removes a device from the running node.
         At least one other device must remain.

@@ -45,7 +45,7 @@ class GpuProfile(DriverConfig):
     slices."""
 
     pool: Pool = ""
-    """The pool of the devices. If empty, the pool that is named after the node."""
+    """The pool of the devices. If empty, the driver uses the pool that is named after the node."""
 
     model: Text = "Simulated G1"
     """The attribute ``model``."""
@@ -89,7 +89,7 @@ class NicProfile(DriverConfig):
     """The prefix of the device names: ``nic-0``."""
 
     pool: Pool = ""
-    """The pool of the devices. If empty, the pool that is named after the node."""
+    """The pool of the devices. If empty, the driver uses the pool that is named after the node."""
 
     model: Text = "Simulated N1"
     """The attribute ``model``."""
@@ -116,7 +116,7 @@ class CpuProfile(DriverConfig):
     """The prefix of the device names: ``cpu-0``, or ``cpu-numa-0`` with ``capacity``."""
 
     pool: Pool = "cpus"
-    """The pool of the devices. If empty, the pool that is named after the node."""
+    """The pool of the devices. If empty, the driver uses the pool that is named after the node."""
 
     grouping: Literal["capacity", "devices"] = "capacity"
     """``capacity`` publishes one device for each NUMA node, and each claim consumes some of its
@@ -129,7 +129,7 @@ class SimulatedConfig(DriverConfig):
     driver_name: str = Field(
         default=DRIVER_NAME, pattern=rf"^[a-z]([-a-z0-9]*[a-z0-9])?(\.{_LABEL})*$", max_length=63
     )
-    """The driver's name. Two drivers that simulate one node need different names."""
+    """The driver's name. Two simulated drivers on the same node need different names."""
 
     numa_nodes: int = Field(default=2, ge=1, le=64)
     """The NUMA nodes, each with a PCIe root. The driver distributes devices over them."""

@@ -63,5 +63,5 @@ async def printed(site, command):
 def test_the_numbers_of_the_pages_are_those_of_the_code():
     assert opening.KEPT == 5
     for page in (REFERENCE, RECOVERY):
-        assert "newest five damaged files" in page
+        assert "five newest damaged files" in page
     assert f"has schema version {schema.VERSION}" in REFERENCE

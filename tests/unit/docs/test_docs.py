@@ -271,7 +271,7 @@ def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     assert amounts == sorted(amounts)
     assert amounts[1] % drakit.parse_quantity(policy.step) == 0
     text = (ROOT / PAGE).read_text()
-    texts = re.search(r"The same amount can be written as (.*)\. Calculate", text)
+    texts = re.search(r"The same amount can be written as (.*)\. To calculate", text)
     assert texts is not None
     written = re.findall(r"`(\w+)`", texts[1])
     assert {drakit.parse_quantity(text) for text in written} == {amounts[1]}

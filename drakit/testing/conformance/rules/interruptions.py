@@ -30,9 +30,10 @@ RECOVERY_SECONDS = 10.0
 
 @rule(
     "prepare-canceled",
-    "a prepare can be repeated after the kubelet has canceled its call",
-    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. The "
-    "work must then be done or in flight, and a second call must not interfere with the first.",
+    "a prepare call can be repeated after the kubelet has canceled it",
+    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. By "
+    "then, the work must be complete or still in flight, and the second call must not interfere "
+    "with the first.",
 )
 async def prepare_canceled(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -50,7 +51,7 @@ async def prepare_canceled(kit: Kit) -> None:
 
 @rule(
     "pod-deleted-during-prepare",
-    "a prepare whose pod is deleted leaves no side effects",
+    "a prepare call whose pod is deleted leaves no side effects",
     why="A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
     "drakit cancels the prepare of a Python driver, and waits until the prepare of a backend has "
     "finished. Side effects of that call must not prevent other claims from using the device.",
@@ -76,7 +77,7 @@ async def pod_deleted_during_prepare(kit: Kit) -> None:
 
 @rule(
     "crash-during-prepare",
-    "a prepare that a crash interrupted can be repeated",
+    "a prepare call that was interrupted by a crash can be repeated",
     why="If the node plugin is killed during a prepare, it starts again, and the kubelet repeats "
     "the call. Side effects of the first attempt must not make the second attempt fail.",
 )
@@ -132,9 +133,9 @@ async def graceful_stop(kit: Kit) -> None:
 @rule(
     "process-killed",
     "a driver whose process was killed recovers, and can unprepare earlier claims",
-    why="Programs crash and are updated while pods run. Prepared claims stay prepared; the driver "
-    "must publish the devices again under the same names, and must be able to unprepare earlier "
-    "claims.",
+    why="Programs can crash or be updated while pods run. Prepared claims stay prepared; the "
+    "driver must publish the devices again under the same names, and must be able to unprepare "
+    "earlier claims.",
     kinds=("backend", "device-plugin"),
 )
 async def process_killed(kit: Kit) -> None:

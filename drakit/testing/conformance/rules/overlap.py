@@ -34,7 +34,7 @@ GET_INFO_SECONDS = 1.0
 
 @rule(
     "concurrent-prepare",
-    "claims of different devices are prepared concurrently",
+    "claims for different devices are prepared concurrently",
     why="The kubelet starts pods in parallel, so calls for different claims overlap. State of one "
     "call must not leak into another call.",
 )
@@ -68,9 +68,9 @@ async def concurrent_prepare(kit: Kit) -> None:
 
 @rule(
     "prepare-not-serialized",
-    "prepares of different devices do not wait for each other",
-    why="The kubelet waits 45 s for a call. If prepares take long and wait for each other, pods on "
-    "a node that has just started do not get their devices in time.",
+    "prepare calls for different devices do not wait for each other",
+    why="The kubelet waits 45 s for a call. If prepare calls take long and wait for each other, "
+    "pods on a node that has just started do not get their devices in time.",
 )
 async def prepare_not_serialized(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=3))[: CLAIMS // 2]

@@ -59,7 +59,7 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 
 @rule(
     "hostile-parameters",
-    "a driver accepts or rejects any opaque parameters, and other claims are not affected",
+    "the driver accepts or rejects a claim's opaque parameters without an effect on other claims",
     why="Any user who can create a claim can write opaque parameters. Neither the API server nor "
     "the scheduler checks them. If they stop the driver, all users lose its devices.",
     seconds=120,
@@ -97,7 +97,7 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 
 @rule(
     "error-messages",
-    "an error message is a sentence for users, and the same cause has the same message",
+    "an error message is a sentence for users, and the same cause always produces the same message",
     why="The text of an error appears in an Event on the pod, and the kubelet retries "
     "indefinitely. Kubernetes combines Events with the same text. If the text contains a time or a "
     "counter, each attempt creates a new Event. A traceback does not help a user.",

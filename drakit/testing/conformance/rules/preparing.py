@@ -276,9 +276,9 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
 
 @rule(
     "batch",
-    "one call prepares claims of different devices",
+    "one call prepares claims for different devices",
     why=(
-        "The kubelet prepares all claims of a pod in one call. If a claim is missing in the "
+        "The kubelet prepares all claims of a pod in one call. If a claim is missing from the "
         "response, preparing it has failed."
     ),
 )
@@ -311,7 +311,7 @@ async def batch(kit: Kit) -> None:
 
 @rule(
     "device-reuse",
-    "the next claim of a device gets no data of the previous claim",
+    "the next claim for a device gets no data from the previous claim",
     why="The scheduler allocates a device to the next pod as soon as its claim is deallocated. "
     "Data and settings of the previous claim belong to another user.",
 )

@@ -72,7 +72,7 @@ async def stable_names(kit: Kit) -> None:
     "restart-without-writes",
     "a restart without a change writes no ResourceSlice",
     why="All schedulers process every change of a ResourceSlice, and every node restarts its "
-    "plugin during an update. Do not put times, process IDs or random values into attributes.",
+    "plugin during an update. Do not put timestamps, process IDs or random values into attributes.",
 )
 async def restart_without_writes(kit: Kit) -> None:
     before = await _settled(kit)
@@ -114,8 +114,8 @@ def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 @rule(
     "stream-stays-open",
     "the driver keeps its stream of devices open",
-    why="If the stream ends, the driver counts as unavailable: the node plugin taints its devices, "
-    "does not prepare them, and unpublishes them after a grace period.",
+    why="If the stream ends, the node plugin treats the driver as unavailable: it taints the "
+    "driver's devices, does not prepare them, and unpublishes them after a grace period.",
 )
 async def stream_stays_open(kit: Kit) -> None:
     begun, end = len(kit.log()), time.monotonic() + WATCHED_SECONDS

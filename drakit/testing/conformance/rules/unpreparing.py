@@ -95,8 +95,8 @@ async def unprepare_without_prepare(kit: Kit) -> None:
 @rule(
     "unprepare-after-restart",
     "a new process can unprepare the claims of the previous process",
-    why="Node plugins are updated and crash while pods run. The data that the driver needs for an "
-    "unprepare must be on disk, or be derived from the names of the claim and its devices.",
+    why="Node plugins can crash or be updated while pods run. The data that the driver needs for "
+    "an unprepare must be on disk, or be derived from the names of the claim and its devices.",
 )
 async def unprepare_after_restart(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -163,7 +163,7 @@ async def unprepare_after_failure(kit: Kit) -> None:
     "unprepare-after-reboot",
     "a claim that was prepared before a reboot can be unprepared after it",
     why="If a pod is deleted while its node is down, the kubelet unprepares its claim after the "
-    "reboot, without a prepare in between. The side effects of the prepare no longer exist.",
+    "reboot, without a prepare call in between. The side effects of the prepare no longer exist.",
 )
 async def unprepare_after_reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

@@ -6,22 +6,22 @@ drakit's node plugin is its client. The node plugin does everything that Kuberne
 kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in the
 status of pods.
 
-A backend listens on a unix stream socket in the registration directory, which is a value of the
-chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
-begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
-second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-ends, and after its own restart. A backend registers by creating its socket. It never connects to
-the node plugin.
+A backend listens on a unix stream socket in the registration directory, which is set in the
+chart's values and in the node plugin's configuration. The name of the socket ends in ".sock" and
+does not begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets
+every second, calls GetInfo, and then WatchDevices. It repeats both calls after the stream has
+ended, after the connection is lost, and after its own restart. A backend registers by creating
+its socket. It never connects to the node plugin.
 
-During a rolling update, two node plugins are connected at the same time. Every call can be
-repeated. A backend does not have to implement optional methods. They can return UNIMPLEMENTED,
-which is the default of a generated server.
+During a rolling update, two node plugins are connected at the same time. A backend must expect
+any call to be repeated. A backend does not have to implement optional methods. They can return
+UNIMPLEMENTED, which is the default of a generated server.
 
 This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will go into a new
 package, drakit.backend.v2, which the node plugin will support in addition to this one.
 
-A message has at most 4 MiB.
+A message can have at most 4 MiB.
 """
 
 from collections import abc as _abc
@@ -333,7 +333,7 @@ class Device(_message.Message):
 
     @_builtins.property
     def capacity(self) -> _containers.MessageMap[_builtins.str, Global___Capacity]:
-        """Capacities by name. The rules for names are those of attributes."""
+        """Capacities by name. The names follow the same rules as the names of attributes."""
 
     @_builtins.property
     def topology(self) -> Global___Topology:
@@ -847,7 +847,7 @@ Global___DeviceHealth: _TypeAlias = DeviceHealth  # noqa: Y015
 
 @_typing.final
 class Claim(_message.Message):
-    """A claim, and the devices of this driver that it was allocated."""
+    """A claim, and this driver's devices that are allocated to it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1278,7 +1278,7 @@ class Hook(_message.Message):
     path: _builtins.str
     """The absolute path on the host."""
     timeout_seconds: _builtins.int
-    """The time after which the runtime ends the hook, in seconds."""
+    """The time after which the runtime kills the hook, in seconds."""
     @_builtins.property
     def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All arguments, including the name of the program."""

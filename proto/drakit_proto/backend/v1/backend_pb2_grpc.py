@@ -129,8 +129,8 @@ class BackendServicer:
         last boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
-        It does not unprepare the claim first, because containers may be using its devices.
+        asks again for a prepared claim. If a claim is not prepared correctly, the node plugin prepares
+        it again. It does not unprepare the claim first, because containers may be using its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

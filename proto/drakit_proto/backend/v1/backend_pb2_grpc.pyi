@@ -6,22 +6,22 @@ drakit's node plugin is its client. The node plugin does everything that Kuberne
 kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in the
 status of pods.
 
-A backend listens on a unix stream socket in the registration directory, which is a value of the
-chart and of the node plugin's configuration. The name of the socket ends in ".sock" and does not
-begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets every
-second, calls GetInfo, and then WatchDevices. It repeats both calls when the stream or the socket
-ends, and after its own restart. A backend registers by creating its socket. It never connects to
-the node plugin.
+A backend listens on a unix stream socket in the registration directory, which is set in the
+chart's values and in the node plugin's configuration. The name of the socket ends in ".sock" and
+does not begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets
+every second, calls GetInfo, and then WatchDevices. It repeats both calls after the stream has
+ended, after the connection is lost, and after its own restart. A backend registers by creating
+its socket. It never connects to the node plugin.
 
-During a rolling update, two node plugins are connected at the same time. Every call can be
-repeated. A backend does not have to implement optional methods. They can return UNIMPLEMENTED,
-which is the default of a generated server.
+During a rolling update, two node plugins are connected at the same time. A backend must expect
+any call to be repeated. A backend does not have to implement optional methods. They can return
+UNIMPLEMENTED, which is the default of a generated server.
 
 This is version 1. New versions of drakit add fields and methods, but never change or remove any.
 Backends and the node plugin ignore unknown fields. Incompatible changes will go into a new
 package, drakit.backend.v2, which the node plugin will support in addition to this one.
 
-A message has at most 4 MiB.
+A message can have at most 4 MiB.
 """
 
 from collections import abc as _abc
@@ -96,8 +96,8 @@ class BackendStub:
     last boot is still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
-    It does not unprepare the claim first, because containers may be using its devices.
+    asks again for a prepared claim. If a claim is not prepared correctly, the node plugin prepares
+    it again. It does not unprepare the claim first, because containers may be using its devices.
     """
     WatchHealth: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]
     """Optional: a backend can also set Device.health, or report no health.
@@ -154,8 +154,8 @@ class BackendAsyncStub(BackendStub):
     last boot is still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
-    It does not unprepare the claim first, because containers may be using its devices.
+    asks again for a prepared claim. If a claim is not prepared correctly, the node plugin prepares
+    it again. It does not unprepare the claim first, because containers may be using its devices.
     """
     WatchHealth: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]  # type: ignore[assignment]
     """Optional: a backend can also set Device.health, or report no health.
@@ -239,8 +239,8 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         last boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        asks again for a prepared claim. If a claim is not prepared correctly, it prepares it again.
-        It does not unprepare the claim first, because containers may be using its devices.
+        asks again for a prepared claim. If a claim is not prepared correctly, the node plugin prepares
+        it again. It does not unprepare the claim first, because containers may be using its devices.
         """
 
     @_abc_1.abstractmethod
