@@ -78,7 +78,7 @@ class CapacityRange:
     """The largest amount. If None, the whole capacity."""
 
     step: str | None = None
-    """The difference between two amounts. If None, any amount is valid."""
+    """The increment between consecutive valid amounts. If None, any amount is valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +166,8 @@ class Health:
 
     evict_pods: bool = False
     """Whether the driver requests the eviction of the pods that use the device, because they can no
-    longer work. The node plugin evicts them after the driver has reported this for the configured
-    ``evictionDelay``."""
+    longer work. The node plugin evicts them after the driver has reported this continuously for the
+    configured ``evictionDelay``."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -370,8 +370,8 @@ class Device:
     """Whether claims can share the capacity of the device (DRAConsumableCapacity)."""
 
     taints: tuple[Taint, ...] = ()
-    """The driver's own taints, besides those for health. At most 12, because the node plugin needs
-    some of the 16 that the API allows."""
+    """The driver's own taints, besides those for health. At most 12: the API allows 16, and the
+    node plugin reserves the others."""
 
     health: Health | None = None
     """The health of the device, for a driver that is notified of failures. A driver that polls
@@ -435,7 +435,7 @@ class LeftOut:
     """A device of the node that the driver does not publish, with the reason."""
 
     device: str
-    """The name of the device for users, such as its path. At most 256 characters."""
+    """A name for the device that users recognize, such as its path. At most 256 characters."""
 
     reason: LeftOutReason
     """The reason."""
@@ -453,7 +453,7 @@ class PolicyConflict:
     """A device that two policies match. Report the conflict for both policies."""
 
     device: str
-    """The name of the device for users, such as its path."""
+    """A name for the device that users recognize, such as its path."""
 
     policy: str
     """The name of the other policy."""
@@ -483,11 +483,11 @@ class PolicyOutcome:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
     """
-    All devices of a driver, and its other reports: the counter sets of partitions, devices that it
-    does not publish, and the outcomes of its policies.
+    All devices of a driver, with the counter sets of its partitions, the devices that it does not
+    publish, and the outcomes of its policies.
 
-    The node plugin reports the latter two in the NodeDeviceReport of the driver. It
-    truncates long texts, and counts entries that exceed its limits.
+    The node plugin reports the last two in the driver's NodeDeviceReport. It truncates long texts.
+    If there are too many entries, it omits some, and reports their number.
     """
 
     devices: Collection[Device]

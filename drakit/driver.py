@@ -110,7 +110,7 @@ PolicyT = TypeVar("PolicyT", bound=DevicePolicy, default=Any)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy(Generic[PolicyT]):
-    """A policy of the cluster, in its last valid version."""
+    """A policy in the cluster, in its last valid version."""
 
     name: str
     """``metadata.name``."""
@@ -219,18 +219,18 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     these three methods."""
 
     reports_health: ClassVar[bool] = False
-    """Whether the driver sets `Device.health`. A driver that defines `health` reports
-    health, too."""
+    """Whether the driver sets `Device.health`. Not needed if the driver defines the method
+    `health`."""
 
     health_period_seconds: ClassVar[float] = 10.0
-    """Seconds from the end of one `health` call of a device to the next."""
+    """The delay from the end of one `health` call for a device to the start of the next, in
+    seconds."""
 
     held_devices: Callable[[], Collection[str]]
     """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
     node plugin sets this attribute before it calls any method. While a claim holds a device, the
-    driver must not change the name of the device, or publish it because of a different policy. A
-    device is listed as soon as it is prepared. After it is unprepared, it can be listed for a few
-    more seconds."""
+    driver must neither rename the device nor switch it to a different policy. A device is listed as
+    soon as it is prepared. After it is unprepared, it can be listed for a few more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
@@ -282,8 +282,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
         If it raises, the previous policies must stay in force. The node plugin reports the text of
         a :class:`DriverError`, and calls the method again after the next change, or after a minute.
-        A driver that has not applied any policies yet is not asked for its devices. If only one
-        policy has a problem, do not raise: report the problem in its :class:`PolicyOutcome`.
+        The node plugin does not iterate over `devices` until this method has succeeded once. If
+        only one policy has a problem, do not raise: report the problem in its
+        :class:`PolicyOutcome`.
 
         A driver with a `policy_type` overrides this method. The default does nothing.
         """
@@ -297,9 +298,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Prepare a device for a claim, and return the edits for its containers.
 
-        The node plugin calls it once for each allocated device, concurrently for the devices of a
-        pod's claims. The pod waits. The node plugin cancels a call that takes longer than 5 min, or
-        whose pod is deleted, and calls `unprepare` when it has ended.
+        The node plugin calls this method once for each allocated device. Calls for the devices of a
+        pod's claims run concurrently. The pod does not start until they have returned. If a call
+        takes longer than 5 min, or the pod is deleted, the node plugin cancels the call, and calls
+        `unprepare` after the call has ended.
 
         `prepare` must be idempotent: the node plugin calls it again for the same claim and device
         after a failure, a crash or a reboot. Return the same edits, and make sure that all side
@@ -322,7 +324,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Prepare a batch of claims, such as the claims of a pod.
 
         Return a mapping from claim UID to the edits of its devices, in the order of `devices`, or
-        to an exception if the claim failed. If it raises, all claims fail. A call is not cancelled
+        to an exception if the claim failed. If it raises, all claims fail. A call is not canceled
         while one of its claims is still needed. The default calls `prepare` for each device.
         """
         return _by_claim(claims, self._prepare_all)
@@ -369,10 +371,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Return whether a device that was prepared since the last boot is still prepared correctly.
 
-        The node plugin calls it when the kubelet asks again for a prepared claim, after a restart
-        or for another pod. If it returns False or raises, the node plugin calls `prepare` again. It
-        does not call `unprepare` first, because containers may be using the device. Without
-        `check`, the node plugin answers from the checkpoint.
+        The node plugin calls this method when the kubelet requests a claim that is already
+        prepared, after a restart of the kubelet or for another pod. If it returns False or raises,
+        the node plugin calls `prepare` again. It does not call `unprepare` first, because
+        containers may be using the device. Without `check`, the node plugin answers from the
+        checkpoint.
         """
         return _is_prepared()
 
@@ -476,7 +479,7 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
 async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
     if device.edits is None:
         raise DriverError(
-            f"device {device.name} is not on node {node} any more; delete the pod to get another "
+            f"device {device.name} is no longer on node {node}; delete the pod to get another "
             "device"
         )
     return device.edits

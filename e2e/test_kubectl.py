@@ -207,7 +207,10 @@ def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked
     assert (code, body["verdict"]) == (1, "blocked")
     assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
     missing = " ".join(body["notEvaluated"])
-    assert "no permission to list nodes: node rules are not checked" in missing
+    assert (
+        "no permission to list nodes: node selectors, affinity, taints and resources of nodes "
+        "are not checked" in missing
+    )
     assert "no permission to list ResourceClaims of other namespaces" in missing
 
     _, body = tenant.json("devices")

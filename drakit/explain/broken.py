@@ -289,7 +289,7 @@ def _of_taints(
     if _GONE in keys:
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device} is gone: its driver does not list it any more; connect the device "
+            what=f"{device} is gone: its driver no longer lists it; connect the device "
             f"again, or delete the pod and the claim, so that another device is allocated",
         )
     if _UNHEALTHY in keys:
@@ -331,7 +331,7 @@ def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:
     return Finding(
         code=Code.DRIVER_UNAVAILABLE,
         what=f"driver {driver} of its claim {claim.name} publishes no devices on node {node}; "
-        f"check that the driver runs on that node and is registered with the kubelet",
+        f"check that the driver is running on that node and is registered with the kubelet",
     )
 
 

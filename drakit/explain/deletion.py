@@ -81,7 +81,8 @@ def _finalizers(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         yield Finding(
             code=Code.FINALIZER_HOLDS,
-            what=f"finalizer {name} prevents it; check the controller that sets this finalizer",
+            what=f"finalizer {name} blocks the deletion; check the controller that sets this "
+            f"finalizer",
         )
 
 
@@ -111,7 +112,7 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
         yield Finding(
             code=Code.CLAIM_IN_USE,
             what=f"it {state}, though no pod uses it; {_CONTROLLER} corrects this, so check that "
-            f"it runs",
+            f"it is running",
         )
 
 
@@ -129,7 +130,7 @@ def _stale(consumer: Consumer) -> Finding:
     return Finding(
         code=Code.CLAIM_IN_USE,
         what=f"it is reserved for pod {consumer.name}, which no longer exists; "
-        f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it runs",
+        f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is running",
     )
 
 
@@ -153,7 +154,7 @@ def _of_node(name: str, world: World) -> Finding | None:
         return Finding(
             code=problem,
             what=f"its node {name} is not ready, so no kubelet confirms that the pod has stopped; "
-            f"repair the node, or delete its Node object if it never returns",
+            f"repair the node, or delete its Node object if it will not come back",
         )
     return None
 
@@ -169,8 +170,9 @@ def _not_unprepared(pod: PodFacts, node: str, world: World) -> Iterator[Finding]
             if any(each.key == _UNPREPARING for each in world.taints(result.device, device)):
                 yield Finding(
                     code=Code.NOT_UNPREPARED,
-                    what=f"{device_of_result(result, claim)} is not unprepared; read the Events of "
-                    f"the claim (UnprepareFailed) and the log of the driver on node {node}",
+                    what=f"{device_of_result(result, claim)} has not been unprepared; read the "
+                    f"Events of the claim (UnprepareFailed) and the log of the driver on node "
+                    f"{node}",
                 )
 
 

@@ -392,8 +392,8 @@ def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
         if problem is not None and problem.problem is NodeProblem.CLAIM
     }
     return [
-        f"claim {claim.name} is allocated for other nodes and unused, and so the scheduler may "
-        f"allocate it again"
+        f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
+        f"might allocate it again"
         for claim in allocated
         if claim.name in excluding and not claim.consumers
     ]

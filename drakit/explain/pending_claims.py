@@ -82,7 +82,7 @@ def resolve(
     if claim is not None and claim.deleting:
         return Finding(
             code=Code.CLAIM_BEING_DELETED,
-            what=f'ResourceClaim "{claim.name}" of its claim "{each.name}" is being deleted; '
+            what=f'ResourceClaim "{claim.name}" {_for(each)} is being deleted; '
             f"when the deletion ends, create the claim or the pod again",
         )
     if claim is not None and claim.allocated:
@@ -92,7 +92,7 @@ def resolve(
     if claim is None:
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
-            what=f'ResourceClaim "{each.claim}" of its claim "{each.name}" does not exist in '
+            what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
             f'namespace "{pod.namespace}"; create it or correct resourceClaimName',
         )
     return _wanted(f'claim "{claim.name}"', each.name, claim)
@@ -104,9 +104,13 @@ def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | 
         return None
     return Finding(
         code=Code.CLAIM_OF_OTHER_POD,
-        what=f'ResourceClaim "{claim.name}" of its claim "{each.name}" was created for another pod '
+        what=f'ResourceClaim "{claim.name}" {_for(each)} was created for another pod '
         f'with the name "{claim.owner_pod}"; delete that claim and create the pod again',
     )
+
+
+def _for(each: PodClaim) -> str:
+    return f'for pod claim "{each.name}"'
 
 
 def _from_template(
@@ -119,7 +123,7 @@ def _from_template(
     if source is None:
         return Finding(
             code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
-            what=f'ResourceClaimTemplate "{each.template}" of its claim "{each.name}" '
+            what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
             f'does not exist in namespace "{pod.namespace}"; create it or correct '
             f"resourceClaimTemplateName",
         )
@@ -139,7 +143,7 @@ def _not_created(
     if asks and namespace is not None and not namespace.admin_access:
         return Finding(
             code=Code.ADMIN_ACCESS_DENIED,
-            what=f'claim template "{template.name}" of its claim "{each.name}" asks for admin '
+            what=f'claim template "{template.name}" {_for(each)} asks for admin '
             f'access, which namespace "{template.namespace}" does not allow; ask an admin to set '
             f'the label {ADMIN_ACCESS}: "true" on the namespace',
         )
@@ -149,19 +153,19 @@ def _not_created(
         if quota.namespace == template.namespace and (what := _exceeded(quota, template)):
             return Finding(
                 code=Code.QUOTA_EXCEEDED,
-                what=f'no ResourceClaim can be created from claim template "{template.name}" for '
-                f'its claim "{each.name}", because {what}; delete claims that are not needed, or '
-                f"ask an admin for more",
+                what=f'no ResourceClaim can be created from claim template "{template.name}" '
+                f"{_for(each)}, because {what}; delete claims that are not needed, or ask an admin "
+                f"for more",
             )
     cause = "an exceeded ResourceQuota"
     if asks and namespace is None:
         cause += f', or a namespace without the label {ADMIN_ACCESS}: "true" for admin access'
     return Finding(
         code=Code.RESOURCE_CLAIM_NOT_CREATED,
-        what=f'no ResourceClaim has been created from claim template "{template.name}" for its '
-        f'claim "{each.name}"; the Event FailedResourceClaimCreation of the pod has the '
-        f"cause, such as {cause}; without such an Event, check that the kube-controller-manager "
-        f"runs",
+        what=f'no ResourceClaim has been created from claim template "{template.name}" '
+        f"{_for(each)}; the Event FailedResourceClaimCreation of the pod has the cause, such as "
+        f"{cause}; if there is no such Event, check that the "
+        f"kube-controller-manager is running",
     )
 
 
@@ -211,7 +215,9 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
         if any(each.init for each in requests):
             unknown.append(f"extended resource {resource} of init containers")
         elif _by_device_plugin(resource, world):
-            unknown.append(f"extended resource {resource}, which nodes have from device plugins")
+            unknown.append(
+                f"extended resource {resource}, which device plugins on nodes also provide"
+            )
         else:
             wanted.append(
                 Wanted(

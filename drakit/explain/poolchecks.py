@@ -153,7 +153,8 @@ def _finding(
             problem = pool.problem if pool is not None else ""
             return Finding(
                 code=Code.POOL_INVALID,
-                what=f"is invalid, so nothing is allocated from it: {problem}; correct the driver",
+                what=f"is invalid, so no device can be allocated from it: {problem}; correct the "
+                f"driver",
             )
         case PoolCondition.INCOMPLETE if not world.unreadable():
             return Finding(code=Code.POOL_INCOMPLETE, what=_missing(identity, view, world))
@@ -178,7 +179,9 @@ def _missing(identity: PoolID, view: NodeView, world: World) -> str:
         what = f"has slices of generation {newest} with different resourceSliceCount ({counts})"
     else:
         what = f"has {len(slices)} of {stated[0]} slices of generation {newest}"
-    return f"{what}, so nothing is allocated from it; check the log of the driver on this node"
+    return (
+        f"{what}, so no device can be allocated from it; check the log of the driver on this node"
+    )
 
 
 def _rivals(identity: PoolID, world: World) -> list[str]:

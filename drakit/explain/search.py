@@ -177,8 +177,8 @@ class _Search:
             least = sum(self._plan(number, index) for index in range(len(claim.requests)))
             if least > MAX_RESULTS:
                 raise _FailedError(
-                    f"claim {claim.name} asks for {least} devices, and an allocation can list "
-                    f"{MAX_RESULTS}"
+                    f"claim {claim.name} asks for {least} devices, but an allocation can "
+                    f"list only {MAX_RESULTS}"
                 )
             total += least
             self._constraints.append([SearchedConstraint(each) for each in claim.constraints])
@@ -210,7 +210,7 @@ class _Search:
             elif request.every:
                 state = "incomplete" if pool.state is PoolState.INCOMPLETE else "invalid"
                 raise _FailedError(
-                    f"claim {claim}, request {name} asks for all devices, and pool "
+                    f"claim {claim}, request {name} asks for all devices, but pool "
                     f"{pool.identity.pool} of driver {pool.identity.driver} is {state}"
                 )
         plan.count = len(plan.candidates) if request.every else request.count

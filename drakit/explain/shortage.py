@@ -73,7 +73,7 @@ def findings_of_shortage(
     findings += [
         Finding(
             code=Code.POOL_INVALID,
-            what=f"nothing is allocated from pool {pool.identity.pool} of driver "
+            what=f"no device can be allocated from pool {pool.identity.pool} of driver "
             f"{pool.identity.driver}, because {pool.problem}; correct the driver",
         )
         for pool in invalid[:MAX_NAMED]
@@ -122,7 +122,7 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
     """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
     missing = _MISSING_KEY.search(failure)
     if missing is None or device is None:
-        return "correct the expression, or exclude the device by its driver first"
+        return "correct the expression, or test device.driver first, so that it skips this device"
     key = missing[1]
     capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
     attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
@@ -133,7 +133,7 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
         spelling = f"device {name} has {close[0]}, so {spelling}"
     return (
         f"{spelling}; if only some devices have it, test for it first "
-        f'("{key}" in device.{field}["{driver}"]), or exclude the others by their driver'
+        f'("{key}" in device.{field}["{driver}"]), or test device.driver first'
     )
 
 
@@ -162,7 +162,8 @@ def _short(
 def _too_few(origin: str, report: RequestReport, reader: str | None, world: World) -> Finding:
     request, found, analysis = report.analysis.request, report.found, report.analysis
     name = f'request "{report.name}"'
-    devices = f'DeviceClass "{request.device_class}" that {name} of {origin} could use'
+    match = "matches" if found.total == 1 or not analysis.matching else "match"
+    devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
     if not analysis.matching:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
@@ -172,23 +173,24 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     if found.total == 0 and not request.capacity:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f"no published device of {devices} can ever be allocated, because each consumes "
-            f"more of a counter than its pool has; correct the driver",
+            what=f'no published device of DeviceClass "{request.device_class}" that matches '
+            f"{name} of "
+            f"{origin} can ever be allocated, because each consumes more of a counter than its "
+            f"pool has; correct the driver",
         )
     if found.total == 0:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device of DeviceClass "{request.device_class}" that {name} of '
-            f"{origin} selects has the requested capacity",
+            what=f'no published device of DeviceClass "{request.device_class}" that matches {name} '
+            f"of {origin} has the requested capacity",
             advice="lower capacity.requests or add devices",
         )
     if found.total < needed(request):
-        verb = "is" if found.total == 1 else "are"
+        noun = "device is" if found.total == 1 else "devices are"
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}", but only {found.total} {verb} published that it could '
-            f"use",
+            f'"{request.device_class}", but only {found.total} matching {noun} published',
             advice="lower count or add devices",
         )
     if found.free >= needed(request, found):
@@ -196,7 +198,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.REQUESTS_COMPETE,
             what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}" on one node, and no node has that many free devices: node '
+            f'"{request.device_class}" on one node, but no node has that many free devices: node '
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
@@ -209,7 +211,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     if request.every or request.count > 1:
         number = "all" if request.every else request.count
         asks = f"{name} of {origin} asks for {number} devices: "
-        devices = f'DeviceClass "{request.device_class}" that it could use'
+        devices = f'DeviceClass "{request.device_class}" that {match}'
     else:
         asks = ""
     what = asks + state(found, of=devices, reader=reader)
@@ -223,11 +225,12 @@ def _check(request: Request, world: World) -> str:
     drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
     published = {each.driver for each in world.slices() if each.devices}
     if absent := sorted(each for each in drivers - published if each):
-        return f"no slice of driver {absent[0]} has devices, so check that the driver runs"
+        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
     if drivers:
         return "check the selectors of class and request, and the attributes of the devices"
     return (
-        "check that the driver runs and publishes ResourceSlices, and the selectors of class and "
+        "check that the driver is running and publishes ResourceSlices, and the selectors of "
+        "class and "
         "request"
     )
 
@@ -235,7 +238,7 @@ def _check(request: Request, world: World) -> str:
 def _rejected(analysis: Analysis) -> str:
     """Return how many devices each selector rejects, as a clause."""
     parts = [
-        f"{owner} rejects {number} by {shown(expression)}"
+        f"{owner} rejects {number} with selector {shown(expression)}"
         for owner, expression, number in analysis.rejected
         if number
     ]
@@ -301,7 +304,7 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
     constraint = wanted.constraints[index]
     kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
     of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
-    same = "different values" if constraint.distinct else "one value"
+    same = "different values" if constraint.distinct else "the same value"
     return Finding(
         code=Code.CONSTRAINT_NOT_MET,
         what=f"no node has enough free devices with {same} of {constraint.attribute}, as "

@@ -85,7 +85,8 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     elif not matching.by_node and _is_certain([request], world):
         found = Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device matches DeviceClass "{name}"; check that its driver runs '
+            what=f'no published device matches DeviceClass "{name}"; check that its driver is '
+            f"running "
             f"and publishes ResourceSlices, and the selectors of the class",
         )
     else:
@@ -163,7 +164,8 @@ def _of_requests(
     if least > MAX_RESULTS:
         yield Finding(
             code=Code.REQUESTS_COMPETE,
-            what=f"it asks for {least} devices, and an allocation can list {MAX_RESULTS}; reduce "
+            what=f"it asks for {least} devices, but an allocation can list only {MAX_RESULTS}; "
+            f"reduce "
             f"the requests",
         )
         return
@@ -233,7 +235,8 @@ def _too_few(name: str, request: Request, found: _Matching) -> Finding:
     if not found.by_node:
         what = (
             f'no published device of DeviceClass "{request.device_class}" matches request '
-            f'"{name}"; check that the driver runs and publishes ResourceSlices, and the selectors'
+            f'"{name}"; check that the driver is running and publishes ResourceSlices, and the '
+            f"selectors"
         )
     elif (most := max(found.by_node.values())) < request.count:
         what = (

@@ -117,7 +117,10 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
     if one := found.used_up.devices:
         verb = "has" if one == 1 else "have"
         words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
-        yield found.used_up, f"{verb} too little {words} left after the shares of {holders}"
+        yield (
+            found.used_up,
+            f"{verb} too little {words} left, because shares are allocated to {holders}",
+        )
     if one := found.elsewhere.devices:
         verb = "is" if one == 1 else "are"
         yield found.elsewhere, f"{verb} on nodes that the pod cannot use ({_nodes(found)})"

@@ -103,7 +103,7 @@ def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", MODEL_X))
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1 by",))
+@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1 with selector",))
 def each_selector_rejects_one(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"model": "x", "fast": False}), device("b", {"model": "y"}))

@@ -66,7 +66,7 @@ def test_a_pod_fits_where_we_say_so_and_nowhere_else(
                 open_world(world, scene)
                 time.sleep(SETTLE_SECONDS)
                 found = scene.explain()
-                # Of an incomplete pool more may come, but now nothing is allocated from it.
+                # Of an incomplete pool more may come, but now no device can be allocated from it.
                 search_ended = not any("too long" in each for each in found.unknown)
                 outcomes[found.verdict] += 1
                 if search_ended and not scheduler_agrees(found, world, scene):

@@ -71,7 +71,7 @@ class AllowedEndpoint(Settings):
     """The edits that a backend or device plugin can make. The default is none."""
 
     owner: OwnerSettings = OwnerSettings()
-    """The owner of its socket. The default is root."""
+    """The required owner of the backend's or device plugin's socket. The default is root."""
 
     devices: tuple[DevicePattern, ...] = ()
     """Host device nodes, as paths under ``/dev`` without symbolic links. A wildcard matches

@@ -43,7 +43,8 @@ class DriverEntry(Settings):
     """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
 
     name: str | None = None
-    """The name that the driver must have. The chart's admission policy binds the plugin to it."""
+    """The name that the driver must have. The chart's admission policy then restricts the plugin's
+    token to ResourceSlices of this driver."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The driver's own configuration; the driver defines its schema."""
@@ -92,8 +93,8 @@ class DeviceHealthSettings(Settings):
     not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """How long the driver must report that the pods that use a device can no longer work before the
-    plugin adds a NoExecute taint, which evicts these pods."""
+    """The plugin evicts the pods that use a device after the driver has reported for this time that
+    they can no longer work. It sets a NoExecute taint, with which Kubernetes evicts them."""
 
     timeout: Seconds = 30.0
     """How long the kubelet considers a device's health valid. The plugin reports it again after a
@@ -108,8 +109,8 @@ class Devices(Settings):
     removes them."""
 
     start_grace_period: Seconds = 30.0
-    """How long published devices stay unchanged after the plugin starts, until their driver reports
-    them."""
+    """How long the plugin waits after its start for a driver to report its devices. Until then, the
+    published devices stay unchanged."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
 

@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-format",
         choices=("json", "text"),
-        help="form of the log; overrides the configuration file",
+        help="format of the log; overrides the configuration file",
     )
     return parser
 

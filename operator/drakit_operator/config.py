@@ -82,8 +82,9 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """The interval between full lists, which detect deletions that the watches missed. The operator
-    then also checks for new API versions and permissions, and explains waiting pods again."""
+    """The interval between full lists, which detect deletions that the watches missed. At each
+    interval, the operator also checks for new API versions and permissions, and searches again for
+    the reasons why pods wait."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
     """How many objects the operator reconciles concurrently."""

@@ -26,7 +26,7 @@ class Metrics:
         )
         self.reconcile_seconds = Histogram(
             "drakit_operator_reconcile_seconds",
-            "Time to reconcile one object, including its Event",
+            "Time to reconcile one object, including the time to write its Event",
             ["concern", "outcome"],
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=self.registry,

@@ -33,7 +33,7 @@ PARAMETERS = {"mode": "dim"}
 FAULTS = [
     ("publishing:CapitalName", "devices-published", "Lamp-X"),
     ("publishing:TooLongAttribute", "devices-published", "device long is not published"),
-    ("publishing:OtherNames", "stable-names", r"lamp-0-\d+ is not published any more"),
+    ("publishing:OtherNames", "stable-names", r"lamp-0-\d+ is no longer published"),
     ("publishing:Clock", "restart-without-writes", r"attribute started of device lamp-0 was \d+"),
     ("publishing:OneList", "stream-stays-open", "its stream ended"),
     ("publishing:SilentHealth", "health", "no health of any device"),

@@ -221,14 +221,14 @@ HOSTDEV = {
 SIMULATED = {
     "type": "Kind of the device: `gpu`, `partition`, `nic` or `cpu`.",
     "index": "Index of the GPU, interface or CPU. With `cpu.grouping: capacity`, ID of the NUMA node.",
-    "model": "The value `model` of the configuration.",
-    "architecture": "The value `architecture` of the configuration.",
-    "driverVersion": "The value `driverVersion` of the configuration.",
+    "model": "The value of `model` in the configuration.",
+    "architecture": "The value of `architecture` in the configuration.",
+    "driverVersion": "The value of `driverVersion` in the configuration.",
     "computeSlices": "Compute slices of the GPU or of the partition.",
     "parent": "Name of the GPU to which a partition belongs.",
     "profile": "Size of a partition: the number of its compute slices, followed by `g`.",
     "macAddress": "MAC address of the interface.",
-    "vlans": "VLANs of the interface, with `listAttributes` only.",
+    "vlans": "VLANs of the interface. Published only if `listAttributes` is set.",
 }
 
 PLUGIN = {

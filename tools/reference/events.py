@@ -124,7 +124,7 @@ PENDING: Mapping[str, Text] = {
     "ClaimNotReserved": Text(
         regarding=POD,
         when="The claim is allocated, but not reserved for the pod. A claim can be reserved for at most 256 pods.",
-        action="Delete another pod that uses the claim, or create this pod again. The Event states which of the two helps.",
+        action="Delete another pod that uses the claim, or create this pod again. The Event states which of the two is necessary.",
     ),
     "BindingConditionsOutstanding": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -326,9 +326,9 @@ def page() -> str:
             ),
             *_section(
                 "Events about pools",
-                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. They wait until a\n"
-                "problem has lasted for [`events.patience`](configuration.md#events), because every update makes a pool incomplete\n"
-                "for a short time.",
+                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. It waits until\n"
+                "a problem has lasted for [`events.patience`](configuration.md#events), because every update makes a pool\n"
+                "incomplete for a short time.",
                 POOLS,
             ),
             "Only `kubectl drakit explain` reports why an object that is being deleted still exists:",

@@ -56,7 +56,7 @@ async def find_capabilities(session: Session) -> Capabilities:
     try:
         version = str((await session.get("/version")).get("gitVersion") or "")
     except ApiError as error:
-        effect = "it is not compared with the values of releases"
+        effect = "the command cannot check whether drakit's releases support it"
         gaps.append(unread("version", "/version", error, effect))
     of_selectors = FeatureGates()
     try:

@@ -57,8 +57,9 @@ def _evaluator() -> Iterator[Finding]:
     if lacks_helper():
         yield Finding(
             object="Program drakit-cel",
-            what="the program drakit-cel is not installed: a Python library evaluates selectors, "
-            "without quantities, semantic versions and some functions of Kubernetes",
+            what="the program drakit-cel is not installed, so a Python library evaluates "
+            "selectors; it does not support quantities, semantic versions and some of Kubernetes' "
+            "CEL functions",
             fix=_HELPER_FIX,
             problem=False,
         )
@@ -80,13 +81,17 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
         elif row.problem:
             yield Finding(
                 object=subject,
-                what=f"nothing is allocated from {where}, node {row.node}: {row.problem}",
-                fix=f"{log} on that node: the driver must publish all slices of the pool's newest "
-                "generation, without contradictions",
+                what=f"no device can be allocated from {where}, node {row.node}: {row.problem}",
+                fix=f"{log} on that node: the driver must publish all slices of the pool's latest "
+                "generation, and they must be consistent",
             )
         for key, state, fix in (
             (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),
-            (STOPPED, "without their driver", f"{log} on node {row.node}"),
+            (
+                STOPPED,
+                "unavailable, because the driver has stopped",
+                f"{log} on node {row.node}",
+            ),
         ):
             names = [each.name for each in row.devices if key in each.taints]
             if names:
@@ -113,7 +118,7 @@ def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
                 what=f"nodes {shortened(nodes)} publish devices of the same names in pool "
                 f"{identity.pool} of driver {identity.driver}: the scheduler considers them one "
                 "device",
-                fix="let the driver name its pools after their nodes",
+                fix="configure the driver to name its pools after their nodes",
             )
 
 
@@ -127,8 +132,8 @@ def _nodes(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
         if count and node is not None and not node.ready:
             yield Finding(
                 object=f"Node {name}",
-                what=f"node {name} is not ready: pods do not start with its "
-                f"{plural(count, 'device')}",
+                what=f"node {name} is not ready: pods that use its {plural(count, 'device')} "
+                "cannot start",
                 fix=f"kubectl describe node {name}",
             )
 
@@ -181,7 +186,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         elif not analysis.matching:
             yield Finding(
                 object=subject,
-                what=f"DeviceClass {each.name} selects none of {analysis.published} devices",
+                what=f"DeviceClass {each.name} selects none of the "
+                f"{analysis.published} published devices",
                 fix=f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
                 "its driver publishes devices",
                 problem=False,

@@ -184,7 +184,7 @@ def _state(pod: PodFacts, subject: str) -> str:
         return f"{subject} has scheduling gates: the scheduler ignores it until they are removed"
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
-        return f"{subject} does not wait for devices {phase}"
+        return f"{subject} is not waiting for devices {phase}"
     return f"{subject} is scheduled to node {pod.node} {phase}; its devices have no known problem"
 
 
@@ -251,9 +251,11 @@ def _sentences(
         case Verdict.UNDECIDED if pod.node:
             return [f"it is unknown whether the devices of {subject} have a problem"]
         case Verdict.UNDECIDED:
-            where = f": devices on node {explanation.fits_on} match" if explanation.fits_on else ""
+            where = (
+                f", but devices on node {explanation.fits_on} match" if explanation.fits_on else ""
+            )
             verb = "scheduled" if kind == "Pod" else "allocated"
-            return [f"whether {subject} can be {verb} is undecided{where}"]
+            return [f"it is unknown whether {subject} can be {verb}{where}"]
         case _:
             waits = f"pod {pod.namespace}/{pod.name} waits: "
             alone = f"{subject} cannot be allocated: "
@@ -267,9 +269,9 @@ def _sentences(
 
 def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
     if not pod.claims:
-        return f"{subject} uses no ResourceClaim, so it does not wait for devices"
+        return f"{subject} uses no ResourceClaim, so it is not waiting for devices"
     if not explanation.fits_on:
-        return f"all claims of {subject} are allocated; it does not wait for devices"
+        return f"all claims of {subject} are allocated, so it is not waiting for devices"
     then = "if it stays pending, devices are not the cause"
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"

@@ -119,7 +119,7 @@ NODES = Kind(
     type=NodeFacts,
     project=lambda body, _: project_node(body),
     group="",
-    effect="node rules are not checked",
+    effect="node selectors, affinity, taints and resources of nodes are not checked",
 )
 RULES = Kind(
     plural="devicetaintrules",
@@ -143,5 +143,5 @@ QUOTAS = Kind(
     project=lambda body, _: project_quota(body),
     group="",
     namespaced=True,
-    effect="it is unknown whether one keeps a claim from being created",
+    effect="it is unknown whether a quota prevents the creation of a claim",
 )

@@ -67,7 +67,7 @@ class PoolRow:
     """The number of slices of a complete pool."""
 
     problem: str = ""
-    """Why nothing is allocated from it."""
+    """Why no device can be allocated from it."""
 
     vanished: bool = False
     """The node that its slices name does not exist."""

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from drakit.cli.kubectl.access import Denied
 from drakit.cli.kubectl.capabilities import Capabilities
-from drakit.cli.kubectl.finding import Finding, is_or_are, shortened
+from drakit.cli.kubectl.finding import Finding, shortened
 from drakit.cli.kubectl.output import plural
 from drakit.cli.kubectl.pools import PoolRow
 from drakit.cli.kubectl.releases import NODEPLUGIN, OPERATOR, Release, Releases, Workload
@@ -70,7 +70,8 @@ _GATES = (
         name="DRAExtendedResource",
         default_since=36,
         needed=lambda release: bool(release.values.plugin_driver),
-        without="pods get devices of device plugins by claims only, not by limits",
+        without="pods can request device plugins' devices only with claims, not in "
+        "resources.limits",
     ),
 )
 
@@ -161,7 +162,7 @@ def _kubernetes(release: Release, capabilities: Capabilities) -> Iterator[Findin
         yield Finding(
             object=_of(release),
             what=f"release {release.name} in namespace {release.namespace} needs Kubernetes "
-            f"{oldest}, and the API server is {capabilities.version}",
+            f"{oldest}, but the API server is {capabilities.version}",
             fix=f"upgrade the cluster to Kubernetes {oldest} or newer",
         )
 
@@ -206,7 +207,8 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
         if not drivers and pod.node not in {node for _, node in published}:
             yield Finding(
                 object=f"Node {pod.node}",
-                what=f"node {pod.node} has a node plugin, but no ResourceSlice names the node",
+                what=f"node {pod.node} has a node plugin, but no ResourceSlice is published for "
+                f"the node",
                 fix=f"if the node has devices: {log}",
                 problem=False,
             )
@@ -219,7 +221,7 @@ def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
         yield Finding(
             object=_subject(workload),
             what=f"the service account {workload.namespace}/{workload.service_account} of the "
-            f"{workload.component} may not {shortened(names)}",
+            f"{workload.component} is not allowed to {shortened(names)}",
             fix=f"restore the chart's roles: {_same_values(release)}",
         )
 
@@ -231,7 +233,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
         if one.workload(OPERATOR) and other.workload(OPERATOR):
             yield Finding(
                 object=_of(other),
-                what=f"{names} both have an operator, so that pods get Events twice",
+                what=f"{names} both run an operator, so Events are written twice",
                 fix=_upgrade(other, "operator.enabled=false"),
                 problem=False,
             )
@@ -268,9 +270,9 @@ def _kubelets(installed: Releases) -> Iterator[Finding]:
             root, names = next(iter(sorted(others.items())))
             yield Finding(
                 object=_of(release),
-                what=f"release {release.name} in namespace {release.namespace} expects the kubelet "
-                f"in {plugin.kubelet_root}, and {shortened(names)} {is_or_are(names)} registered "
-                f"in {root}",
+                what=f"release {release.name} in namespace {release.namespace} uses the kubelet "
+                f"directory {plugin.kubelet_root}, but {shortened(names)} "
+                f"{'uses' if len(names) == 1 else 'use'} {root}",
                 fix="if that is the --root-dir of the kubelet: "
                 + _upgrade(release, f"nodeplugin.kubeletRoot={root}"),
                 problem=False,

@@ -36,7 +36,8 @@ class HostDevicesConfig(DriverConfig):
 
     policies: dict[PolicyName, HostDevicePolicySpec] = Field(default_factory=dict, max_length=256)
     """The policies by name. If two policies match a device, the policy whose name sorts first
-    publishes it. The driver treats these policies as older than the cluster's policies."""
+    publishes it. If a policy in the cluster matches the same device, the policy in this file
+    publishes it."""
 
     allow_disks: bool = False
     """Whether to publish blank, unused disks and volumes that have a WWN, EUI or serial number, and

@@ -77,11 +77,11 @@ def reason_not_to_publish(
     if block is None:
         return None
     if not allow_disks and _is_disk(block):
-        return Refusal("NotSupported", "it is a disk, and hostdev.allowDisks is not set")
+        return Refusal("NotSupported", "it is a disk, but hostdev.allowDisks is not set")
     if not allow_disks and block.has_backing_file:
         return Refusal(
             "NotSupported",
-            "it is a loop device with a backing file, and hostdev.allowDisks is not set",
+            "it is a loop device with a backing file, but hostdev.allowDisks is not set",
         )
     if block.size_bytes == 0 and not block.is_loop:
         return Refusal(
@@ -108,8 +108,8 @@ def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_identity: 
         if allow_unstable_identity:
             return None
         return (
-            "it has neither WWN, EUI nor serial number, so another disk may have its path after a "
-            "reboot, and the policy does not set allow.unstableIdentity"
+            "it has no WWN, EUI or serial number, so another disk might have its path after a "
+            "reboot, but the policy does not set allow.unstableIdentity"
         )
     twin = next(
         (n for n, its in usage.identities.items() if its == block.identity and n != block.disk),
@@ -121,7 +121,7 @@ def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_identity: 
 def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
     """Return the reason why a device may not be blank."""
     if block.disk != device.kernel_name:
-        return f"it is a partition of {block.disk}, and the policy does not set allow.formatted"
+        return f"it is a partition of {block.disk}, but the policy does not set allow.formatted"
     partitions = _partitions(usage.directories.get(device.kernel_name))
     if partitions:
         return f"it has partitions ({', '.join(partitions)})"
@@ -130,7 +130,7 @@ def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | N
     if block.udev is None:
         if block.is_zram:
             return None
-        return "udev's database has no entry for it, so it may not be blank"
+        return "udev's database has no entry for it, so it might not be blank"
     properties = block.udev.properties
     for prefix, what, key in (
         ("ID_FS_", "a signature", "ID_FS_TYPE"),

@@ -180,9 +180,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
                 "another device"
             )
         disks = _disks_beside(name, selection)
-        instead = "".join(f"; {path} is {other}" for path, other in sorted(disks.items()))
+        instead = "".join(f"; {path} is now {other}" for path, other in sorted(disks.items()))
         raise DriverError(
-            f"device {name} is not on node {self.node.name} any more{instead}: plug it in again, "
+            f"device {name} is no longer on node {self.node.name}{instead}; connect {name} again, "
             "or delete the pod to get another device"
         )
 

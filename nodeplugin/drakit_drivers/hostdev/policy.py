@@ -202,7 +202,7 @@ class Container(DevicePolicy):
     @classmethod
     def _each_letter_once(cls, permissions: str) -> str:
         if len(set(permissions)) != len(permissions):
-            raise ValueError(f"{permissions!r} has a letter twice")
+            raise ValueError(f"{permissions!r} contains a letter twice")
         return permissions
 
     @field_validator("env")
@@ -287,7 +287,7 @@ class DeviceClass(DevicePolicy):
     def _not_of_kubernetes(cls, name: str | None) -> str | None:
         domain = (name or "").partition("/")[0]
         if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
-            raise ValueError(f"{name!r} has a domain of Kubernetes; use your own domain")
+            raise ValueError(f"{name!r} uses a domain of Kubernetes; use your own domain")
         if domain.startswith("requests."):
             raise ValueError(
                 f"{name!r} begins with 'requests.', which is reserved for quotas; use another "
@@ -406,26 +406,26 @@ class HostDevicePolicySpec(DevicePolicy):
             if not any(value for name, value in matcher if name != "subsystem"):
                 yield (
                     f"{place}: matches every device of {matcher.subsystem}; describe the devices "
-                    "that pods may claim, for example by paths, or set allow.dangerous: true"
+                    "that pods can claim, for example by paths, or set allow.dangerous: true"
                 )
             for number, path in enumerate(matcher.paths):
                 if is_dangerous(path):
                     yield (
                         f"{place}.paths[{number}]: {path} gives a container control of the node; "
-                        "set allow.dangerous: true only if you trust every pod that may claim it "
-                        "with the node"
+                        "set allow.dangerous: true only if every pod that can claim it may control "
+                        "the node"
                     )
                 if matches_everything(path):
                     yield (
                         f"{place}.paths[{number}]: {path} matches every device; name the devices "
-                        "that pods may claim, or set allow.dangerous: true"
+                        "that pods can claim, or set allow.dangerous: true"
                     )
         for index, mount in enumerate(self.container.mounts):
             if not _is_below(mount.host_path, _HARMLESS_MOUNTS):
                 yield (
                     f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
                     f"{', '.join(_HARMLESS_MOUNTS)}; set allow.dangerous: true only if every pod "
-                    "that may claim the device may read it"
+                    "that can claim the device may read it"
                 )
 
     @property

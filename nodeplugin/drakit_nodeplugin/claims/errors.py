@@ -85,7 +85,7 @@ class AbandonedError(ClaimError):
 
     def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: the node plugin no longer prepares it, because it must be "
+            f"claim {claim}: the node plugin stopped preparing it, because it is due to be "
             f"unprepared; the kubelet retries if a pod still needs it"
         )
 
@@ -115,7 +115,7 @@ class WrongNodeError(ClaimError):
     def __init__(self, *, claim: str, node: str) -> None:
         super().__init__(
             f"claim {claim}: its devices are on another node, not on {node}; delete the pod, and "
-            "create it again to schedule it to the node of its devices"
+            "create it again, so that it is scheduled to the node that has its devices"
         )
 
 
@@ -179,7 +179,7 @@ class OverAllocatedError(ClaimError):
 
     def __init__(self, *, claim: str, request: str, device: str, shortage: str) -> None:
         super().__init__(
-            f"claim {claim}, request {request}: device {device} is smaller than when it was "
+            f"claim {claim}, request {request}: device {device} has less capacity than when it was "
             f"allocated: {shortage}; delete the pod to get another allocation"
         )
 
@@ -205,8 +205,8 @@ class DeviceGoneError(ClaimError):
 
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
-            f"claim {claim}, request {request}: device {device} is gone: driver {driver} does not "
-            "list it any more on this node; the kubelet retries, and the pod starts if the device "
+            f"claim {claim}, request {request}: device {device} is gone: driver {driver} no "
+            "longer lists it on this node; the kubelet retries, and the pod starts if the device "
             "returns; otherwise delete the pod, and also the claim if no template created it"
         )
 

@@ -68,7 +68,7 @@ whose health is polled has 30 s for its answer."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
-_GONE_MESSAGE = "the device is gone: its driver does not list it any more"
+_GONE_MESSAGE = "the device is gone: its driver no longer lists it"
 
 _INVALID = Health.unknown("its driver reports malformed health")
 

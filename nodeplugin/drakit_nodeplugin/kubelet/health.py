@@ -51,7 +51,7 @@ MAX_LOGGED = 10
 MAX_LOGGED_CHARACTERS = 200
 """Characters of a device's message in the log: vendors write these texts."""
 
-GONE = "the driver does not list the device any more"
+GONE = "the driver no longer lists the device"
 
 
 class HealthSource(Protocol):

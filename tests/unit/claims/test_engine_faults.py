@@ -120,7 +120,7 @@ async def test_a_prepare_that_hangs_is_given_up_for_its_unprepare(start, claims,
     await until(lambda: devices.prepares)
 
     plugin.abandon(A)
-    assert "no longer prepares it" in (await work)[A].error
+    assert "stopped preparing it" in (await work)[A].error
     assert await plugin.states() == {A: "preparing"}, "its unprepare comes"
     devices.held.clear()
     assert await plugin.unprepare(reference(A)) == {A: None}
@@ -135,7 +135,7 @@ async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims
         work = asyncio.create_task(plugin.prepare(reference(A)))
         await asyncio.sleep(0)
         plugin.abandon(A)
-    assert "no longer prepares it" in (await work)[A].error
+    assert "stopped preparing it" in (await work)[A].error
     assert devices.prepares == 0
 
     assert (await plugin.prepare(reference(A)))[A].error is None
@@ -285,7 +285,7 @@ async def test_a_check_that_hangs_holds_up_its_claim_alone_and_is_given_up(start
     assert A not in plugin.answers
     plugin.abandon(A)
     await work
-    assert "no longer prepares it" in plugin.answers[A].error
+    assert "stopped preparing it" in plugin.answers[A].error
     assert await plugin.states() == {A: "prepared", B: "prepared"}
 
 

@@ -139,7 +139,7 @@ async def test_a_claim_does_not_conflict_with_itself(plugin, start):
 async def test_one_claim_that_exceeds_the_inventory(plugin):
     await allocated(plugin, a=["whole", "half-0"])
     (error,) = await errors(plugin, A)
-    assert "device whole is smaller than when it was allocated" in error
+    assert "device whole has less capacity than when it was allocated" in error
     assert "more memory of counter set card than the driver lists; delete the pod" in error
 
 
@@ -232,8 +232,8 @@ async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
     async with asyncio.timeout(LISTED_SECONDS / 2):
         error, other, admin = await errors(plugin, A, B, C)
     assert error == (
-        f"claim lab/claim-{A}, request main: device plain is gone: driver {DRIVER} does not list "
-        "it any more on this node; the kubelet retries, and the pod starts if the device returns; "
+        f"claim lab/claim-{A}, request main: device plain is gone: driver {DRIVER} no longer "
+        "lists it on this node; the kubelet retries, and the pod starts if the device returns; "
         "otherwise delete the pod, and also the claim if no template created it"
     )
     assert other is None

@@ -88,7 +88,7 @@ async def test_a_container_gets_the_edits_that_the_device_carries():
 
 
 async def test_a_device_that_is_not_listed_cannot_be_prepared():
-    with pytest.raises(DriverError, match=f"device cam-0 is not on node {NODE} any more; delete"):
+    with pytest.raises(DriverError, match=f"device cam-0 is no longer on node {NODE}; delete"):
         await Plain().prepare(A, device("cam-0"))
 
 

@@ -83,7 +83,7 @@ async def test_edits_that_change_are_those_of_the_next_prepare():
 async def test_a_device_that_is_not_listed_cannot_be_prepared(inventory):
     async with running(new_endpoint(lambda: Plain(inventory), Listener(), Plain)) as endpoint:
         with pytest.raises(
-            DeviceFailedError, match=f"device cam-0 is not on node {NODE} any more; delete the pod"
+            DeviceFailedError, match=f"device cam-0 is no longer on node {NODE}; delete the pod"
         ):
             await endpoint.prepare(CLAIM, [allocated("cam-0")])
 

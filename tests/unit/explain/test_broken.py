@@ -115,7 +115,7 @@ def test_a_pod_that_can_start_has_no_reason():
             [replace(SLICE, pool="other", driver="e")],
             "DriverUnavailable",
             "driver d of its claim mine publishes no devices on node n1; check that the driver "
-            "runs on that node and is registered with the kubelet",
+            "is running on that node and is registered with the kubelet",
             id="driver-publishes-nothing-on-the-node",
         ),
         pytest.param(
@@ -136,7 +136,7 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [tainted(TaintFacts(key="drakit.dev/gone", effect="NoSchedule"))],
             "DeviceGone",
-            f"{THE_DEVICE} is gone: its driver does not list it any more; connect the device "
+            f"{THE_DEVICE} is gone: its driver no longer lists it; connect the device "
             f"again, or delete the pod and the claim, so that another device is allocated",
             id="device-gone-but-published-while-it-is-held",
         ),

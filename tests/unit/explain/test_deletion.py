@@ -74,7 +74,7 @@ GONE = (
             [replace(POD, uid="younger")],
             "ClaimInUse",
             f"it is reserved for pod train, which no longer exists; {CONTROLLER} removes "
-            f"this entry of status.reservedFor, so check that it runs",
+            f"this entry of status.reservedFor, so check that it is running",
             id="the-pod-is-gone",
         ),
         pytest.param(
@@ -90,7 +90,7 @@ GONE = (
             [],
             "ClaimInUse",
             f"it is still allocated, though no pod uses it; {CONTROLLER} corrects this, so check "
-            f"that it runs",
+            f"that it is running",
             id="allocated-without-a-pod",
         ),
         pytest.param(
@@ -98,14 +98,15 @@ GONE = (
             [],
             "ClaimInUse",
             f"it still has its finalizer, though no pod uses it; {CONTROLLER} corrects this, so "
-            f"check that it runs",
+            f"check that it is running",
             id="only-the-finalizer-is-left",
         ),
         pytest.param(
             replace(CLAIM, finalizers=("lab.io/keep",)),
             [],
             "FinalizerHolds",
-            "finalizer lab.io/keep prevents it; check the controller that sets this finalizer",
+            "finalizer lab.io/keep blocks the deletion; check the controller that sets this "
+            "finalizer",
             id="a-finalizer-of-others",
         ),
     ],
@@ -147,22 +148,24 @@ def unpreparing(*keys):
             [node("n1", ready=False)],
             "NodeNotReady",
             "its node n1 is not ready, so no kubelet confirms that the pod has stopped; repair "
-            "the node, or delete its Node object if it never returns",
+            "the node, or delete its Node object if it will not come back",
             id="node-not-ready",
         ),
         pytest.param(
             replace(POD, finalizers=("lab.io/keep",)),
             [node("n1")],
             "FinalizerHolds",
-            "finalizer lab.io/keep prevents it; check the controller that sets this finalizer",
+            "finalizer lab.io/keep blocks the deletion; check the controller that sets this "
+            "finalizer",
             id="a-finalizer",
         ),
         pytest.param(
             POD,
             [node("n1"), CLAIM, unpreparing("drakit.dev/unpreparing")],
             "ClaimsNotUnprepared",
-            'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine, is not '
-            "unprepared; read the Events of the claim (UnprepareFailed) and the log of the driver "
+            'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine, has not '
+            "been unprepared; read the Events of the claim (UnprepareFailed) and the log of the "
+            "driver "
             "on node n1",
             id="a-device-is-not-unprepared",
         ),

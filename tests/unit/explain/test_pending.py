@@ -87,19 +87,20 @@ MISSING = (
     "does not exist; create it or correct deviceClassName"
 )
 NO_DEVICE = (
-    'pod lab/train waits: no node publishes a device of DeviceClass "gpu.example" that request '
-    '"gpu" of claim template "tpl" could use; '
+    'pod lab/train waits: no node publishes a device of DeviceClass "gpu.example" that matches '
+    'request "gpu" of claim template "tpl"; '
 )
-ABSENT = "no slice of driver d has devices, so check that the driver runs"
+ABSENT = "no slice of driver d has devices, so check that the driver is running"
 SELECTORS = "check the selectors of class and request, and the attributes of the devices"
 
 
 def taken(amount, verb, holders, wants=""):
     of = 'request "gpu" of claim template "tpl"'
-    asks, user = (f"{of} asks for {wants} devices: ", "it") if wants else ("", of)
+    match = "matches" if amount == "the only device" else "match"
+    asks, user = (f"{of} asks for {wants} devices: ", match) if wants else ("", f"{match} {of}")
     released = "the device is" if amount == "the only device" else "enough of them are"
     return (
-        f'pod lab/train waits: {asks}{amount} of DeviceClass "gpu.example" that {user} could use '
+        f'pod lab/train waits: {asks}{amount} of DeviceClass "gpu.example" that {user} '
         f"{verb} allocated to {holders}; the claim can be allocated when {released} released"
     )
 
@@ -127,8 +128,9 @@ def taken(amount, verb, holders, wants=""):
             cluster(gpu(), slices=[published("g0", driver="other")]),
             "NoDevicePublished",
             NO_DEVICE.replace(
-                "could use",
-                'could use (of 1 published, class gpu.example rejects 1 by device.driver == "d")',
+                '"tpl";',
+                '"tpl" (of 1 published, class gpu.example rejects 1 with selector '
+                'device.driver == "d");',
             )
             + ABSENT,
             id="only-other-drivers-publish",
@@ -137,9 +139,9 @@ def taken(amount, verb, holders, wants=""):
             cluster(gpu(selectors=('"size" in device.attributes["d"]',)), slices=[published("g0")]),
             "NoDevicePublished",
             NO_DEVICE.replace(
-                "could use",
-                "could use (of 1 published, the request rejects 1 by "
-                '"size" in device.attributes["d"])',
+                '"tpl";',
+                '"tpl" (of 1 published, the request rejects 1 with selector '
+                '"size" in device.attributes["d"]);',
             )
             + SELECTORS,
             id="request-selects-none-of-the-class",
@@ -148,7 +150,7 @@ def taken(amount, verb, holders, wants=""):
             cluster(gpu(count=3), slices=[published("g0")]),
             "NoDevicePublished",
             'pod lab/train waits: request "gpu" of claim template "tpl" asks for 3 devices of '
-            'DeviceClass "gpu.example", but only 1 is published that it could use; lower count or '
+            'DeviceClass "gpu.example", but only 1 matching device is published; lower count or '
             "add devices",
             id="fewer-published-than-asked-for",
         ),
@@ -201,7 +203,7 @@ def taken(amount, verb, holders, wants=""):
             "size, on device g0 of pool n1, driver d; the scheduler aborts its search on node n1 "
             "at this device; check the spelling of size; if only some devices have it, test for it "
             "first "
-            '("size" in device.attributes["d"]), or exclude the others by their driver',
+            '("size" in device.attributes["d"]), or test device.driver first',
             id="a-selector-fails",
         ),
     ],
@@ -289,14 +291,14 @@ def test_one_alternative_with_a_missing_class_stops_the_claim():
         pytest.param(
             PodClaim(name="gpu", template="gone"),
             "ResourceClaimTemplateMissing",
-            'pod lab/train waits: ResourceClaimTemplate "gone" of its claim "gpu" does not exist '
+            'pod lab/train waits: ResourceClaimTemplate "gone" for pod claim "gpu" does not exist '
             'in namespace "lab"; create it or correct resourceClaimTemplateName',
             id="template-missing",
         ),
         pytest.param(
             PodClaim(name="gpu", claim="gone"),
             "ResourceClaimMissing",
-            'pod lab/train waits: ResourceClaim "gone" of its claim "gpu" does not exist in '
+            'pod lab/train waits: ResourceClaim "gone" for pod claim "gpu" does not exist in '
             'namespace "lab"; create it or correct resourceClaimName',
             id="claim-missing",
         ),

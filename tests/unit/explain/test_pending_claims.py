@@ -76,36 +76,38 @@ def explained(pod, *facts, settled=True):
             POD,
             [TEMPLATE],
             "ResourceClaimNotCreated",
-            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            'no ResourceClaim has been created from claim template "tpl" for pod claim "c"; the '
             "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
-            "ResourceQuota; without such an Event, check that the kube-controller-manager runs",
+            "ResourceQuota; if there is no such Event, check that the kube-controller-manager is "
+            "running",
             id="not-created",
         ),
         pytest.param(
             POD,
             [ADMIN],
             "ResourceClaimNotCreated",
-            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            'no ResourceClaim has been created from claim template "tpl" for pod claim "c"; the '
             "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
             "ResourceQuota, or a namespace without the label "
-            'resource.kubernetes.io/admin-access: "true" for admin access; without such an Event, '
-            "check that the kube-controller-manager runs",
+            'resource.kubernetes.io/admin-access: "true" for admin access; if there is no '
+            "such Event, check that the kube-controller-manager is running",
             id="not-created-with-admin-access-where-namespaces-are-unknown",
         ),
         pytest.param(
             POD,
             [ADMIN, NamespaceFacts(name="lab", uid="n", admin_access=True)],
             "ResourceClaimNotCreated",
-            'no ResourceClaim has been created from claim template "tpl" for its claim "c"; the '
+            'no ResourceClaim has been created from claim template "tpl" for pod claim "c"; the '
             "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
-            "ResourceQuota; without such an Event, check that the kube-controller-manager runs",
+            "ResourceQuota; if there is no such Event, check that the kube-controller-manager is "
+            "running",
             id="not-created-though-admin-access-is-allowed",
         ),
         pytest.param(
             POD,
             [TEMPLATE, quota(PER_CLASS, "4", "3")],
             "QuotaExceeded",
-            'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
+            'no ResourceClaim can be created from claim template "tpl" for pod claim "c", because '
             f'ResourceQuota "q" allows 4 of {PER_CLASS}, the namespace uses 3, and the claim needs '
             "2; delete claims that are not needed, or ask an admin for more",
             id="quota-of-devices",
@@ -114,7 +116,7 @@ def explained(pod, *facts, settled=True):
             POD,
             [TEMPLATE, quota("count/resourceclaims.resource.k8s.io", "1", "1")],
             "QuotaExceeded",
-            'no ResourceClaim can be created from claim template "tpl" for its claim "c", because '
+            'no ResourceClaim can be created from claim template "tpl" for pod claim "c", because '
             'ResourceQuota "q" allows 1 of count/resourceclaims.resource.k8s.io, the namespace '
             "uses 1, and the claim needs 1; delete claims that are not needed, or ask an admin for "
             "more",
@@ -124,7 +126,7 @@ def explained(pod, *facts, settled=True):
             POD,
             [ADMIN, NamespaceFacts(name="lab", uid="n")],
             "AdminAccessDenied",
-            'claim template "tpl" of its claim "c" asks for admin access, which namespace "lab" '
+            'claim template "tpl" for pod claim "c" asks for admin access, which namespace "lab" '
             "does not allow; ask an admin to set the label resource.kubernetes.io/admin-access: "
             '"true" on the namespace',
             id="admin-access",
@@ -133,7 +135,7 @@ def explained(pod, *facts, settled=True):
             WITH_CLAIM,
             [replace(CLAIM, owner_pod="older", owner_uid="o")],
             "ClaimOfOtherPod",
-            'ResourceClaim "train-c-x" of its claim "c" was created for another pod with the name '
+            'ResourceClaim "train-c-x" for pod claim "c" was created for another pod with the name '
             '"older"; delete that claim and create the pod again',
             id="claim-of-another-pod",
         ),
@@ -141,7 +143,7 @@ def explained(pod, *facts, settled=True):
             WITH_CLAIM,
             [replace(CLAIM, deleting=True)],
             "ClaimBeingDeleted",
-            'ResourceClaim "train-c-x" of its claim "c" is being deleted; when the deletion ends, '
+            'ResourceClaim "train-c-x" for pod claim "c" is being deleted; when the deletion ends, '
             "create the claim or the pod again",
             id="claim-is-being-deleted",
         ),
@@ -255,7 +257,7 @@ def test_the_class_of_an_extended_resource_is_named():
     (reason,) = explained(EXTENDED, GPUS).reasons
     assert reason.text == (
         'pod lab/train waits: request "main" of extended resource "lab.io/gpu" asks for 3 devices '
-        'of DeviceClass "gpus", but only 2 are published that it could use; lower count or add '
+        'of DeviceClass "gpus", but only 2 matching devices are published; lower count or add '
         "devices"
     )
 

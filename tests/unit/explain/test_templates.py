@@ -183,7 +183,8 @@ def test_more_devices_than_an_allocation_can_list():
     (reason,) = problems(cluster(replace(ONE, devices=devices)), template(request(count=33)))
     assert (reason.code, reason.sentence) == (
         Code.REQUESTS_COMPETE,
-        "ResourceClaimTemplate lab/tpl: it asks for 33 devices, and an allocation can list 32; "
+        "ResourceClaimTemplate lab/tpl: it asks for 33 devices, but an allocation can list only "
+        "32; "
         "reduce the requests",
     )
 

@@ -93,7 +93,8 @@ def asking(quantity, name="bandwidth", **changes):
 
 UNHEALTHY, STOPPED = taint("drakit.dev/unhealthy"), taint("drakit.dev/stopped")
 UNPREPARING, LENS = taint("drakit.dev/unpreparing"), taint("cam.example.com/lens")
-WHAT = 'of DeviceClass "gpu" that request "gpu" of claim "mine" could use'
+ONE = 'of DeviceClass "gpu" that matches request "gpu" of claim "mine"'
+ALL = 'of DeviceClass "gpu" that match request "gpu" of claim "mine"'
 LOOK = (
     "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the device"
 )
@@ -115,13 +116,13 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
         pytest.param(
             cluster(device("g0", UNHEALTHY)),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            f"the only device {ONE} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="unhealthy",
         ),
         pytest.param(
             cluster(device("g0", taint("drakit.dev/gone"))),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/gone, {NOT}; the taint "
+            f"the only device {ONE} is tainted with drakit.dev/gone, {NOT}; the taint "
             "drakit.dev/gone is removed when the device is connected again; otherwise the device "
             "is removed when its claim is unprepared",
             id="gone",
@@ -129,21 +130,21 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
         pytest.param(
             cluster(device("g0", STOPPED), device("g1", UNPREPARING)),
             "DevicesTainted",
-            f"all 2 devices {WHAT} are tainted with drakit.dev/stopped, drakit.dev/unpreparing, "
+            f"all 2 devices {ALL} are tainted with drakit.dev/stopped, drakit.dev/unpreparing, "
             f"{NOT}; {BACK}; {UNDONE}",
             id="driver-away-and-claim-not-undone",
         ),
         pytest.param(
             cluster(device("g0", LENS, taint(LENS.key, "NoExecute", "dirty"))),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with cam.example.com/lens, {NOT}; "
+            f"the only device {ONE} is tainted with cam.example.com/lens, {NOT}; "
             f"{ASK.replace('effect NoSchedule', 'effects NoExecute and NoSchedule')}",
             id="driver's-own-taint-named-once",
         ),
         pytest.param(
             cluster(device("g0", UNHEALTHY, *(taint(f"x.example.com/{n}") for n in "dcba"))),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, x.example.com/a, "
+            f"the only device {ONE} is tainted with drakit.dev/unhealthy, x.example.com/a, "
             f"x.example.com/b and 2 more, {NOT}; {LOOK}; {ASK}",
             id="many-keys-are-cut",
         ),
@@ -153,25 +154,25 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 request=replace(REQUEST, tolerations=(Toleration(key=LENS.key),)),
             ),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            f"the only device {ONE} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="a-tolerated-taint-is-not-named",
         ),
         pytest.param(
             cluster(device("g0", UNHEALTHY), others=[holder("a", "g0")]),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            f"the only device {ONE} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="a-release-does-not-help-what-is-tainted",
         ),
         pytest.param(
             cluster(device("g0", UNHEALTHY), request=replace(REQUEST, admin_access=True)),
             "DevicesTainted",
-            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            f"the only device {ONE} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="admin-access-does-not-tolerate",
         ),
         pytest.param(
             cluster(device("g0", UNHEALTHY), device("g1"), others=[holder("a", "g1")]),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted "
+            f"of the 2 devices {ALL}, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted "
             f"with drakit.dev/unhealthy, {NOT}; {LOOK}; the claim can be allocated when enough of "
             "them are released",
             id="one-allocated-one-tainted",
@@ -186,7 +187,7 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             ),
             "DevicesTainted",
             'request "gpu" of claim "mine" asks for 3 devices: of the 3 devices of DeviceClass '
-            '"gpu" that it could use, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted with '
+            '"gpu" that match, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted with '
             f"drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="a-release-alone-would-not-be-enough",
         ),
@@ -198,7 +199,7 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 others=[holder("a", "whole")],
             ),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 is allocated to claim lab/a (pod pod-a); 1 shares "
+            f"of the 2 devices {ALL}, 1 is allocated to claim lab/a (pod pod-a); 1 shares "
             f"hardware with devices that are allocated to claim lab/a (pod pod-a); {ON}",
             id="a-partition-of-allocated-hardware",
         ),
@@ -212,7 +213,7 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 others=[holder("a", "h0"), holder("b", "h1")],
             ),
             "DevicesAllocated",
-            f"of the 4 devices {WHAT}, 2 are allocated to claim lab/a (pod pod-a), claim lab/b "
+            f"of the 4 devices {ALL}, 2 are allocated to claim lab/a (pod pod-a), claim lab/b "
             f"(pod pod-b); 1 shares hardware with devices that are allocated to claim "
             f"lab/a (pod pod-a), claim lab/b (pod pod-b); 1 is tainted with "
             f"drakit.dev/unhealthy, {NOT}; {LOOK}; {ON}",
@@ -226,7 +227,7 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 others=[sharer("a", "n0")],
             ),
             "DevicesAllocated",
-            f"of the 2 devices {WHAT}, 1 shares hardware with devices that are allocated to "
+            f"of the 2 devices {ALL}, 1 shares hardware with devices that are allocated to "
             f"claim lab/a (pod pod-a); 1 is tainted with {LENS.key}, {NOT}; {ON}; {ASK}",
             id="a-share-of-a-partition-takes-hardware",
         ),
@@ -240,36 +241,37 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 ],
             ),
             "DevicesAllocated",
-            f"the only device {WHAT} has too little bandwidth left after the shares of "
+            f"the only device {ONE} has too little bandwidth left, because shares are allocated to "
             f"claim lab/a (pod pod-a), claim lab/b (pod pod-b); {ON}",
             id="shares-leave-too-little",
         ),
         pytest.param(
             cluster(nic("n0"), others=[sharer("a", "n0", bandwidth("1", "bandwidth"))]),
             "DevicesAllocated",
-            f"the only device {WHAT} has too little bandwidth left after the shares of claim lab/a "
+            f"the only device {ONE} has too little bandwidth left, because shares are allocated "
+            f"to claim lab/a "
             f"(pod pod-a); {ON}",
             id="without-an-amount-all-of-it-is-asked-for",
         ),
         pytest.param(
             cluster(nic("n0"), others=[holder("a", "n0")]),
             "DevicesAllocated",
-            f"the only device {WHAT} is allocated to claim lab/a (pod pod-a); the claim can be "
+            f"the only device {ONE} is allocated to claim lab/a (pod pod-a); the claim can be "
             "allocated when the device is released",
             id="a-device-that-was-taken-whole-before-it-could-be-shared",
         ),
         pytest.param(
             cluster(nic("n0"), device("plain"), request=asking("11G")),
             "NoDevicePublished",
-            'no published device of DeviceClass "gpu" that request "gpu" of claim "mine" selects '
-            "has the requested capacity; lower capacity.requests or add devices",
+            'no published device of DeviceClass "gpu" that matches request "gpu" of claim '
+            '"mine" has the requested capacity; lower capacity.requests or add devices',
             id="more-than-any-device-has",
         ),
         pytest.param(
             cluster(nic("n0"), nic("n1", "1G"), request=asking("5G", count=2)),
             "NoDevicePublished",
-            'request "gpu" of claim "mine" asks for 2 devices of DeviceClass "gpu", but only 1 is '
-            "published that it could use; lower count or add devices",
+            'request "gpu" of claim "mine" asks for 2 devices of DeviceClass "gpu", but only 1 '
+            "matching device is published; lower count or add devices",
             id="what-is-too-small-is-not-counted",
         ),
         pytest.param(
@@ -280,7 +282,7 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 others=[holder("a", "h1")],
             ),
             "DevicesAllocated",
-            f"the only device {WHAT} is allocated to claim lab/a (pod pod-a); the claim can be "
+            f"the only device {ONE} is allocated to claim lab/a (pod pod-a); the claim can be "
             "allocated when the device is released",
             id="a-partition-that-never-fits-is-not-counted",
         ),
@@ -450,7 +452,8 @@ def test_an_invalid_pool_is_named(devices, counter_sets, problem):
     (reason,) = explain(POD, cluster(*devices, counter_sets=counter_sets))
     assert (str(reason.code), reason.text) == (
         "PoolInvalid",
-        f"pod lab/train waits: nothing is allocated from pool n1 of driver d, because {problem}; "
+        f"pod lab/train waits: no device can be allocated from pool n1 of driver d, because "
+        f"{problem}; "
         "correct the driver",
     )
 

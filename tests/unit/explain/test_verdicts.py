@@ -92,7 +92,7 @@ def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
     code, sentence = only_reason(world, replace(POD, placement=placement))
     assert code == "DevicesOnOtherNodes"
     assert sentence == (
-        f'all 2 devices of DeviceClass "any" that request "r" of claim "mine" could use are on '
+        f'all 2 devices of DeviceClass "any" that match request "r" of claim "mine" are on '
         f"nodes that the pod cannot use ({why}); allow the pod to run on those nodes, or publish "
         f"devices on the nodes that it can use"
     )
@@ -132,7 +132,7 @@ def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     explanation = explain(pod, world)
     assert explanation.verdict is Verdict.UNDECIDED
-    assert "claim other is allocated for other nodes and unused" in explanation.unknown[0]
+    assert "claim other is allocated for other nodes, but no pod uses it" in explanation.unknown[0]
 
 
 def test_a_selector_that_does_not_compile_fails():
@@ -142,7 +142,7 @@ def test_a_selector_that_does_not_compile_fails():
     (reason,) = Explainer(world).explain(POD).reasons
     assert reason.code == "SelectorFailed"
     assert "selector of class any: undefined field 'drive', on device g0" in reason.text
-    assert "; correct the expression, or exclude the device" in reason.text
+    assert "; correct the expression, or test device.driver first" in reason.text
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_constraint_without_which_it_fits_is_named(count):
     )
     assert only_reason(world) == (
         "ConstraintNotMet",
-        "no node has enough free devices with one value of d/numa, as matchAttribute of claim "
+        "no node has enough free devices with the same value of d/numa, as matchAttribute of claim "
         '"mine" requires; relax the constraint or add devices',
     )
 
@@ -199,7 +199,7 @@ def test_more_devices_than_an_allocation_can_list(requests):
     world = world_of(ANY, node("n1"), slice_on("n1", *devices), claim(*requests))
     assert only_reason(world) == (
         "RequestsCompete",
-        "claim c asks for 33 devices, and an allocation can list 32; reduce the requests",
+        "claim c asks for 33 devices, but an allocation can list only 32; reduce the requests",
     )
 
 

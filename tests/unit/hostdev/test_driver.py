@@ -253,7 +253,7 @@ async def test_a_replugged_device_is_prepared_under_its_new_number(host):
 
 
 async def test_a_device_that_is_gone_is_named(host):
-    with pytest.raises(DriverError, match="device kvm-0 is not on node node-1 any more: plug"):
+    with pytest.raises(DriverError, match="device kvm-0 is no longer on node node-1; connect"):
         await driver(host, KVM).prepare(CLAIM, allocated("kvm-0"))
 
 

@@ -107,8 +107,8 @@ async def test_another_disk_under_the_path_is_not_prepared_and_both_are_named(ho
     with pytest.raises(DriverError) as caught:
         await driver.prepare(CLAIM, allocated(name))
     assert str(caught.value).startswith(
-        "device disk-wwn-5000c500a1b2c3d4 is not on node node-1 any more; "
-        "/dev/sda is disk-wwn-5000c500ffffffff: "
+        "device disk-wwn-5000c500a1b2c3d4 is no longer on node node-1; "
+        "/dev/sda is now disk-wwn-5000c500ffffffff; "
     )
 
 
@@ -117,7 +117,7 @@ async def test_a_disk_without_identity_is_refused_unless_the_policy_allows_it(ho
     disk(host, "sda", "8:0")
     assert await published(made(host, "/dev/sd*")) == {}
     (record,) = [record for record in caplog.records if hasattr(record, "reason")]
-    assert "neither WWN, EUI nor serial number" in record.reason
+    assert "no WWN, EUI or serial number" in record.reason
     assert await published(made(host, "/dev/sd*", unstableIdentity=True)) == {
         "disk-sda": "/dev/sda"
     }

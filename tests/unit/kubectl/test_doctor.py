@@ -175,7 +175,10 @@ def no_helper(site):
     ("spoil", "subject", "text", "fix"),
     [
         pytest.param(
-            unselected, "DeviceClass none", "none selects none of 2 devices", "check its selectors"
+            unselected,
+            "DeviceClass none",
+            "none selects none of the 2 published devices",
+            "check its selectors",
         ),
         pytest.param(
             daemon_sets_of_others,

@@ -18,7 +18,7 @@ GATES = {
         "nic.count=0,simulated.config.cpu.grouping=devices",
     ),
     "DRAListTypeAttributes": ("without list attributes", "nic.listAttributes=false"),
-    "DRAExtendedResource": ("by claims only", ""),
+    "DRAExtendedResource": ("only with claims", ""),
 }
 """A feature of a release that needs a gate, and the value that avoids it."""
 
@@ -146,7 +146,7 @@ def plugin_without_slices(site):
         pytest.param(
             old_cluster,
             "Release drakit-system/drakit",
-            "needs Kubernetes 1.34, and the API server is v1.33.9+vendor",
+            "needs Kubernetes 1.34, but the API server is v1.33.9+vendor",
             "upgrade the cluster",
         ),
         pytest.param(
@@ -182,19 +182,20 @@ def plugin_without_slices(site):
         pytest.param(
             operator_without_nodes,
             "Deployment drakit-system/drakit-operator",
-            "drakit-system/drakit-operator of the operator may not list nodes, watch nodes",
+            "drakit-system/drakit-operator of the operator is not allowed to list nodes, watch "
+            "nodes",
             "helm upgrade drakit",
         ),
         pytest.param(
             operator_without_its_lease,
             "Deployment drakit-system/drakit-operator",
-            "may not update leases.coordination.k8s.io",
+            "is not allowed to update leases.coordination.k8s.io",
             "helm upgrade drakit",
         ),
         pytest.param(
             plugin_without_slices,
             "DaemonSet drakit-system/drakit-nodeplugin",
-            "of the nodeplugin may not create resourceslices.resource.k8s.io",
+            "of the nodeplugin is not allowed to create resourceslices.resource.k8s.io",
             "helm upgrade drakit",
         ),
     ],
@@ -243,16 +244,16 @@ def silent_backends(site):
 @pytest.mark.parametrize(
     ("spoil", "text", "fix"),
     [
-        pytest.param(two_operators, "both have an operator", "--set operator.enabled=false"),
+        pytest.param(two_operators, "both run an operator", "--set operator.enabled=false"),
         pytest.param(
             other_kubelet,
-            "expects the kubelet in /var/lib/kubelet, and DaemonSet storage/csi is registered in "
+            "uses the kubelet directory /var/lib/kubelet, but DaemonSet storage/csi uses "
             "/var/snap/kubelet",
             "--set nodeplugin.kubeletRoot=/var/snap/kubelet",
         ),
         pytest.param(
             silent_backends,
-            "node n2 has a node plugin, but no ResourceSlice names the node",
+            "node n2 has a node plugin, but no ResourceSlice is published for the node",
             "logs drakit-n2",
         ),
     ],

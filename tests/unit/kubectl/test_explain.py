@@ -103,7 +103,8 @@ async def test_a_v1beta1_server_gives_the_same_answer(site, run):
         pytest.param(
             "/api/v1/nodes",
             "blocked",
-            "no permission to list nodes: node rules are not checked",
+            "no permission to list nodes: node selectors, affinity, taints and resources of "
+            "nodes are not checked",
             id="without-nodes-the-devices-still-decide",
         ),
         pytest.param(

@@ -115,7 +115,10 @@ async def test_without_nodes_no_node_is_gone(site, run):
     site.slice("s1", "a")
     code, body = await run.json("devices")
     assert (code, body["pools"][0]["state"]) == (0, "ready")
-    assert body["notEvaluated"] == ["no permission to list nodes: node rules are not checked"]
+    assert body["notEvaluated"] == [
+        "no permission to list nodes: node selectors, affinity, taints and resources of nodes "
+        "are not checked"
+    ]
 
 
 async def test_without_slices_there_is_no_answer(site, run):

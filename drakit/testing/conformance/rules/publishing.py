@@ -61,7 +61,7 @@ async def stable_names(kit: Kit) -> None:
     if lost := names - later:
         came = f", but {_first(later - names)} is new" if later - names else ""
         kit.fail(
-            f"device {_first(lost)} is not published any more after a restart of the node plugin"
+            f"device {_first(lost)} is no longer published after a restart of the node plugin"
             f"{came}; names must not change"
         )
     if added := later - names:

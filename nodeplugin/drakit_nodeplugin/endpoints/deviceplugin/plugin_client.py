@@ -308,7 +308,7 @@ class PluginClient:
                 "with adminAccess are not supported"
             )
         elif listed is None:
-            text = f"{self._plugin} does not list it any more; delete the pod to get another device"
+            text = f"{self._plugin} no longer lists it; delete the pod to get another device"
         else:
             return listed.identity
         raise DeviceFailedError(text, index=index)

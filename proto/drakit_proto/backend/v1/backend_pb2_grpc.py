@@ -129,8 +129,9 @@ class BackendServicer:
         last boot is still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        asks again for a prepared claim. If a claim is not prepared correctly, the node plugin prepares
-        it again. It does not unprepare the claim first, because containers may be using its devices.
+        requests a claim that is already prepared. If a claim is not prepared correctly, the node
+        plugin prepares it again. It does not unprepare the claim first, because containers may be
+        using its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,8 +141,8 @@ class BackendServicer:
         """Optional: a backend can also set Device.health, or report no health.
 
         Reports changes of device health. A message contains only devices whose health changed. The
-        stream stays open; if it ends, the node plugin calls the method again. The status of pods shows
-        no health for a device that was never reported.
+        stream stays open; if it ends, the node plugin calls the method again. If the health of a
+        device was never reported, the status of pods does not show it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -674,7 +674,7 @@ async def test_one_request_of_two_that_fails_fails_the_claim(world, plugin):
 
 
 async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
-    with pytest.raises(DeviceFailedError, match="does not list it any more") as raised:
+    with pytest.raises(DeviceFailedError, match="no longer lists it") as raised:
         await world.prepare("thing-0", "thing-7")
     assert raised.value.index == 1
     assert plugin.allocated == []
