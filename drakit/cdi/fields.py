@@ -180,8 +180,8 @@ _INTEL_RDT = record(
         "enableMonitoring": flag,
     },
     gone={
-        "enableCMT": " any more since CDI 1.1; 'enableMonitoring' replaces it",
-        "enableMBM": " any more since CDI 1.1; 'enableMonitoring' replaces it",
+        "enableCMT": "; CDI 1.1 replaced it with 'enableMonitoring'",
+        "enableMBM": "; CDI 1.1 replaced it with 'enableMonitoring'",
     },
 )
 

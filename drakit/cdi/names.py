@@ -37,7 +37,7 @@ def split_kind(kind: str) -> tuple[str, str]:
         if not _KIND_PART.fullmatch(part):
             raise InvalidNameError(
                 f"the {what} {part!r} of CDI kind {kind!r} must begin with a letter, end with a "
-                "letter or digit, and have only letters, digits, '_', '-' and '.' between"
+                "letter or digit, and contain only letters, digits, '_', '-' and '.'"
             )
     return vendor, class_
 
@@ -46,8 +46,8 @@ def check_device_name(name: str) -> None:
     """Raise for a name that runtimes reject."""
     if not _DEVICE_NAME.fullmatch(name):
         raise InvalidNameError(
-            f"CDI device name {name!r} must begin and end with a letter or digit, and have only "
-            "letters, digits, '_', '-', '.' and ':' between"
+            f"CDI device name {name!r} must begin and end with a letter or digit, and contain "
+            "only letters, digits, '_', '-', '.' and ':'"
         )
 
 
@@ -74,6 +74,6 @@ def transient_file_name(kind: str, identifier: str) -> str:
     if not _FILE_ID.fullmatch(identifier):
         raise InvalidNameError(
             f"the identifier {identifier!r} of a CDI file must begin and end with a letter or "
-            "digit, and have only letters, digits, '_', '-' and '.' between"
+            "digit, and contain only letters, digits, '_', '-' and '.'"
         )
     return f"{vendor}-{class_}_{identifier}.json"

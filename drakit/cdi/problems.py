@@ -65,5 +65,5 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write numbers of thousands of digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -58,7 +58,7 @@ def check_version(spec: object, found: Found) -> None:
             found,
             "cdiVersion",
             "warning",
-            f"is not a semantic version with its 'v' prefix: {given!r}",
+            f"has a 'v' prefix, which semantic versions do not have: {given!r}",
         )
     for needed, field in _needs(spec):
         if _AGE[needed] > _AGE[version]:

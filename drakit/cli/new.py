@@ -185,7 +185,7 @@ def _name_problem(name: str) -> str | None:
             re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:MAX_NAME].strip("-")
         )
         return (
-            f"is not a letter followed by at most {MAX_NAME - 1} lower-case letters, digits and "
+            f"must be a letter followed by at most {MAX_NAME - 1} lower-case letters, digits and "
             f"single dashes"
             + (f"; try {better}" if better and _name_problem(better) is None else "")
         )
@@ -205,9 +205,9 @@ def _driver_problem(driver: str) -> str | None:
     # It is the vendor in CDI names, too, and those begin with a letter.
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
-            f"is not a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
+            f"must be a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
             "dots "
-            f"that begins with a letter; name it as in lamps.example.com"
+            f"that begins with a letter; for example lamps.example.com"
         )
     if "." not in driver:
         return f"has no domain; append a domain that you own, as in {driver}.example.com"

@@ -227,7 +227,7 @@ def _udev(place: NodePluginConfig) -> str:
     try:
         number = len(os.listdir(data))
     except OSError as error:
-        return f"{data}: {error.strerror}: hostdev works without udev's properties and links"
+        return f"{data}: {error.strerror}: udev's properties and links are not available to hostdev"
     return f"{data}: {number} entries"
 
 

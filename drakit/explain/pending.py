@@ -224,10 +224,10 @@ class Explainer:
         for claim in allocated:
             if claim.nodes is not None and claim.consumers:
                 only = node_of_claim(claim)
-                where = f"node {only}" if only is not None else "nodes"
+                where = f"on node {only}" if only is not None else "on nodes"
                 yield Finding(
                     code=Code.DEVICES_ON_OTHER_NODES,
-                    what=f"its claim {claim.name} is allocated for {where}, where the pod cannot "
+                    what=f"its claim {claim.name} is allocated {where} where the pod cannot "
                     f"run, and other pods use the claim; allow the pod to run there, or use "
                     f"another claim",
                 )
@@ -288,9 +288,9 @@ class Explainer:
             answers[name] = answer
         undecided = [name for name, a in answers.items() if a.outcome is Outcome.UNDECIDED]
         if undecided:
-            return _undecided([f"the search on node {undecided[0]} takes too long"], reports, nodes)
+            return _undecided([f"the search on node {undecided[0]} took too long"], reports, nodes)
         if len(candidates) > MAX_NODES:
-            unknown = f"the search on more than {MAX_NODES} nodes takes too long"
+            unknown = f"more than {MAX_NODES} nodes would have to be searched"
             return _undecided([unknown], reports, nodes)
         if unused := _unused(allocated, nodes):
             return _undecided(unused, reports, nodes)

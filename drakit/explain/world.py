@@ -420,7 +420,9 @@ class World:
             if not alive:
                 break
             if not expression:
-                raise NotEvaluatedError(f"a selector of {owner} is too long to be kept")
+                raise NotEvaluatedError(
+                    f"a selector of {owner} is too long, so drakit does not evaluate it"
+                )
             if expression == without:
                 continue
             try:

@@ -61,7 +61,7 @@ def binding_condition_outstanding(s: Scene) -> Iterator[None]:
     s.api.write_status("resourceclaims", claim)
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("claim disk is allocated for node",))
+@situation(Code.DEVICES_ON_OTHER_NODES, words=("claim disk is allocated on node",))
 def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))

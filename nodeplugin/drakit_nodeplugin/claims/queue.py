@@ -323,8 +323,10 @@ class ClaimQueue:
                 continue
             facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
             logger.error("engine returned no answer for a claim", extra=facts)
-            text = "the node plugin has no answer for it; this is a bug in the node plugin; its"
-            error = f"claim {work.claim}: {text} log on this node has the details"
+            text = (
+                "the node plugin produced no result for it; this is a bug in the node plugin; see"
+            )
+            error = f"claim {work.claim}: {text} its log on this node"
             work.finish(ClaimAnswer(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
@@ -365,7 +367,7 @@ class ClaimQueue:
         found: tuple[_Turn, ClaimWork] | None,
     ) -> ClaimAnswer:
         if found is None:
-            text = "too many calls wait for unfinished work on it; check the driver "
+            text = "too many calls are already waiting for it; check driver "
             return _not_done(claim, text + self._driver)
         turn, work = found
         if work.answer is None:

@@ -30,7 +30,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Reports,
     Update,
 )
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError, kind_and_text, text_of
 
 __all__ = (
     "Endpoint",
@@ -215,7 +215,7 @@ class Lifecycle(Generic[ConnectionT]):
 def _reason_of(error: Exception) -> str:
     if isinstance(error, ConnectionEndedError):
         return error.reason
-    return f"{type(error).__name__}: {text_of(error)}"
+    return kind_and_text(error)
 
 
 # ---------------------------------------------------------------- endpoint

@@ -34,6 +34,7 @@ __all__ = (
     "Diagnostics",
     "EndpointStoppedError",
     "failure_of",
+    "kind_and_text",
     "kind_of",
     "text_of",
     "traceback_of",
@@ -118,7 +119,7 @@ def failure_of(
     else:
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
         logger.error("driver failed", extra=facts)
-        text = f"{name} failed in {what}: {kind_of(error)}: {text_of(error)}"
+        text = f"{name} failed in {what}: {kind_and_text(error)}"
     return DeviceFailedError(text, index=index, pending=isinstance(error, ReleasePendingError))
 
 
@@ -143,11 +144,20 @@ def text_of(error: BaseException) -> str:
 
     It calls the vendor's code, so it must be called only in the driver's thread.
     """
+    return _text(error) or kind_and_text(error)
+
+
+def kind_and_text(error: BaseException) -> str:
+    """Return an exception's type and text, as :func:`text_of`: ``KeyError: 'a'``."""
+    text, kind = _text(error), kind_of(error)
+    return f"{kind}: {text}" if text else f"{kind} (no message)"
+
+
+def _text(error: BaseException) -> str:
     try:
-        text = str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+        return str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except Exception:
-        text = ""
-    return text or f"{kind_of(error)}, which has no text"
+        return ""
 
 
 def traceback_of(error: BaseException) -> str:

@@ -61,7 +61,10 @@ class TooManyNodesError(Exception):
     """A directory has more device nodes than a container may get."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} has more than {MAX_NODES} device nodes, or {MAX_ENTRIES:,} files")
+        super().__init__(
+            f"directory {path}, which contains more than {MAX_NODES} device nodes or "
+            f"{MAX_ENTRIES:,} files"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

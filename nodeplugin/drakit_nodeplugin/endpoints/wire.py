@@ -185,8 +185,8 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
             text = f"did not answer {method} in time"
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
             text = (
-                f"sent more than 4 MiB in answer to {method}, or accepts less than the node plugin "
-                "sent"
+                f"sent a response to {method} that is larger than 4 MiB, or cannot receive a "
+                "request of this size"
             )
         case _:
             word = code.name.lower().replace("_", " ")

@@ -41,7 +41,7 @@ from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.logs import ProblemLog
 from drakit.settings import describe
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
-from drakit_nodeplugin.endpoints.failures import kind_of, text_of
+from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
 
@@ -120,7 +120,7 @@ def check(policy: StoredPolicy, kind: type[DevicePolicy]) -> CheckedPolicy:
     except ValueError as error:
         problem = text_of(error)
     except Exception as error:  # a vendor's validator
-        problem = f"spec: the driver fails to read it: {kind_of(error)}: {text_of(error)}"
+        problem = f"spec: the driver fails to read it: {kind_and_text(error)}"
     else:
         valid = Policy(name=policy.name, created=created, generation=policy.generation, spec=spec)
         return CheckedPolicy(stored=policy, policy=valid)

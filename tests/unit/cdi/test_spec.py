@@ -201,7 +201,7 @@ def test_the_lowest_version_that_works(name, edits, version):
         pytest.param(node(major=0, minor=3), "minor is ignored by runtimes", id="major-zero"),
         pytest.param(node(major=-1, minor=1), "major must be from 0 to 4095", id="negative"),
         pytest.param(node(gid=2**32), "not 4294967296", id="too-large"),
-        pytest.param(node(uid=10**5000), "a number of thousands of digits", id="far-too-large"),
+        pytest.param(node(uid=10**5000), "a number with thousands of digits", id="far-too-large"),
         pytest.param(node(permissions="rx"), "letters of 'rwm', or 'none'", id="permission"),
         pytest.param(node(permissions="rr"), "has a letter twice", id="permission-twice"),
         pytest.param(node(permissions=""), "for no permission, write 'none'", id="no-permission"),

@@ -242,7 +242,7 @@ async def test_an_error_without_a_text_is_an_error_of_its_claim_alone(start, cla
 
     devices.prepare_device = prepare
     answers = await plugin.prepare(reference(A), reference(B))
-    assert "Unspeakable, which has no text" in answers[A].error
+    assert "Unspeakable (no message)" in answers[A].error
     assert answers[B].error is None
 
 

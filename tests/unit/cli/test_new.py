@@ -30,7 +30,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        pytest.param("", "is not a letter followed by", id="empty"),
+        pytest.param("", "must be a letter followed by", id="empty"),
         pytest.param("Rack_Lamps", "try rack-lamps", id="capitals-and-underscores"),
         pytest.param("3lamps", "try lamps", id="a-digit-first"),
         pytest.param("lamps-", "try lamps", id="a-dash-last"),
@@ -72,9 +72,9 @@ def test_no_project_is_named_as_a_command(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("driver", "told"),
     [
-        pytest.param("Lamps.example.com", "is not a DNS name", id="capitals"),
+        pytest.param("Lamps.example.com", "must be a DNS name", id="capitals"),
         pytest.param("1lamp.example.com", "begins with a letter", id="a-digit-first"),
-        pytest.param("lamps..com", "is not a DNS name", id="an-empty-part"),
+        pytest.param("lamps..com", "must be a DNS name", id="an-empty-part"),
         pytest.param("a" * 52 + ".example.com", "at most 63", id="too-long"),
         pytest.param("lamps", "as in lamps.example.com", id="without-a-domain"),
         pytest.param("lamps.drakit.dev", "in drakit's own domain", id="of-drakit"),

@@ -154,7 +154,7 @@ async def test_tasks_that_a_driver_leaves_behind_are_ended_and_named(
     (record, *_) = records(caplog, "driver left tasks behind")
     assert (record.levelno, record.count, record.driver) == (logging.WARNING, 1, Camera.name)
     assert record.tasks.startswith("bus-reader (test_tasks_that")
-    assert not records(caplog, "driver's tasks do not end and are abandoned")
+    assert not records(caplog, "driver's tasks did not stop in time and are abandoned")
 
 
 async def test_a_call_in_flight_is_no_task_that_was_left_behind(
@@ -211,9 +211,9 @@ async def test_tasks_and_threads_that_do_not_end_do_not_keep_the_driver_from_liv
     go.set()
     for task in driver_loop._left:
         task._log_destroy_pending = False  # asyncio would say so at the end of the tests
-    (record,) = records(caplog, "driver's tasks do not end and are abandoned")
+    (record,) = records(caplog, "driver's tasks did not stop in time and are abandoned")
     assert record.tasks.startswith("stubborn (")
-    assert records(caplog, "driver's threads do not end and are abandoned")
+    assert records(caplog, "driver's threads did not stop in time and are abandoned")
 
 
 async def test_a_task_that_exits_while_the_loop_ends_does_not_cut_the_rest_short(

@@ -245,11 +245,10 @@ class Unspeakable(Exception):
         ),
         pytest.param(
             Unspeakable(),
-            "driver camera.example.com failed in prepare: Unspeakable: Unspeakable, which has no "
-            "text",
+            "driver camera.example.com failed in prepare: Unspeakable (no message)",
             id="no-text",
         ),
-        pytest.param(DriverError(), "DriverError, which has no text", id="an-empty-text"),
+        pytest.param(DriverError(), "DriverError (no message)", id="an-empty-text"),
         pytest.param(DriverError("x" * 1_000_000), "x" * 2000, id="a-text-without-end"),
         pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
     ],

@@ -258,9 +258,7 @@ class Silent(Exception):
     [
         pytest.param(DriverError("the bus is slow"), "the bus is slow", id="with-a-reason"),
         pytest.param(ValueError("a bug"), "the driver failed: ValueError: a bug", id="raises"),
-        pytest.param(
-            Silent(), "the driver failed: Silent: Silent, which has no text", id="no-text"
-        ),
+        pytest.param(Silent(), "the driver failed: Silent (no message)", id="no-text"),
         pytest.param(
             asyncio.CancelledError(),
             "the driver's call was cancelled, but not by its caller",

@@ -177,7 +177,7 @@ async def test_whether_the_driver_is_unavailable_has_the_reason_that_a_call_woul
         pytest.param(SystemExit(3), "SystemExit: 3", id="ends-its-thread"),
         pytest.param(KeyboardInterrupt("x"), "KeyboardInterrupt: x", id="interrupts"),
         pytest.param(asyncio.CancelledError(), "it cancelled its own stream", id="cancels"),
-        pytest.param(type("Odd", (Exception,), {"__str__": None})(), "Odd: Odd, which", id="odd"),
+        pytest.param(type("Odd", (Exception,), {"__str__": None})(), "Odd (no message)", id="odd"),
     ],
 )
 async def test_a_driver_whose_stream_ends_is_stopped_and_started_again(

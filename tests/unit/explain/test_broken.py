@@ -359,6 +359,6 @@ def test_a_pod_whose_claim_is_in_use_on_a_node(change, cordoned, verdict):
     explanation = explain(replace(POD, node=None, name="second", uid="s"), facts)
     assert explanation.verdict is verdict
     assert [reason.sentence for reason in explanation.reasons] == [
-        "pod lab/second waits: its claim mine is allocated for node n1, where the pod cannot "
+        "pod lab/second waits: its claim mine is allocated on node n1 where the pod cannot "
         "run, and other pods use the claim; allow the pod to run there, or use another claim"
     ] * (verdict is Verdict.BLOCKED)

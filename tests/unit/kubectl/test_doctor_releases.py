@@ -319,9 +319,7 @@ async def test_values_that_nobody_may_read_are_not_guessed(cluster, findings):
     cluster.forbid("/api/v1/configmaps")
     cluster.forbid("/api/v1/namespaces/lab/configmaps")
     (found,) = await findings()
-    assert found["finding"].startswith(
-        "no permission to list configmaps: the values of such releases"
-    )
+    assert found["finding"].startswith("no permission to list configmaps: the values of releases")
 
 
 async def test_a_malformed_configuration_costs_only_itself(cluster, findings):

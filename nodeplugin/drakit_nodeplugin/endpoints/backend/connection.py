@@ -107,7 +107,9 @@ class BackendConnection:
         except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
         if name != self._driver:
-            raise ConnectionEndedError("the backend at its socket now has another name")
+            raise ConnectionEndedError(
+                "the backend on its socket now reports a different driver name"
+            )
         self._begin(self._watch_devices(), "devices")
         self._begin(self._watch_health(), "health")
 
@@ -136,7 +138,9 @@ class BackendConnection:
                     await asyncio.wait(tasks)
                 await self._client.close()
         except TimeoutError:
-            logger.warning("backend's connection does not close", extra={"driver": self._driver})
+            logger.warning(
+                "backend's connection did not close in time", extra={"driver": self._driver}
+            )
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=f"{self._driver} {name}")
@@ -162,7 +166,7 @@ class BackendConnection:
         try:
             inventory = await self._reader.read(raw, turns)
         except GarbageError as error:
-            self._latest.end(_disorder(f"sent {error} as its devices"))
+            self._latest.end(_disorder(f"sent an invalid list of devices: {error}"))
             inventory = None
         if self._latest.over is not None:
             raise self._latest.over  # its devices do not count any more
@@ -223,7 +227,7 @@ class BackendConnection:
                 return None
             return LOST if error.may_be_lost else f"its backend {error}"
         except GarbageError as error:
-            return f"its backend sent {error} as the health of its devices"
+            return f"its backend sent an invalid health message: {error}"
         except Exception as error:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
             return f"reading it failed ({type(error).__name__})"

@@ -343,7 +343,9 @@ class _Collection(Generic[MessageT, ThingT]):
 
     def add(self, raw: bytes) -> None:
         if len(raw) > MAX_PART_BYTES:
-            raise GarbageError(f"one of {self._plural} of more than {MAX_PART_BYTES // 1024} KiB")
+            raise GarbageError(
+                f"a {self._plural.removesuffix('s')} larger than {MAX_PART_BYTES // 1024} KiB"
+            )
         if len(self.listed) == MAX_DEVICES:
             raise GarbageError(f"more than {MAX_DEVICES:,} {self._plural}")
         digest = blake2b(raw, digest_size=16).digest()

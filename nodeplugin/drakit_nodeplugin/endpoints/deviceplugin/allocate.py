@@ -60,7 +60,9 @@ def edits_in(
         answer = allocate_answer(raw)
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
         edits = edits_of(answer, nodes, restricted=rights is not None)
-    except (BadAnswerError, TooManyNodesError) as error:
+    except TooManyNodesError as error:
+        problem = f"answered Allocate with {error}; this is a bug in the device plugin"
+    except BadAnswerError as error:
         problem = f"answered Allocate {error}; this is a bug in the device plugin"
     else:
         problem = None if rights is None else rights.edits_problem(edits)
@@ -108,7 +110,7 @@ def edits_of(
         build_spec(_KIND, [(_NAME, edits)])
     except InvalidEditsError as error:
         text = str(error).removeprefix(f"CDI device {_KIND}={_NAME}: ")
-        raise BadAnswerError(f"which a CDI spec cannot contain: {text}") from None
+        raise BadAnswerError(f"with content that a CDI spec cannot contain: {text}") from None
     return edits
 
 
@@ -135,7 +137,7 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
             node = DeviceNode(path=path, host_path=real, permissions=_permissions(device))
             nodes.setdefault(path, node)
         if len(nodes) > MAX_PARTS:
-            text = f"with more than {MAX_PARTS} device nodes, with those in directories"
+            text = f"with more than {MAX_PARTS} device nodes, including those in directories"
             raise BadAnswerError(text)
     return tuple(nodes.values())
 

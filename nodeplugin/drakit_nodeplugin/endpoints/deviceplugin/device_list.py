@@ -85,7 +85,10 @@ class TooManyDevicesError(Exception):
     def __init__(self, *, others: int = 0) -> None:
         text = f"it listed more than {MAX_DEVICES:,} devices"
         if others:
-            text += f", together with the {others:,} of other device plugins on this node"
+            text = (
+                f"its devices and the {others:,} devices of other device plugins on this node "
+                f"exceed the limit of {MAX_DEVICES:,}"
+            )
         super().__init__(text)
 
 
@@ -277,7 +280,7 @@ def resource_name_problem(name: str) -> str | None:
     an attribute; None if it is one."""
     domain, slash, part = name.partition("/")
     if not slash:
-        return "it must have a domain and '/' before it, as in vendor.example/thing"
+        return "it must begin with a domain and '/', for example vendor.example/thing"
     if domain.endswith("kubernetes.io"):
         return "domains that end in kubernetes.io are reserved for Kubernetes"
     if domain.startswith(_QUOTA_PREFIX):
@@ -291,8 +294,8 @@ def resource_name_problem(name: str) -> str | None:
         )
     if len(name) > MAX_STRING_BYTES:
         return (
-            f"it must have at most {MAX_STRING_BYTES} characters, its domain included: it is an "
-            "attribute of its devices, and DeviceClasses select by it"
+            f"it must have at most {MAX_STRING_BYTES} characters, including the domain, because it "
+            "is published as an attribute of the devices"
         )
     return None
 

@@ -92,9 +92,9 @@ class KubeletResources:
             return Bar(text=text, reason="ResourceServedByKubelet", of_kubelet=True)
         if resource in self._had:
             return Bar(
-                text=f"the kubelet's own device manager has served {resource} on this node; the "
-                f"node plugin uses the device plugin after the kubelet has not listed the "
-                f"resource for {CLEAR_SECONDS:g} s",
+                text=f"the kubelet's own device manager served {resource} on this node; the node "
+                f"plugin uses the device plugin when the resource has been absent from the "
+                f"kubelet's list for {CLEAR_SECONDS:g} s",
                 reason="ResourceServedByKubelet",
             )
         if self._unknown is not None:

@@ -304,8 +304,8 @@ class PluginClient:
         if device.admin_access:
             # The kubelet never allocates a device that is in use, and plugins may rely on it.
             text = (
-                f"{self._plugin} can only allocate a device, but this one may be in use; claims "
-                "with adminAccess are not supported"
+                f"claims with adminAccess are not supported: {self._plugin} may rely on a device "
+                "being free when it allocates the device, but this device may be in use"
             )
         elif listed is None:
             text = f"{self._plugin} no longer lists it; delete the pod to get another device"

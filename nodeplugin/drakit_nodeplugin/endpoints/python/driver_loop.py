@@ -352,7 +352,9 @@ def end_loop(
         return
     ending.join(TASKS_SECONDS)
     if ending.is_alive():
-        logger.error("driver's threads do not end and are abandoned", extra={"driver": driver})
+        logger.error(
+            "driver's threads did not stop in time and are abandoned", extra={"driver": driver}
+        )
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
@@ -390,7 +392,7 @@ async def _end_leaked_tasks(driver: str) -> None:
     if left := _other_tasks():
         _left.update(left)
         facts = {"driver": driver, **_facts_of(left)}
-        logger.error("driver's tasks do not end and are abandoned", extra=facts)
+        logger.error("driver's tasks did not stop in time and are abandoned", extra=facts)
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.endpoints.failures import kind_of, text_of, traceback_of
+from drakit_nodeplugin.endpoints.failures import kind_and_text, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of, snapshot_of
 
@@ -71,8 +71,8 @@ class UnreadableError(DriverError):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
-            f"the value that it yielded cannot be read: {kind_of(error)}: {text_of(error)}; this "
-            "is a bug in the driver"
+            f"the value that it yielded cannot be read: {kind_and_text(error)}; this is a "
+            "bug in the driver"
         )
 
 
@@ -310,7 +310,7 @@ class HealthPolling:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
         if error is not None:  # SystemExit passes through the loop, which logs it
             kind = kind_of(error)
-            text = f"{kind}: {text_of(error)}"
+            text = kind_and_text(error)
             if isinstance(error, Exception):
                 self._log_once(kind, "driver fails to report health", error)
             return Health.unknown(f"the driver failed: {text}"[:MAX_MESSAGE])

@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTra
 from drakit_nodeplugin.endpoints.failures import (
     CallCancelledError,
     DeviceFailedError,
-    kind_of,
+    kind_and_text,
     text_of,
     traceback_of,
 )
@@ -215,7 +215,7 @@ class PythonConnection:
                 await self.gone()
         except TimeoutError:
             facts = {"driver": self._name, "where": self.where()}
-            logger.warning("driver does not end and is abandoned", extra=facts)
+            logger.warning("driver did not stop in time and is abandoned", extra=facts)
 
     def _cancel(self) -> None:
         if self._main is not None:
@@ -395,7 +395,7 @@ class PythonConnection:
         elif isinstance(error, DriverError):
             ended = ConnectionEndedError(text_of(error), disorderly=isinstance(error, FloodError))
         else:
-            ended = ConnectionEndedError(f"{kind_of(error)}: {text_of(error)}")
+            ended = ConnectionEndedError(kind_and_text(error))
         if error is not None and _is_a_bug(error):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)

@@ -36,7 +36,7 @@ from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.failures import text_of
+from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver
 from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
 
@@ -100,7 +100,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
             raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
         except Exception as error:  # a vendor's validator
             raise ConfigError(
-                f"{file}: {key}.config: {entry.driver} fails to read it: {_kind_and_text(error)}"
+                f"{file}: {key}.config: {entry.driver} fails to read it: {kind_and_text(error)}"
             ) from error
         if not is_driver_name(name):
             raise ConfigError(
@@ -186,10 +186,6 @@ def _never_undone(kind: type[AnyDriver]) -> bool:
     )
 
 
-def _kind_and_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {text_of(error)}"
-
-
 def _derives(kind: object, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
 
@@ -205,7 +201,7 @@ def _find(reference: str, *, where: str) -> type[AnyDriver]:
         raise
     except (Exception, SystemExit) as error:  # a vendor's module runs as it is imported
         plain = isinstance(error, ImportError | AttributeError)
-        text = text_of(error) if plain else _kind_and_text(error)
+        text = text_of(error) if plain else kind_and_text(error)
         raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise ConfigError(f"{where}: {reference} is not a class derived from drakit.Driver")

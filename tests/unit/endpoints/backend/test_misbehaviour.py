@@ -72,37 +72,37 @@ def part(raw: bytes, number: int = 1) -> bytes:
     [
         pytest.param(
             b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
-            "its backend sent a malformed protobuf message as its devices",
+            "its backend sent an invalid list of devices: a malformed protobuf message",
             id="a-length-without-end",
         ),
         pytest.param(
             b"\x0a\x02\x0a\x05",
-            "its backend sent a malformed protobuf message as its devices",
+            "its backend sent an invalid list of devices: a malformed protobuf message",
             id="a-device-that-is-cut-off",
         ),
         pytest.param(
             b"\x08\x01",
-            "its backend sent a malformed protobuf message as its devices",
+            "its backend sent an invalid list of devices: a malformed protobuf message",
             id="a-number-where-devices-belong",
         ),
         pytest.param(
             b"\x0a\x00" * 20_000,
-            "its backend sent more than 16,384 devices as its devices",
+            "its backend sent an invalid list of devices: more than 16,384 devices",
             id="more-devices-than-any-node-has",
         ),
         pytest.param(
             pb.WatchDevicesResponse(devices=[device("x" * 70_000)]),
-            "its backend sent one of devices of more than 64 KiB as its devices",
+            "its backend sent an invalid list of devices: a device larger than 64 KiB",
             id="a-device-that-is-too-large",
         ),
         pytest.param(
             b"\x78\x01" * 2_000_000,
-            "its backend sent a message with more than 40,000 fields as its devices",
+            "its backend sent an invalid list of devices: a message with more than 40,000 fields",
             id="numbers-without-end",
         ),
         pytest.param(
             b"\x1a\x00" * 2_000_000,
-            "its backend sent a message with more than 40,000 fields as its devices",
+            "its backend sent an invalid list of devices: a message with more than 40,000 fields",
             id="fallbacks-without-end",
         ),
     ],
@@ -130,8 +130,8 @@ async def test_random_bytes_never_become_more_than_a_reason(served, backend, lis
 async def test_a_message_that_is_too_large_ends_the_connection(served, backend, listener):
     backend.send(b"\x0a" + bytes(5 * 1024 * 1024))
     assert await listener.reason() == (
-        "its backend sent more than 4 MiB in answer to WatchDevices, or accepts less than the node "
-        "plugin sent"
+        "its backend sent a response to WatchDevices that is larger than 4 MiB, or cannot receive "
+        "a request of this size"
     )
 
 
@@ -195,7 +195,9 @@ async def test_health_with_numbers_without_end_leaves_the_devices_alone(
 ):
     await until(lambda: backend.healths)
     backend.send_health(b"\x78\x01" * 2_000_000)
-    await until(lambda: "more than 40,000 fields as the health of" in problems(caplog))
+    await until(
+        lambda: "invalid health message: a message with more than 40,000 fields" in problems(caplog)
+    )
     assert served.unavailable() is None
 
 
@@ -356,7 +358,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         ),
         pytest.param(
             b"\x0a\x05" * 3 + bytes(4_500_000),
-            ["sent more than 4 MiB in answer to PrepareClaims"] * 2,
+            ["sent a response to PrepareClaims that is larger than 4 MiB"] * 2,
             id="more-than-a-message-may-have",
         ),
     ],

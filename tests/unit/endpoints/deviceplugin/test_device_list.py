@@ -113,7 +113,7 @@ async def test_all_resources_together_have_room_for_as_many_devices_as_one():
     room = DeviceRoom()
     room.take("a.example/a", 16_000)
     room.take("a.example/b", 384)
-    with pytest.raises(TooManyDevicesError, match=r"together with the 16,000 of other"):
+    with pytest.raises(TooManyDevicesError, match=r"the 16,000 devices of other"):
         room.take("a.example/b", 385)
     room.take("a.example/a", 15_999)
     room.take("a.example/b", 385)

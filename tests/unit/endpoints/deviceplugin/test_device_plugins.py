@@ -438,7 +438,7 @@ async def test_a_registration_socket_that_was_removed_is_created_again(world, pl
     ("changes", "text"),
     [
         pytest.param({"version": "v1"}, "Supported version is \\['v1beta1'\\]", id="version"),
-        pytest.param({"resource_name": "thing"}, "must have a domain", id="no-domain"),
+        pytest.param({"resource_name": "thing"}, "must begin with a domain", id="no-domain"),
         pytest.param(
             {"resource_name": "kubernetes.io/cpu"}, "reserved for Kubernetes", id="native"
         ),
@@ -499,7 +499,7 @@ async def test_the_devices_of_all_resources_are_bounded(world, plugin, directory
         await world.until_listed(*names[:-1], resource="a.example/o")
         await other.list(*names)
         reason = await world.until_stopped("a.example/o")
-        assert "together with the 2 of other device plugins" in reason
+        assert "the 2 devices of other device plugins" in reason
         assert world.health() == {"thing-0": "healthy", "thing-1": "healthy"}
         assert world.reasons() == ["DevicePluginStopped"]
 
@@ -761,7 +761,7 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
         pytest.param(
             [b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices", id="empty-devices"
         ),
-        pytest.param([b"\x0a" * (5 << 20)], "more than 4 MiB", id="huge"),
+        pytest.param([b"\x0a" * (5 << 20)], "larger than 4 MiB", id="huge"),
     ],
 )
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
