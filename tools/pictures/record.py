@@ -140,7 +140,7 @@ def _without_nodes(cluster: Cluster) -> Iterator[None]:
 
 
 def _denied(cluster: Cluster) -> bool:
-    return "may not list nodes" in cluster.kubectl("drakit", "doctor", check=False).stdout
+    return "is not allowed to list nodes" in cluster.kubectl("drakit", "doctor", check=False).stdout
 
 
 def _wait(cluster: Cluster, name: str) -> None:
