@@ -273,7 +273,7 @@ def _add_host_devices(group: _Group) -> None:
     devices.add_argument(
         "--policy",
         action="store_true",
-        help="print a policy for each device, which publishes only that device",
+        help="for each device, print a policy that publishes only that device",
     )
     devices.add_argument(
         "--labels",

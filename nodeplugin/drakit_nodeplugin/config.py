@@ -93,8 +93,8 @@ class DeviceHealthSettings(Settings):
     not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """The plugin evicts the pods that use a device after the driver has reported for this time that
-    they can no longer work. It sets a NoExecute taint, with which Kubernetes evicts them."""
+    """How long the driver must report that the pods that use a device can no longer work. The
+    plugin then sets a NoExecute taint, which causes Kubernetes to evict the pods."""
 
     timeout: Seconds = 30.0
     """How long the kubelet considers a device's health valid. The plugin reports it again after a

@@ -215,7 +215,7 @@ HOSTDEV = {
     "model": "Model of the disk.",
     "readOnly": "Whether the disk is read-only.",
     "removable": "Whether the medium is removable.",
-    "rotational": "Whether the disk rotates.",
+    "rotational": "Whether the disk is rotational (an HDD).",
 }
 
 SIMULATED = {

@@ -132,7 +132,7 @@ class SimulatedConfig(DriverConfig):
     """The driver's name. Two simulated drivers on the same node need different names."""
 
     numa_nodes: int = Field(default=2, ge=1, le=64)
-    """The NUMA nodes, each with a PCIe root. The driver distributes devices over them."""
+    """The NUMA nodes, each with a PCIe root. The driver distributes devices across them."""
 
     gpu: GpuProfile = GpuProfile()
     nic: NicProfile = NicProfile()
