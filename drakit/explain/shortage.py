@@ -174,9 +174,8 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no published device of DeviceClass "{request.device_class}" that matches '
-            f"{name} of "
-            f"{origin} can ever be allocated, because each consumes more of a counter than its "
-            f"pool has; correct the driver",
+            f"{name} of {origin} can ever be allocated, because each consumes more of a counter "
+            f"than its pool has; correct the driver",
         )
     if found.total == 0:
         return Finding(
@@ -230,8 +229,7 @@ def _check(request: Request, world: World) -> str:
         return "check the selectors of class and request, and the attributes of the devices"
     return (
         "check that the driver is running and publishes ResourceSlices, and the selectors of "
-        "class and "
-        "request"
+        "class and request"
     )
 
 

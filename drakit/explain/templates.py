@@ -86,8 +86,7 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
         found = Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no published device matches DeviceClass "{name}"; check that its driver is '
-            f"running "
-            f"and publishes ResourceSlices, and the selectors of the class",
+            f"running and publishes ResourceSlices, and the selectors of the class",
         )
     else:
         return []
@@ -165,8 +164,7 @@ def _of_requests(
         yield Finding(
             code=Code.REQUESTS_COMPETE,
             what=f"it asks for {least} devices, but an allocation can list only {MAX_RESULTS}; "
-            f"reduce "
-            f"the requests",
+            f"reduce the requests",
         )
         return
     matching: dict[Request, _Matching] = {}

@@ -201,7 +201,8 @@ def _releases(
 def _gap(api: str, plural: str, where: str) -> Gap:
     effect = "releases of drakit may be missing in this answer"
     if plural == "configmaps":
-        effect = "the values of releases in these namespaces are not checked"
+        which = " in these namespaces" if where else ""
+        effect = f"the values of releases{which} are not checked"
     return Gap(
         kind=plural,
         group=api.rpartition("/")[0],

@@ -66,7 +66,7 @@ class LocalCluster(Cluster):
             )
         if options.nodes > MAX_NODES:
             raise ClusterError(f"a local cluster has {MAX_NODES} nodes at most")
-        _ = self._programs  # built before anybody waits for a lock
+        self.prepare()  # before anybody waits for a lock
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
             _remove_remains(except_for=self.name)
             record = records.find(self.name)

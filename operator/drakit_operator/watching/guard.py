@@ -65,7 +65,7 @@ class GuardedClient:
 
     async def close(self) -> None:
         """Note that Kopf has ended. Kopf leaves requests behind, which a closed session would make
-        fail, so its owner closes the session after it has cancelled them."""
+        fail, so its owner closes the session after it has canceled them."""
         self._closed = True
 
     async def request(self, method: str, url: str, **options: Any) -> Any:

@@ -48,7 +48,7 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 
 
 class BadAnswerError(Exception):
-    """An answer that cannot be used. The text is the end of a sentence, behind "answered ..."."""
+    """An answer that cannot be used. The text is the end of a sentence, after "answered with"."""
 
 
 def edits_in(
@@ -60,10 +60,8 @@ def edits_in(
         answer = allocate_answer(raw)
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
         edits = edits_of(answer, nodes, restricted=rights is not None)
-    except TooManyNodesError as error:
+    except (BadAnswerError, TooManyNodesError) as error:
         problem = f"answered Allocate with {error}; this is a bug in the device plugin"
-    except BadAnswerError as error:
-        problem = f"answered Allocate {error}; this is a bug in the device plugin"
     else:
         problem = None if rights is None else rights.edits_problem(edits)
         if problem is None:
@@ -75,14 +73,14 @@ def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
     """Parse the answer for the one container in an AllocateResponse; raises
     :class:`BadAnswerError`."""
     if len(raw) > MAX_ANSWER_BYTES:
-        raise BadAnswerError(f"with more than {MAX_ANSWER_BYTES // 1024} KiB")
+        raise BadAnswerError(f"more than {MAX_ANSWER_BYTES // 1024} KiB")
     try:
         answers = parse(pb.AllocateResponse, raw).container_responses
     except GarbageError as error:
-        raise BadAnswerError(f"with {error}") from None
+        raise BadAnswerError(str(error)) from None
     if len(answers) != 1:
         number = "more than 1 container_response" if answers else "no container_response"
-        raise BadAnswerError(f"with {number} for 1 request")
+        raise BadAnswerError(f"{number} for 1 request")
     return answers[0]
 
 
@@ -91,7 +89,7 @@ def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
     :class:`BadAnswerError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
     if any(len(kind) > MAX_PARTS for kind in kinds):
-        raise BadAnswerError(f"with more than {MAX_PARTS} entries of one kind")
+        raise BadAnswerError(f"more than {MAX_PARTS} entries of one kind")
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
@@ -110,7 +108,7 @@ def edits_of(
         build_spec(_KIND, [(_NAME, edits)])
     except InvalidEditsError as error:
         text = str(error).removeprefix(f"CDI device {_KIND}={_NAME}: ")
-        raise BadAnswerError(f"with content that a CDI spec cannot contain: {text}") from None
+        raise BadAnswerError(f"content that a CDI spec cannot contain: {text}") from None
     return edits
 
 
@@ -137,7 +135,7 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
             node = DeviceNode(path=path, host_path=real, permissions=_permissions(device))
             nodes.setdefault(path, node)
         if len(nodes) > MAX_PARTS:
-            text = f"with more than {MAX_PARTS} device nodes, including those in directories"
+            text = f"more than {MAX_PARTS} device nodes, including those in directories"
             raise BadAnswerError(text)
     return tuple(nodes.values())
 

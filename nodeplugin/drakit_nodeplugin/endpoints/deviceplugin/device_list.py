@@ -83,12 +83,13 @@ class TooManyDevicesError(Exception):
     """A device plugin lists more devices than can be published."""
 
     def __init__(self, *, others: int = 0) -> None:
-        text = f"it listed more than {MAX_DEVICES:,} devices"
         if others:
             text = (
                 f"its devices and the {others:,} devices of other device plugins on this node "
                 f"exceed the limit of {MAX_DEVICES:,}"
             )
+        else:
+            text = f"it listed more than {MAX_DEVICES:,} devices"
         super().__init__(text)
 
 

@@ -151,7 +151,9 @@ async def test_a_resource_that_pods_still_have_from_the_kubelet_is_refused(direc
         world.kubelet = {"vendor.example/other": False}
         async with FakeDevicePlugin(directory):  # it is accepted, and waits
             assert world.health() == {}
-            with pytest.raises(EndpointStoppedError, match="has been absent from"):
+            with pytest.raises(
+                EndpointStoppedError, match="has been absent from the kubelet's list for"
+            ):
                 await world.prepare("thing-0")
             await world.until_listed("thing-0", "thing-1")
 
