@@ -8,6 +8,7 @@ machine, API server and disk are the same for all three.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from bench.kubelet import Kubelet
 from bench.machine import Folders, folders
 from bench.plugin import HOSTDEV, Plugin, running
 from bench.rows import Row
-from bench.vendors import DEVICES, backend_name
+from bench.vendors import DEVICES, backend_entry, backend_name, plugin_entry, resource_name
 from drakit.device import ClaimReference
 
 __all__ = ("measure_endpoints",)
@@ -177,9 +178,29 @@ def _plugin(
     that it took."""
     names = [backend_name(number) for number in range(backends)]
     adapters = [ADAPTER] if device_plugins else []
+    rights = {
+        "owner": {"uid": os.getuid()},
+        "devices": ["/dev/null"],
+        "env": ["BENCH_DEVICE"],
+    }
     settings = {
-        "backends": {"enabled": backends > 0},
-        "devicePlugins": {"enabled": device_plugins > 0},
+        "backends": {
+            "enabled": backends > 0,
+            "allowed": {
+                backend_entry(number): {"driver": backend_name(number), **rights}
+                for number in range(backends)
+            },
+        },
+        "devicePlugins": {
+            "enabled": device_plugins > 0,
+            "plugins": {
+                plugin_entry(number): {
+                    "resources": [resource_name(number)],
+                    **rights,
+                }
+                for number in range(device_plugins)
+            },
+        },
     }
     with folders() as places, _vendors(places, device_plugins=device_plugins, backends=backends):
         began = time.monotonic()

@@ -25,7 +25,13 @@ from drakit_proto.backend.v1 import backend_pb2_grpc as backend_grpc
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as plugin
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as plugin_grpc
 
-__all__ = ("DEVICES", "backend_name", "resource_name")
+__all__ = (
+    "DEVICES",
+    "backend_entry",
+    "backend_name",
+    "plugin_entry",
+    "resource_name",
+)
 
 DEVICES = 8
 """Devices of each backend and each device plugin."""
@@ -39,6 +45,16 @@ CALL_SECONDS = 5.0
 def backend_name(number: int) -> str:
     """Name the driver of a backend."""
     return f"backend-{number}.bench.drakit.dev"
+
+
+def backend_entry(number: int) -> str:
+    """Name the entry of a backend, and its directory."""
+    return f"backend-{number}"
+
+
+def plugin_entry(number: int) -> str:
+    """Name the entry of a device plugin, and its directory."""
+    return f"thing-{number}"
 
 
 def resource_name(number: int) -> str:
@@ -111,22 +127,25 @@ class DevicePlugin(plugin_grpc.DevicePluginServicer):
         )
 
 
-async def serve_backend(directory: Path, number: int) -> None:
+async def serve_backend(parent: Path, number: int) -> None:
+    directory = parent / backend_entry(number)
+    directory.mkdir(parents=True, exist_ok=True)
     server = grpc.aio.server()
     backend_grpc.add_BackendServicer_to_server(Backend(number), server)
-    server.add_insecure_port(f"unix:{directory / f'backend-{number}.sock'}")
+    server.add_insecure_port(f"unix:{directory / 'backend.sock'}")
     await server.start()
     await server.wait_for_termination()
 
 
-async def serve_device_plugins(directory: Path, count: int) -> None:
+async def serve_device_plugins(parent: Path, number: int) -> None:
     """Serve and register whenever there is another kubelet.sock: that one has removed the sockets
     that were there."""
+    directory = parent / plugin_entry(number)
     kubelet, seen = directory / "kubelet.sock", 0
     while True:
         found = kubelet.stat().st_ino if kubelet.exists() else 0
         if found not in (0, seen):
-            await asyncio.gather(*(serve_device_plugin(directory, n) for n in range(count)))
+            await serve_device_plugin(directory, number)
         seen = found
         await asyncio.sleep(LOOK_SECONDS)
 
@@ -138,7 +157,7 @@ servers: list[grpc.aio.Server] = []
 async def serve_device_plugin(directory: Path, number: int) -> None:
     server = grpc.aio.server()
     plugin_grpc.add_DevicePluginServicer_to_server(DevicePlugin(), server)
-    socket = directory / f"thing-{number}.sock"
+    socket = directory / "thing.sock"
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     servers.append(server)
@@ -164,12 +183,11 @@ async def serve(arguments: argparse.Namespace) -> None:
         if arguments.pods is not None:
             group.create_task(serve_pods(arguments.pods))
         for directory, count in arguments.backends or ():
-            Path(directory).mkdir(parents=True, exist_ok=True)
             for number in range(int(count)):
                 group.create_task(serve_backend(Path(directory), number))
         for directory, count in arguments.device_plugins or ():
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            group.create_task(serve_device_plugins(Path(directory), int(count)))
+            for number in range(int(count)):
+                group.create_task(serve_device_plugins(Path(directory), number))
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from drakit.device import DeviceNode as DeviceNode
     from drakit.device import Edits as Edits
     from drakit.device import Health as Health
+    from drakit.device import HeldDevice as HeldDevice
+    from drakit.device import HeldNode as HeldNode
     from drakit.device import Hook as Hook
     from drakit.device import IntelRdt as IntelRdt
     from drakit.device import Inventory as Inventory
@@ -68,6 +70,8 @@ _HOMES = {
     "Duration": "drakit.settings",
     "Edits": "drakit.device",
     "Health": "drakit.device",
+    "HeldDevice": "drakit.device",
+    "HeldNode": "drakit.device",
     "Hook": "drakit.device",
     "IntelRdt": "drakit.device",
     "Inventory": "drakit.device",
@@ -107,6 +111,8 @@ __all__ = (
     "Duration",
     "Edits",
     "Health",
+    "HeldDevice",
+    "HeldNode",
     "Hook",
     "IntelRdt",
     "Inventory",

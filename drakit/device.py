@@ -28,6 +28,8 @@ __all__ = (
     "DeviceNode",
     "Edits",
     "Health",
+    "HeldDevice",
+    "HeldNode",
     "Hook",
     "IntelRdt",
     "Inventory",
@@ -216,6 +218,13 @@ class DeviceNode:
     gid: int | None = None
     """The group in the container."""
 
+    identity: str | None = None
+    """The identity of the hardware behind the device node: at most 256 characters that stay the
+    same when the kernel gives the hardware another number, and that other hardware of the same kind
+    does not have. Set `type`, `major` and `minor` with it. A claim that needs a number that another
+    claim holds under another identity is refused. Nodes without an identity are not compared. The
+    identity is not part of the CDI file."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
@@ -380,7 +389,16 @@ class Device:
     evict_if_gone: bool = False
     """Whether pods that use the device are evicted when the driver no longer lists it. A device
     that a claim holds stays published with the taint ``drakit.dev/gone`` until the claim is
-    released. The effect of the taint is NoExecute if this is set, and NoSchedule otherwise."""
+    released. The effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The
+    node plugin evicts pods only if the device stays away for some seconds, because a hub that
+    resets unplugs its devices for a moment."""
+
+    prepare_again: bool = False
+    """Whether the edits of the claims that hold the device are outdated, for example because the
+    kernel gave the device another number. The node plugin then calls `prepare` again for these
+    claims, and rewrites their CDI files. It does not call `unprepare` first. Running containers
+    keep the old edits until they restart. Set it until the held nodes (`Driver.held_devices`) show
+    that the claims have the new edits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,7 +419,6 @@ LeftOutReason = Literal[
     "Dangerous",
     "InUse",
     "Invalid",
-    "MayHoldData",
     "NoIdentity",
     "NotSupported",
     "Other",
@@ -413,12 +430,13 @@ LeftOutReason = Literal[
 """
 The reason why a driver does not publish a device.
 
-* ``Dangerous``: a pod with the device could control the node, and no policy allows this.
-* ``InUse``: the node itself uses the device.
+* ``Dangerous``: a pod with the device could control the node or its data, and the policy or the
+  driver's configuration does not allow this.
+* ``InUse``: the node itself uses the device, or a claim holds it or its number for another device.
 * ``Invalid``: the device breaks a rule of the API.
-* ``MayHoldData``: the device may hold data.
 * ``NoIdentity``: the device cannot be identified with certainty after a reboot.
-* ``NotSupported``: the node does not support a feature that the policy requires.
+* ``NotSupported``: the driver does not publish such devices, or the node lacks a feature that the
+  policy requires.
 * ``Refused``: the API server rejects the device, or drops a field without which the device is
   unsafe.
 * ``TooMany``: the number of devices exceeds a limit.
@@ -507,6 +525,12 @@ class Inventory:
     policies: Collection[PolicyOutcome] = ()
     """The outcomes of the driver's policies (:meth:`drakit.Driver.apply_policies`)."""
 
+    withdrawn: Collection[str] = ()
+    """Names of held devices that the driver no longer lists although they are still there, for
+    example because no policy matches them any more. Like other held devices that are not listed,
+    they stay published with the taint ``drakit.dev/gone``, but their pods are not evicted. Name
+    them in each inventory: a device that is neither listed nor named counts as unplugged."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimReference:
@@ -523,6 +547,39 @@ class ClaimReference:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldNode:
+    """A device node with an identity that claims hold (`DeviceNode.identity`)."""
+
+    type: str
+    """``b`` or ``c``."""
+
+    major: int | None
+    """The major number. None if the claim was prepared before the last boot: no container uses the
+    number, and other hardware may have it since."""
+
+    minor: int | None
+    """The minor number, or None as above."""
+
+    identity: str
+    """The identity of the hardware."""
+
+    current: bool = True
+    """Whether the CDI file of a claim has this number. If not, the device got another number after
+    it was prepared, and containers that were started before can still use the old one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldDevice:
+    """A device that claims hold."""
+
+    claims: tuple[ClaimReference, ...]
+    """The claims, at least one."""
+
+    nodes: tuple[HeldNode, ...] = ()
+    """The device nodes with an identity that the claims hold."""
 
 
 _NONE: Any = None

@@ -29,6 +29,7 @@ from drakit.device import (
     Device,
     Edits,
     Health,
+    HeldDevice,
     Inventory,
 )
 from drakit.settings import Settings
@@ -137,8 +138,8 @@ class DriverError(Exception):
 
 class ReleasePendingError(DriverError):
     """
-    `unprepare` or `reset` has begun work that takes longer than the kubelet waits, such as wiping a
-    disk.
+    `unprepare` or `reset` has begun work that takes longer than the kubelet waits, such as erasing
+    the memory of a device.
 
     The pod can terminate, because the kubelet gets a successful response. The device stays
     reserved: no container gets it until a call succeeds. The node plugin repeats the call every few
@@ -226,16 +227,17 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """The delay from the end of one `health` call for a device to the start of the next, in
     seconds."""
 
-    held_devices: Callable[[], Collection[str]]
-    """Returns the names of the devices that claims hold, for a driver with a `policy_type`. The
-    node plugin sets this attribute before it calls any method. While a claim holds a device, the
-    driver must neither rename the device nor switch it to a different policy. A device is listed as
-    soon as it is prepared. After it is unprepared, it can be listed for a few more seconds."""
+    held_devices: Callable[[], Mapping[str, HeldDevice]]
+    """Returns the devices that claims hold, by name, for a driver with a `policy_type`. The node
+    plugin sets this attribute before it calls any method, and iterates over `devices` only once the
+    held devices are known. While a claim holds a device, the driver must neither rename the device
+    nor switch it to a different policy. A device is listed as soon as it is prepared. After it is
+    unprepared, it can be listed for a few more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
         self.node = node
-        self.held_devices = frozenset
+        self.held_devices = dict[str, HeldDevice]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -20,6 +20,7 @@ import stat
 from pathlib import Path
 
 __all__ = (
+    "MAX_SOCKET_PATH_BYTES",
     "backends_directory",
     "device_plugins_directory",
     "driver_directory",
@@ -29,6 +30,9 @@ __all__ = (
     "private_file",
     "write_private",
 )
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
 
 
 def home_directory(kubelet_root: Path) -> Path:
@@ -47,12 +51,12 @@ def driver_directory(kubelet_root: Path, driver: str) -> Path:
 
 
 def backends_directory(kubelet_root: Path) -> Path:
-    """Return the default registration directory of backends."""
+    """Return the default parent of the directories of backends."""
     return home_directory(kubelet_root) / "backends"
 
 
 def device_plugins_directory(kubelet_root: Path) -> Path:
-    """Return the default directory in which device plugins register."""
+    """Return the default parent of the directories of device plugins."""
     return home_directory(kubelet_root) / "device-plugins"
 
 

@@ -20,7 +20,7 @@ FEATURES = {
     "endpoints": "drivers that stop and return",
     "explain": "explanations of waiting and broken pods, by the operator and kubectl drakit",
     "faults": "nodes, kubelets, plugins and networks that fail",
-    "hostdev": "policies for host devices, their discovery, and the disk helper",
+    "hostdev": "policies for host devices, and their discovery",
     "health": "device health, taints and eviction",
     "operator": "the operator as a program: replicas, writes",
     "pages": "every command of the documentation",

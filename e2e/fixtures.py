@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,6 @@ from e2e.kit import (
     ZRAM_CONTROL,
     Space,
     device_class,
-    loop_devices,
     plugin_pod,
     published,
     ready,
@@ -45,7 +44,6 @@ from e2e.scripted.stage import (
     scripted_classes,
     wait_scripted,
 )
-from e2e.signatures import BLANK, BLUESTORE, ZFS
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -73,27 +71,8 @@ def zram() -> Iterator[Zram]:
         )
 
 
-@dataclass(frozen=True)
-class Disks:
-    """Loop devices of the first node, by their content."""
-
-    zfs: str
-    bluestore: str
-    blank: str
-
-
-@pytest.fixture(scope="session")
-def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
-    contents = (ZFS, BLUESTORE, BLANK)
-    folder = tmp_path_factory.mktemp("disks")
-    for content in contents:
-        content.write(folder / content.name)
-    with loop_devices([folder / content.name for content in contents]) as names:
-        yield Disks(*names)
-
-
-def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
-    """The policies of the tests: separate disks for each node, and three shared device nodes."""
+def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
+    """The policies of the tests: separate zram devices for each node, and three shared nodes."""
     first, second = cluster.nodes[:2]
     return {
         "zram": {
@@ -104,10 +83,6 @@ def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
             "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in zram.second]}],
             "nodeSelector": {"kubernetes.io/hostname": second},
         },
-        "disk": {
-            "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in astuple(disks)]}],
-            "nodeSelector": {"kubernetes.io/hostname": first},
-        },
         "hotplug": {
             "match": [{"subsystem": "block", "paths": [f"/dev/loop{HOTPLUGGED}"]}],
             "nodeSelector": {"kubernetes.io/hostname": first},
@@ -117,12 +92,8 @@ def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
     }
 
 
-def release_values(cluster: Cluster, zram: Zram, disks: Disks) -> dict:
-    hostdev = {
-        "policies": policies(cluster, zram, disks),
-        "allowDisks": True,
-        "rescanInterval": "3s",
-    }
+def release_values(cluster: Cluster, zram: Zram) -> dict:
+    hostdev = {"policies": policies(cluster, zram), "rescanInterval": "3s"}
     events = {"patience": "5s", "repeatPause": "10s"}
     return {"hostdev": hostdev, "operator": {"replicas": 2, "config": {"events": events}}}
 
@@ -142,9 +113,9 @@ def build_of(archives: list[Path]) -> str:
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster, zram: Zram, disks: Disks, images: list[Path]) -> Iterator[Cluster]:
+def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluster]:
     """A cluster of two nodes with drakit installed, its devices published, classes made."""
-    install(cluster, values=release_values(cluster, zram, disks), build=build_of(images))
+    install(cluster, values=release_values(cluster, zram), build=build_of(images))
     classes = [device_class("zram.test", "zram"), device_class("zram-second.test", "zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
     cluster.apply(json.dumps(listing))

@@ -57,8 +57,17 @@ GREEDY = "nodes.test/greedy"
 CLASH = "nodes.test/clash"
 """A resource that two components try to serve."""
 
+COUNT, COUNT_CLASS = "nodes.test/count", "count.nodes.test"
+"""A resource whose ten devices have one device node."""
+
+THIEF = "nodes.test/thief"
+"""The only resource of a device plugin that registers another one."""
+
 GREEDY_BACKEND = "greedy.example.com"
 """The driver of a backend that asks for more than its entry allows."""
+
+THIEF_BACKEND = "thief.example.com"
+"""The driver of a backend that announces another one."""
 
 BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
@@ -84,11 +93,13 @@ DEVICE_TIMES = {
 }
 
 OURS = "/var/lib/kubelet/plugins/drakit.dev/device-plugins"
+"""The parent of the directories of device plugins."""
 KUBELETS = "/var/lib/kubelet/device-plugins"
 PLANS = "/var/lib/kubelet/nodes.test"
 BLINKERS_DIRECTORY = "/var/lib/blinkers"
 BLINKERS_STATE = "/run/blinkers"
 BACKENDS = "/var/lib/kubelet/plugins/drakit.dev/backends"
+"""The parent of the directories of backends."""
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -116,18 +127,26 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "backends": {
             "enabled": True,
             "allowed": {
-                BLINKERS: {"mounts": {BLINKERS_DIRECTORY: "rw"}},
-                GREEDY_BACKEND: {"mounts": {BLINKERS_DIRECTORY: "ro"}},
+                **_example_values("backend")["backends"]["allowed"],
+                "greedy": {"driver": GREEDY_BACKEND, "mounts": {BLINKERS_DIRECTORY: "ro"}},
+                "thief": {"driver": THIEF_BACKEND},
             },
         },
         "devicePlugins": {
             "enabled": True,
-            "resources": [SAMPLE, GPU, FUSE, MOVED, GREEDY],
-            "allowed": {
-                SAMPLE: {"mounts": {"/tmp/Dev-1": "rw", "/tmp/Dev-2": "rw"}},
-                GPU: {},
-                **{key: {"devices": ["/dev/fuse"]} for key in (FUSE, MOVED, CLASH)},
-                GREEDY: {"devices": ["/dev/fuse"], "mounts": {BLINKERS_DIRECTORY: "ro"}},
+            "plugins": {
+                **_example_values("device-plugin")["devicePlugins"]["plugins"],
+                "nvidia": {"resources": [GPU], "env": ["NVIDIA_*"]},
+                NODES_SET: {"resources": [FUSE], "devices": ["/dev/fuse"], "env": ["FUSE_*"]},
+                "moved": {"resources": [MOVED], "devices": ["/dev/fuse"]},
+                "clash": {"resources": [CLASH], "devices": ["/dev/fuse"]},
+                "count": {"resources": [COUNT], "devices": ["/dev/fuse"], "env": ["COUNT_*"]},
+                "thief": {"resources": [THIEF], "devices": ["/dev/fuse"]},
+                "greedy": {
+                    "resources": [GREEDY],
+                    "devices": ["/dev/fuse"],
+                    "mounts": {BLINKERS_DIRECTORY: "ro"},
+                },
             },
         },
         "nodeplugin": {
@@ -135,6 +154,10 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
             "devices": DEVICE_TIMES,
         },
     }
+
+
+def _example_values(example: str) -> dict[str, Any]:
+    return yaml.safe_load((EXAMPLES / example / "values.yaml").read_text())
 
 
 def sample_set() -> dict[str, Any]:
@@ -184,19 +207,21 @@ def daemon_set(
 
 
 def nodes_set(
-    name: str = NODES_SET, *, directory: str = OURS, plan: str = "plan"
+    name: str = NODES_SET, *, directory: str | None = None, plan: str = "plan"
 ) -> dict[str, Any]:
-    """The DaemonSet of our device plugin, registered in the given directory."""
+    """The DaemonSet of our device plugin. It registers in the directory of the entry of its name,
+    or in the given one."""
     return daemon_set(
         name,
         deviceplugins.IMAGE,
         ["/nodes", f"/plans/{plan}.json"],
-        {KUBELETS: directory, "/plans": PLANS},
+        {KUBELETS: directory or f"{OURS}/{name}", "/plans": PLANS},
     )
 
 
 def blinkers_set(name: str, *, driver: str, directory: str) -> dict[str, Any]:
-    """The DaemonSet of another instance of the example backend."""
+    """The DaemonSet of another instance of the example backend, with the directory of the entry of
+    its name. `directory` contains its blinkers."""
     state = f"/run/{name}"
     return daemon_set(
         name,
@@ -204,11 +229,11 @@ def blinkers_set(name: str, *, driver: str, directory: str) -> dict[str, Any]:
         [
             "/blinkers",
             f"-driver-name={driver}",
-            f"-socket={BACKENDS}/{name}.sock",
+            f"-socket=/run/drakit/{name}.sock",
             f"-blinkers={directory}",
             f"-state={state}",
         ],
-        {path: path for path in (BACKENDS, directory, state)},
+        {"/run/drakit": f"{BACKENDS}/{name}", directory: directory, state: state},
     )
 
 
@@ -433,7 +458,7 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     bodies = [
         sample_set(),
         nodes_set(),
-        *nvidia_objects(namespace=FOREIGN.namespace, directory=OURS),
+        *nvidia_objects(namespace=FOREIGN.namespace, directory=f"{OURS}/nvidia"),
         *backend_objects(),
     ]
     for body in bodies:

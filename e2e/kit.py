@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from e2e.cluster.api import Cluster, ClusterError, run, wait_until
 from e2e.release import DRAKIT, Release
 from e2e.release import NAMESPACE as NAMESPACE
-from e2e.signatures import blkid
 
 DRIVER = "hostdev.drakit.dev"
 TEST_IMAGE = "localhost/drakit-test:dev"
@@ -178,6 +177,12 @@ class Space:
         body = self.get("pod", name)
         return body["status"].get("phase", "") if body else "Gone"
 
+    def eviction(self, name: str) -> str | None:
+        """The reason of the condition DisruptionTarget of a pod, if it has one."""
+        body = self.get("pod", name)
+        conditions = body["status"].get("conditions", []) if body else []
+        return next((c["reason"] for c in conditions if c["type"] == "DisruptionTarget"), None)
+
     def wait_phase(self, name: str, *phases: str, seconds: float = 60) -> str:
         def matching() -> str | None:
             phase = self.phase(name)
@@ -311,6 +316,22 @@ def plugin_pod(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> dic
     return None
 
 
+def token_of(cluster: Cluster, node: str) -> str:
+    """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
+    body = plugin_pod(cluster, node)
+    assert body is not None
+    return cluster.kubectl(
+        "-n",
+        NAMESPACE,
+        "create",
+        "token",
+        "drakit-nodeplugin",
+        "--bound-object-kind=Pod",
+        f"--bound-object-name={body['metadata']['name']}",
+        f"--bound-object-uid={body['metadata']['uid']}",
+    ).stdout.strip()
+
+
 def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
     """All pods of a release's node plugin on a node: one that terminates still serves claims."""
     selector = "app.kubernetes.io/component=nodeplugin"
@@ -374,7 +395,7 @@ def zram_without_size(name: str) -> Iterator[None]:
         (folder / "disksize").write_text(str(ZRAM_BYTES))
 
 
-# ------------------------------------------------------------ loop devices: disks with contents
+# ------------------------------------------------------------ loop devices: plugged in, or disks
 
 
 @contextlib.contextmanager
@@ -403,15 +424,3 @@ def hotplugged_loop(number: int) -> Iterator[str]:
             yield f"loop{number}"
         finally:
             fcntl.ioctl(control, _LOOP_REMOVE, number)
-
-
-def enter_into_udev(cluster: Cluster, node: str, device: str) -> None:
-    """
-    Write the result of this machine's blkid for a block device to a node's udev database.
-
-    If the machine has a udev daemon, that does the same, and the node uses its database as well.
-    """
-    number = Path(f"/sys/class/block/{device}/dev").read_text().strip()
-    script = 'mkdir -p /run/udev/data && printf "%s\\n" "$@" > "/run/udev/data/b$0"'
-    lines = ["I:1", *blkid(Path(f"/dev/{device}"))]
-    cluster.exec_on_node(node, ["sh", "-c", script, number, *lines])

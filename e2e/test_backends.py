@@ -11,16 +11,20 @@ import pytest
 
 from e2e.foreign import (
     BACKEND_SET,
+    BACKENDS,
     BLINKER_CLASS,
     BLINKERS,
     BLINKERS_DIRECTORY,
     GREEDY_BACKEND,
     STOP_GRACE_SECONDS,
+    THIEF_BACKEND,
     Yard,
     blinkers_set,
+    daemon_set,
     with_set,
 )
 from e2e.kit import (
+    TEST_IMAGE,
     cdi_files,
     claim,
     from_claim,
@@ -99,14 +103,57 @@ def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_is_noti
     yard.wait_untainted(BLINKERS)
 
 
-def test_a_backend_that_the_allow_list_does_not_name_is_refused(yard):
-    driver = "stranger.example.com"
-    body = blinkers_set("stranger", driver=driver, directory=BLINKERS_DIRECTORY)
-    with with_set(yard, body):
-        message = yard.node_event("BackendRefused", driver)
-        assert f"backends.allowed has no entry for {driver}" in message
-        assert not yard.devices(driver)
-        assert yard.devices(BLINKERS), "other backends are untouched"
+THIEFS_STATE = "/run/thief"
+BURGLARY = """
+cd /run/drakit
+rm -rf ../blinkers ../../backends/blinkers
+ln ../blinkers/blinkers.sock hard.sock
+ln -s /var/lib/kubelet/plugins/drakit.dev/backends/blinkers/blinkers.sock link.sock
+ls -a . ..
+"""
+"""What a program of a backend's pod can try against the socket of another backend."""
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_a_backend_that_announces_the_name_of_another_one_never_gets_it(yard):
+    with_blinker(yard, "user")
+    yard.wait_phase("user", "Running")
+    name = blinker_of(yard, "user")
+    before = yard.published(BLINKERS)
+    own = yard.cluster.node_path(yard.node, BACKENDS) / "blinkers" / "blinkers.sock"
+    inode = own.stat().st_ino
+    thief = blinkers_set("thief", driver=BLINKERS, directory=BLINKERS_DIRECTORY)
+    burglar = daemon_set(
+        "burglar",
+        TEST_IMAGE,
+        ["sh", "-c", f"{BURGLARY}; sleep 3600"],
+        {"/run/drakit": f"{BACKENDS}/thief"},
+    )
+    with with_set(yard, thief), with_set(yard, burglar):
+        message = yard.node_event("BackendRefused", "the backend at", "thief.sock")
+        assert f"it reports the name {BLINKERS}, but only {THIEF_BACKEND} can register" in message
+        assert f"the directory of {BLINKERS} is {BACKENDS}/blinkers" in message
+        # A link is not followed, and the other directory is not in the pod at all.
+        assert "not a socket" in yard.node_event("BackendRefused", "link.sock")
+        assert own.stat().st_ino == inode
+        assert not (own.parents[1] / "thief" / "hard.sock").exists()
+        assert yard.published(BLINKERS) == before
+        assert not yard.tainted(BLINKERS)
+
+        # The name is free, and its claims still wait for the backend that prepared them.
+        yard.remove(BACKEND_SET)
+        wait_for("its devices to be tainted", lambda: yard.tainted(BLINKERS) == {STOPPED})
+        yard.delete("pod", "user")
+        with_blinker(yard, "next")
+        yard.refused("next")
+        assert yard.held() == {name}
+        yard.place(BACKEND_SET)
+        yard.wait_phase("next", "Running")
+        wait_for("what was left to be undone", lambda: yard.held() == {blinker_of(yard, "next")})
+        state = yard.cluster.node_path(yard.node, THIEFS_STATE)
+        assert [path for path in state.iterdir() if not path.name.startswith(".")] == []
+    (own.parents[1] / "thief" / "link.sock").unlink()
 
 
 def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
@@ -130,7 +177,7 @@ def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
                 pod("greedy", ("b", from_template("greedy")), command=["sh", "-c", STAY]),
             )
             message = yard.event("greedy", f"a mount of {directory}/lamp", "is not allowed")
-            assert f'extend mounts in backends.allowed["{GREEDY_BACKEND}"]' in message
+            assert "extend mounts in backends.allowed.greedy" in message
             assert yard.phase("greedy") == "Pending"
             assert cdi_files(yard.cluster, yard.node, driver=GREEDY_BACKEND) == set()
             # Its claim is unprepared while its backend is still there.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from e2e.cluster.api import Capability
 from e2e.foreign import (
     BLINKERS_DIRECTORY,
     CLASH,
+    COUNT,
+    COUNT_CLASS,
     FOREIGN,
     FUSE,
     FUSE_CLASS,
@@ -325,13 +328,63 @@ def test_nvidias_plugin_is_killed_and_its_devices_are_given_out_again(yard):
 STRANGER = "nodes.test/stranger"
 
 
-def test_a_resource_that_the_allow_list_does_not_name_is_refused(yard):
-    yard.plan({STRANGER: {"devices": {"stranger-0": {"node": "/dev/fuse"}}}}, "stranger")
-    with with_set(yard, nodes_set("stranger", plan="stranger")):
-        message = yard.node_event("RegistrationRefused", STRANGER)
-        assert "devicePlugins.allowed has no entry for" in message
-        assert not yard.of(STRANGER)
-        assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
+def registration_socket(yard: Yard, entry: str) -> Path:
+    """The registration socket of a device plugin's own directory."""
+    return yard.cluster.node_path(yard.node, OURS) / entry / "kubelet.sock"
+
+
+def test_each_device_plugin_registers_at_a_socket_of_its_own(yard):
+    sockets = [registration_socket(yard, entry) for entry in ("sample", "nvidia", NODES_SET)]
+    assert all(socket.is_socket() for socket in sockets)
+    assert len({socket.stat().st_ino for socket in sockets}) == 3
+    assert not (sockets[0].parents[1] / "kubelet.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("resource", "remedy"),
+    [
+        pytest.param(STRANGER, "add it to resources", id="of-no-entry"),
+        pytest.param(SAMPLE, f"its directory is {OURS}/sample", id="of-another-device-plugin"),
+    ],
+)
+def test_a_resource_that_the_entry_of_the_directory_does_not_list_is_refused(
+    yard, resource, remedy
+):
+    before = {given: device["name"] for given, device in yard.of(SAMPLE).items()}
+    yard.plan({resource: {"devices": {"thief-0": {"node": "/dev/fuse"}}}}, "thief")
+    with with_set(yard, nodes_set("thief", plan="thief")):
+        message = yard.node_event("RegistrationRefused", resource, "plugins.thief does not list")
+        assert remedy in message
+        assert "thief-0" not in yard.devices()
+        # The device plugin of the resource is untouched.
+        with_sample(yard, "user", "Dev-1")
+        assert mounted(yard, "user") == {"/tmp/Dev-1"}
+    assert {given: device["name"] for given, device in yard.of(SAMPLE).items()} == before
+
+
+def test_a_claim_gets_two_of_ten_devices_that_have_one_device_node(yard):
+    devices = {
+        f"fuse-{number}": {"node": "/dev/fuse", "env": {f"COUNT_{number}": "yes"}}
+        for number in range(10)
+    }
+    yard.plan({COUNT: {"devices": devices}}, "count")
+    with with_set(yard, nodes_set("count", plan="count")):
+        wait_for("its devices to be published", lambda: len(yard.of(COUNT)) == 10)
+        for name in ("two", "others"):
+            request: dict[str, Any] = {"deviceClassName": COUNT_CLASS, "count": 2}
+            yard.apply(
+                template(name, {"name": "two", "exactly": request}),
+                stay(name, ("d", from_template(name))),
+            )
+        taken: set[str] = set()
+        for name in ("two", "others"):
+            yard.wait_phase(name, "Running")
+            yard.inside(name, "test -c /dev/fuse && exec 3<>/dev/fuse")
+            taken |= set(yard.inside(name, "env | grep ^COUNT_"))
+        assert len(taken) == 4
+        # Their claims are unprepared while their program is still there.
+        yard.delete("pod", "two")
+        yard.delete("pod", "others")
 
 
 def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
@@ -350,7 +403,7 @@ def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
         (mount,) = yard.inside("modest-0", f"grep ' {BLINKERS_DIRECTORY} ' /proc/self/mountinfo")
         assert mount.split()[5].split(",")[0] == "ro"
         message = yard.event("greedy-0", "/dev/kmsg", "is not allowed")
-        assert f'extend devices in devicePlugins.allowed["{GREEDY}"]' in message
+        assert "extend devices in devicePlugins.plugins.greedy" in message
         assert yard.phase("greedy-0") == "Pending"
         # Its claim is unprepared while its program is still there.
         yard.delete("pod", "greedy-0")
@@ -426,7 +479,7 @@ def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_
         use("before", by_claim=False)
 
         # Somebody forgets the pod that has the device from the kubelet.
-        move(yard, OURS)
+        move(yard, f"{OURS}/moved")
         wait_allocatable("0")
         yard.node_event("ResourceServedByKubelet", MOVED, "still hold")
         assert not yard.of(MOVED)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.api import run
 from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
     DRIVER,
@@ -16,7 +15,6 @@ from e2e.kit import (
     claim,
     device_class,
     devices_of,
-    enter_into_udev,
     from_claim,
     from_template,
     holds_for,
@@ -137,7 +135,7 @@ def test_a_pod_lands_where_its_device_is(space, release, zram):
         assert body["spec"]["nodeName"] == node
 
 
-def test_a_disk_that_is_mounted_on_the_node_is_not_published(space, release, zram):
+def test_a_zram_device_that_is_mounted_on_the_node_is_not_published(space, release, zram):
     node, disk = release.nodes[0], zram.first[-1]
 
     def is_published() -> bool:
@@ -152,7 +150,9 @@ def test_a_disk_that_is_mounted_on_the_node_is_not_published(space, release, zra
     wait_for("the disk to be published again", is_published)
 
 
-def test_a_disk_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(space, release, zram):
+def test_a_zram_device_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(
+    space, release, zram
+):
     node, disk = release.nodes[0], zram.first[-1]
     wanted = f'device.attributes["hostdev.drakit.dev"].path == "/dev/{disk}"'
     space.apply(template("disk", ("disk", "zram.test", wanted)))
@@ -178,28 +178,6 @@ def test_a_disk_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(sp
         wait_for("the device to go", lambda: device not in published(release, node), seconds=10)
     wait_for("the device to return", lambda: device in published(release, node), seconds=10)
     assert device not in taints(release, DRIVER)
-
-
-def test_a_disk_with_a_signature_is_not_published_and_a_blank_one_is(release, disks):
-    node = release.nodes[0]
-
-    def is_published(disk: str) -> bool:
-        return f"disk-{disk}" in published(release, node)
-
-    # The blank one comes last: a scan that finds it has read the entries of the others.
-    for disk in (disks.zfs, disks.bluestore, disks.blank):
-        enter_into_udev(release, node, disk)
-    wait_for("the blank disk to be published", lambda: is_published(disks.blank))
-    assert not is_published(disks.zfs)
-    assert not is_published(disks.bluestore)
-
-    run(["wipefs", "--all", f"/dev/{disks.zfs}"])
-    enter_into_udev(release, node, disks.zfs)
-    wait_for("the wiped disk to be published", lambda: is_published(disks.zfs))
-    assert not is_published(disks.bluestore)
-    reasons = [line.get("reason", "") for line in plugin_log(release, node)]
-    for kind in ("zfs_member", "ceph_bluestore"):
-        assert any(f"it has a signature ({kind})" in reason for reason in reasons)
 
 
 def test_a_class_that_comes_later_lets_the_pod_start(space, release):

@@ -1,9 +1,8 @@
-"""HostDevicePolicies on a real cluster: their life, classes and status, and the disk helper."""
+"""HostDevicePolicies on a real cluster: their life, classes, status and refusals."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.api import Cluster, CommandError
-from e2e.fixtures import HOTPLUGGED, release_values, wait_settled
+from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
     DRIVER,
     Space,
@@ -19,32 +18,29 @@ from e2e.kit import (
     from_template,
     holds_for,
     hotplugged_loop,
-    plugin_pod,
+    loop_devices,
     pod,
     published,
-    ready,
     taints,
     template,
     wait_for,
     zram_devices,
 )
-from e2e.release import install
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("hostdev")]
 
 LAMP, SPARE = HOTPLUGGED + 1, HOTPLUGGED + 2
-SECRET = "data-of-the-first-claim"
 
 
-def policy(name: str, cluster: Cluster, path: str, **spec: Any) -> dict[str, Any]:
-    """A policy of the first node for one block device."""
+def policy(name: str, cluster: Cluster, *paths: str, **spec: Any) -> dict[str, Any]:
+    """A policy of the first node for block devices."""
     return {
         "apiVersion": "drakit.dev/v1alpha1",
         "kind": "HostDevicePolicy",
         "metadata": {"name": name},
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
-            "match": [{"subsystem": "block", "paths": [path]}],
+            "match": [{"subsystem": "block", "paths": list(paths)}],
             **spec,
         },
     }
@@ -119,7 +115,7 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
             "the mistake to be reported",
             lambda: condition(release, "lamp")[:2] == ("False", "NodeProblems"),
         )
-        assert "gives a container control of the node" in condition(release, "lamp")[2]
+        assert "/dev/mem is dangerous" in condition(release, "lamp")[2]
         holds_for("the device stays", lambda: device in published(release), seconds=2)
 
         change(release, "lamp", {"match": lamp["spec"]["match"], "container": {"path": "/dev/lit"}})
@@ -144,6 +140,44 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         assert space.phase("last") == "Running"
         space.delete("pod", "last")
         wait_for("the device to go", lambda: device not in published(release))
+
+
+def test_pods_are_evicted_only_from_a_device_that_stays_unplugged(space, release):
+    numbers = {"torn": LAMP, "kept": SPARE}
+    devices = {name: f"{name}-loop{number}" for name, number in numbers.items()}
+    gone, evicting = "drakit.dev/gone:NoSchedule", "drakit.dev/gone:NoExecute"
+
+    def phases() -> set[str]:
+        return {space.phase(name) for name in numbers}
+
+    evict = [
+        policy(name, release, f"/dev/loop{number}", onVanish="Evict")
+        for name, number in numbers.items()
+    ]
+    with applied(release, *evict), hotplugged_loop(SPARE):
+        with hotplugged_loop(LAMP):
+            for name, device in devices.items():
+                wait_for("the class", lambda name=name: has_class(release, f"{name}.drakit.dev"))
+                wait_for("the device", lambda device=device: device in published(release))
+                space.apply(template(name, ("disk", f"{name}.drakit.dev")))
+                # Long enough to be looked at while it is being stopped.
+                space.apply(pod(name, ("disk", from_template(name)), grace=4))
+                space.wait_phase(name, "Running")
+        wait_for("the taint", lambda: gone in taint_of(release, devices["torn"]), seconds=8)
+        with hotplugged_loop(LAMP):
+            wait_for("the device to return", lambda: not taint_of(release, devices["torn"]))
+            # The device of a deleted policy is still there.
+            release.kubectl("delete", "hdp", "kept")
+            wait_for("the other taint", lambda: gone in taint_of(release, devices["kept"]))
+            holds_for("both pods run", lambda: phases() == {"Running"}, seconds=13)
+            assert evicting not in taint_of(release, devices["kept"])
+        reason = wait_for("the eviction", lambda: space.eviction("torn"), seconds=30)
+        assert reason == "DeletionByDeviceTaintManager"
+        assert space.phase("kept") == "Running"
+        assert space.eviction("kept") is None
+        space.delete("pod", "kept")
+        for device in devices.values():
+            wait_for("the device to go", lambda device=device: device not in published(release))
 
 
 def taint_of(cluster: Cluster, device: str) -> dict[str, str]:
@@ -175,72 +209,48 @@ def test_a_class_of_somebody_else_is_reported_and_not_changed(release):
         release.kubectl("delete", "deviceclass", name, "--ignore-not-found")
 
 
-@pytest.fixture
-def disk_helper(release, zram, disks):
-    """The release with the disk helper, until the test ends."""
-    values = release_values(release, zram, disks)
-    hostdev = {**values["hostdev"], "diskHelper": {"enabled": True}}
-    before = plugin_pod(release, release.nodes[0])
-    install(release, values={**values, "hostdev": hostdev})
-    wait_for("the new plugin", lambda: is_new(release, before))
-    wait_settled(release, zram)
-    yield
-    before = plugin_pod(release, release.nodes[0])
-    install(release, values=values)
-    wait_for("the old plugin", lambda: is_new(release, before))
-    wait_settled(release, zram)
+def refused(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Return reason and message of each device of the first node that is not published."""
+    report = f"{cluster.nodes[0]}.{DRIVER}"
+    output = cluster.kubectl("get", "ndr", report, "-o", "json", check=False).stdout
+    listed = json.loads(output or "{}").get("status", {}).get("leftOut", [])
+    return {each["device"]: (each["reason"], each["message"]) for each in listed}
 
 
-def is_new(cluster: Cluster, before: dict[str, Any] | None) -> bool:
-    found = plugin_pod(cluster, cluster.nodes[0])
-    return (
-        found is not None
-        and before is not None
-        and found["metadata"]["uid"] != before["metadata"]["uid"]
-        and ready(found)
-    )
+def test_a_policy_alone_cannot_publish_a_dangerous_device(release):
+    """The values of the release do not set hostdev.allowDangerous."""
+    allow = {"dangerous": True}
+    named = policy("named", release, "/dev/kmsg", allow=allow)
+    globbed = policy("globbed", release, "/dev/k[lm]*", "/dev/zer?", allow=allow)
+    for body in (named, globbed):
+        body["spec"]["match"][0]["subsystem"] = "mem"
+    with applied(release, named):
+        wait_for("the problem", lambda: condition(release, "named")[1] == "NodeProblems")
+        assert (
+            "hostdev.allowDangerous: true in the chart's values" in condition(release, "named")[2]
+        )
+        wait_for("its reason", lambda: "/dev/kmsg" in refused(release), seconds=30)
+        assert refused(release)["/dev/kmsg"][0] == "Dangerous"
+    with applied(release, globbed):
+        wait_for("the harmless device", lambda: "globbed-zero" in published(release))
+        wait_for("the reason", lambda: "/dev/kmsg" in refused(release), seconds=30)
+        assert not {"named-kmsg", "globbed-kmsg"} & set(published(release))
 
 
-def test_a_policy_that_wipes_disks_is_refused_without_the_disk_helper(release):
-    with zram_devices(1) as (disk,):
-        wiped = policy("wiped", release, f"/dev/{disk}", onRelease="Wipe")
-        with applied(release, wiped):
-            report = f"{release.nodes[0]}.{DRIVER}"
-
-            def reason() -> str:
-                out = (
-                    release.kubectl("get", "ndr", report, "-o", "json", check=False).stdout or "{}"
-                )
-                listed = json.loads(out).get("status", {}).get("leftOut", [])
-                return next((each["message"] for each in listed if disk in each["device"]), "")
-
-            wait_for("the reason", lambda: "needs the disk helper" in reason(), seconds=30)
-            assert f"wiped-{disk}" not in published(release)
-
-
-def test_a_disk_is_wiped_between_claims_and_refused_while_a_program_has_it_open(
-    space, release, disk_helper
+def test_a_disk_is_refused_with_a_pointer_to_csi_and_the_zram_device_beside_it_is_published(
+    release, tmp_path
 ):
-    write = f"printf {SECRET} | dd of=$HOSTDEV_DISK bs=4096 conv=sync,fsync 2>/dev/null"
-    read = f"head -c {len(SECRET)} $HOSTDEV_DISK | tr '\\0' '0'"
-    with zram_devices(1) as (disk,), applied(release, policy("wiped", release, f"/dev/{disk}")):
-        wait_for("the class", lambda: has_class(release, "wiped.drakit.dev"))
-        wait_for("the disk", lambda: f"wiped-{disk}" in published(release))
-        space.apply(template("disk", ("disk", "wiped.drakit.dev")))
-        run_pod(space, "keeps", write)
-        assert run_pod(space, "sees", read).strip() == SECRET, "onRelease: Keep keeps content"
-
-        change(release, "wiped", {"onRelease": "Wipe"})
-        wait_for("the change", lambda: is_ready(release, "wiped", generation=2))
-        run_pod(space, "writes", write)
-        assert run_pod(space, "reads", read).strip() == "0" * len(SECRET)
-
-        holder = os.open(f"/dev/{disk}", os.O_RDONLY | os.O_EXCL)
-        try:
-            space.apply(pod("waits", ("disk", from_template("disk")), command=["true"]))
-            space.event("waits", "another program has it open exclusively")
-            assert space.phase("waits") == "Pending"
-        finally:
-            os.close(holder)
-        space.nudge("waits")
-        space.wait_phase("waits", "Succeeded")
+    files = [tmp_path / name for name in ("one", "other")]
+    for file in files:
+        with file.open("wb") as opened:
+            opened.truncate(1024 * 1024)
+    with loop_devices(files) as loops, zram_devices(1) as (free,):
+        paths = [f"/dev/{name}" for name in (*loops, free)]
+        with applied(release, policy("mixed", release, *paths)):
+            wait_for("the zram device", lambda: f"mixed-{free}" in published(release))
+            wait_for("both reasons", lambda: refused(release).keys() >= set(paths[:2]), seconds=30)
+            for reason, message in (refused(release)[path] for path in paths[:2]):
+                assert reason == "NotSupported"
+                assert "a loop device with a backing file; use a CSI driver" in message
+            assert paths[2] not in refused(release)
+            assert not {f"mixed-{name}" for name in loops} & set(published(release))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.kit import DRIVER, NAMESPACE, holds_for, plugin_pod, published, slices, wait_for
+from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
+from e2e.kit import DRIVER, holds_for, published, slices, token_of, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
@@ -48,22 +54,6 @@ def test_a_deleted_slice_is_restored_and_an_untouched_one_is_not_written(release
 
     # Longer than a rescan: without a change nothing is written.
     holds_for("the other slice stays as it is", untouched, seconds=12)
-
-
-def token_of(release, node: str) -> str:
-    """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
-    body = plugin_pod(release, node)
-    assert body is not None
-    return release.kubectl(
-        "-n",
-        NAMESPACE,
-        "create",
-        "token",
-        "drakit-nodeplugin",
-        "--bound-object-kind=Pod",
-        f"--bound-object-name={body['metadata']['name']}",
-        f"--bound-object-uid={body['metadata']['uid']}",
-    ).stdout.strip()
 
 
 @pytest.fixture
@@ -111,10 +101,11 @@ def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_f
 
 def slice_of(node: str, *, pool: str, driver: str = DRIVER) -> dict[str, Any]:
     """A slice without devices, from which the scheduler allocates nothing."""
+    identity = PoolIdentity(driver=driver, node=node, node_uid="", pool=pool)
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
-        "metadata": {"name": f"00099-{driver}-test"},
+        "metadata": {"name": slice_name(identity, 0x99)},
         "spec": {
             "driver": driver,
             "nodeName": node,
@@ -177,13 +168,11 @@ def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_
 
 
 @pytest.fixture
-def reports(release) -> Iterator[None]:
-    """The API server has NodeDeviceReports."""
+def reports(release) -> None:
+    """The API server has NodeDeviceReports, which later tests read, too."""
     release.apply((CRDS / "nodedevicereports.yaml").read_text())
     crd = "crd/nodedevicereports.drakit.dev"
     release.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
-    yield
-    release.kubectl("delete", crd)
 
 
 @pytest.mark.usefixtures("reports")
@@ -261,3 +250,239 @@ def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):
     ):
         message = refused(as_first_node, "auth", "can-i", verb, resource, "-A")
         assert "no" in message.lower()
+
+
+# ------------------------------------------------------------ every verb, in every served version
+
+
+class ApiClient:
+    """Requests to the API server with one token."""
+
+    def __init__(self, release, token: str) -> None:
+        config = json.loads(
+            release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json").stdout
+        )
+        cluster = config["clusters"][0]["cluster"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._server = cluster["server"]
+        self._tls = ssl.create_default_context(cadata=authority)
+        self._token = token
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, content: str = "application/json"
+    ) -> tuple[int, str]:
+        """Send a request; return the status and the text of the answer."""
+        request = urllib.request.Request(
+            self._server + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self._token}", "Content-Type": content},
+        )
+        try:
+            with urllib.request.urlopen(request, context=self._tls, timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+@dataclass(frozen=True)
+class Target:
+    """An object of the other node, and the verbs that RBAC grants on any object of its kind."""
+
+    collection: str
+    """The path of its collection in one version."""
+
+    body: dict[str, Any]
+    may_read: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> str:
+        return f"{self.collection}/{self.body['metadata']['name']}"
+
+    def attempts(self, client: ApiClient) -> Iterator[tuple[str, int, str]]:
+        """Try every verb; yield it with the status and the text of the answer."""
+        metadata = {**self.body["metadata"], "annotations": {"drakit.dev/stolen": "true"}}
+        for key in ("resourceVersion", "uid", "managedFields", "creationTimestamp"):
+            metadata.pop(key, None)
+        body = {**self.body, "metadata": metadata}
+        merge = {"metadata": {"annotations": metadata["annotations"]}}
+        test = [{"op": "test", "path": "/kind", "value": body["kind"]}]
+        patches: dict[str, Any] = {
+            "application/merge-patch+json": merge,
+            "application/json-patch+json": test,
+            "application/apply-patch+yaml": body,
+        }
+        yield "get", *client.ask("GET", self.path)
+        yield "list", *client.ask("GET", self.collection)
+        yield "watch", *client.ask("GET", f"{self.collection}?watch=1&timeoutSeconds=1")
+        new = copy.deepcopy(body)
+        new["metadata"]["name"] += "0"
+        if body["kind"] == "NodeDeviceReport":
+            new["spec"]["driver"] += "0"  # the name of a report ends in its driver
+        yield "create", *client.ask("POST", self.collection, new)
+        yield "create", *client.ask("POST", self.collection, body)
+        for path in (self.path, f"{self.path}/status"):
+            yield "update", *client.ask("PUT", path, body)
+            for content, patch in patches.items():
+                query = "?fieldManager=test&force=true" if "apply" in content else ""
+                yield "patch", *client.ask("PATCH", path + query, patch, content=content)
+        yield "deletecollection", *client.ask("DELETE", self.collection)
+        yield "delete", *client.ask("DELETE", self.path)
+
+
+def served(release, group: str, resource: str) -> list[str]:
+    """The versions of a group that have a resource."""
+    versions = json.loads(release.kubectl("get", "--raw", f"/apis/{group}").stdout)["versions"]
+    found = []
+    for version in (each["groupVersion"] for each in versions):
+        listed = json.loads(release.kubectl("get", "--raw", f"/apis/{version}").stdout)
+        if any(each["name"] == resource for each in listed["resources"]):
+            found.append(version)
+    return found
+
+
+def raw(release, path: str) -> dict[str, Any]:
+    return json.loads(release.kubectl("get", "--raw", path).stdout)
+
+
+@pytest.fixture
+def other_nodes(release, reports) -> Iterator[dict[str, list[Target]]]:
+    """The slices, a report and an Event of each node, in all versions, by the node's name."""
+    found: dict[str, list[Target]] = {}
+    made: list[tuple[str, str]] = []
+    for node in release.nodes[:2]:
+        report = f"{node}.tokens.test.drakit.dev"
+        spec = {"nodeName": node, "driver": "tokens.test.drakit.dev"}
+        kind = {"apiVersion": "drakit.dev/v1alpha1", "kind": "NodeDeviceReport"}
+        bodies = [
+            {**kind, "metadata": {"name": report}, "spec": spec},
+            event_of(node, name=f"tokens-{node}"),
+        ]
+        release.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
+        event = bodies[1]["metadata"]["name"]
+        made += [("nodedevicereports", report), ("events.events.k8s.io", event)]
+        (own,) = slices(release, node)
+        objects = (
+            ("resource.k8s.io", "resourceslices", "", own["metadata"]["name"], "get list watch"),
+            ("drakit.dev", "nodedevicereports", "", report, "get"),
+            ("events.k8s.io", "events", "namespaces/default/", event, "get"),
+        )
+        targets = found[node] = []
+        for group, resource, prefix, name, verbs in objects:
+            for version in served(release, group, resource):
+                collection = f"/apis/{version}/{prefix}{resource}"
+                body = raw(release, f"{collection}/{name}")
+                targets.append(Target(collection, body, frozenset(verbs.split())))
+        collection = "/api/v1/namespaces/default/events"
+        targets.append(Target(collection, raw(release, f"{collection}/{event}")))
+    yield found
+    for resource, name in made:
+        release.kubectl("delete", resource, name, "--ignore-not-found")
+
+
+@pytest.mark.parametrize(("own", "other"), [(0, 1), (1, 0)], ids=["first", "second"])
+def test_no_verb_changes_an_object_of_the_other_node_in_any_version(
+    release, other_nodes, own: int, other: int
+):
+    client = ApiClient(release, token_of(release, release.nodes[own]))
+    targets = other_nodes[release.nodes[other]]
+    versions = {target.collection.split("/")[3] for target in targets}
+    assert {"v1", "v1beta1", "v1beta2", "v1alpha1"} <= versions, "more than one version is served"
+    for target in targets:
+        for verb, status, answer in target.attempts(client):
+            expected = 200 if verb in target.may_read else 403
+            assert status == expected, f"{verb} {target.path}: {status} {answer[:1000]}"
+        after = raw(release, target.path)
+        assert after["metadata"]["uid"] == target.body["metadata"]["uid"]
+        assert "drakit.dev/stolen" not in after["metadata"].get("annotations", {})
+
+
+def names_of_slices(node: str, *pools: str) -> list[str]:
+    """Names that a node's plugin uses for its pools, random ones included."""
+    identities = [
+        PoolIdentity(driver=DRIVER, node=node, node_uid="", pool=pool, secret=secret)
+        for pool in pools
+        for secret in (b"", b"random")
+    ]
+    return [slice_name(identity, index) for identity in identities for index in (0, 1)]
+
+
+@pytest.mark.parametrize(("own", "other"), [(0, 1), (1, 0)], ids=["first", "second"])
+def test_a_token_of_one_nodes_plugin_cannot_take_names_of_the_others_slices(
+    release, own: int, other: int
+):
+    node, victim = release.nodes[own], release.nodes[other]
+    client = ApiClient(release, token_of(release, node))
+
+    # In its slices' names it is cut.
+    long = "/".join([node, *["p" * 60] * 4])[:253].rstrip("/")
+    for version in served(release, "resource.k8s.io", "resourceslices"):
+
+        def create(name: dict[str, str], *, pool: str = node) -> tuple[int, str]:
+            body = {**slice_of(node, pool=pool), "apiVersion": version, "metadata": name}  # noqa: B023
+            return client.ask("POST", f"/apis/{version}/resourceslices?dryRun=All", body)  # noqa: B023
+
+        for name in names_of_slices(victim, victim, f"{victim}/cpus"):
+            status, answer = create({"name": name})
+            assert status == 403, f"{name}: {answer}"
+            assert "must contain its driver and pool" in answer
+        assert create({"generateName": f"00001-{DRIVER}-{victim}-"})[0] == 403
+        for pool in (node, f"{node}/cpus", long):
+            for name in names_of_slices(node, pool):
+                status, answer = create({"name": name}, pool=pool)
+                # Admission allowed a name that exists.
+                assert status in {201, 409}, f"{name}: {answer}"
+
+
+@pytest.fixture
+def squatter(release) -> Iterator[str]:
+    """A slice of the first node under the name of the second node's slice, which is deleted."""
+    first, second = release.nodes[:2]
+    identity = PoolIdentity(driver=DRIVER, node=second, node_uid="", pool=second)
+    name = slice_name(identity, 0)
+    body = slice_of(first, pool=first, driver="squatter.test")
+    body["metadata"] = {"name": name}
+    text = json.dumps(body)
+    for _ in range(5):  # the plugin restores its slice within 0.3 s
+        release.kubectl("replace", "--force", "-f", "-", input=text, check=False)
+        if (
+            raw(release, f"/apis/resource.k8s.io/v1/resourceslices/{name}")["spec"]["driver"]
+            != DRIVER
+        ):
+            break
+    yield name
+    release.kubectl("delete", "resourceslice", name, "--ignore-not-found")
+
+
+def test_a_slice_whose_name_is_taken_is_published_under_another_name(release, zram, squatter):
+    first, second = release.nodes[:2]
+    assert raw(release, f"/apis/resource.k8s.io/v1/resourceslices/{squatter}")["spec"][
+        "driver"
+    ] == ("squatter.test"), "an administrator's client bypasses the policy"
+    (body,) = wait_for("the slice to be published", lambda: slices(release, second), seconds=10)
+    index, random, rest = body["metadata"]["name"].split("-", 2)
+    assert f"{index}-{rest}" == squatter
+    assert len(random) == 16
+    assert body["spec"]["pool"]["name"] == second
+    names = published(release, second)
+    assert all(any(name.endswith(disk) for name in names) for disk in zram.second)
+
+    def note() -> str | None:
+        selector = f"involvedObject.name={second},reason=SliceNameTaken"
+        items = release.get("events", "-n", "default", f"--field-selector={selector}")["items"]
+        return next((item["message"] for item in items if squatter in item["message"]), None)
+
+    message = wait_for("an Event that names the squatter", note, seconds=10)
+    assert f"belongs to driver squatter.test, pool {first} and node {first}" in message
+    token = ApiClient(release, token_of(release, first))
+    for path in (squatter, body["metadata"]["name"]):
+        status, _ = token.ask("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{path}")
+        assert status == (200 if path == squatter else 403)
+    release.kubectl("delete", "resourceslice", squatter, "--ignore-not-found")
+
+    def untouched() -> bool:
+        return [each["metadata"]["uid"] for each in slices(release, second)] == [
+            body["metadata"]["uid"]
+        ]
+
+    holds_for("the slice keeps its name", untouched, seconds=5)

@@ -67,9 +67,7 @@ def test_the_plugin_is_not_privileged(release):
 
 
 @pytest.mark.slow
-def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_slice(
-    release, zram, disks
-):
+def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_slice(release, zram):
     nodes = release.nodes[:2]
     for node in nodes:
         assert registry(release, node)
@@ -95,5 +93,5 @@ def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_s
     assert not published(release)
     assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
 
-    install(release, values=release_values(release, zram, disks))
+    install(release, values=release_values(release, zram))
     wait_settled(release, zram)

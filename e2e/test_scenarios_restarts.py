@@ -156,6 +156,43 @@ def test_a_plugin_that_is_killed_while_it_prepares(stage):
     wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
 
 
+def test_a_prepare_of_20_s_in_flight_at_sigterm_gets_its_answer(stage):
+    stage.lamps.play(
+        Rule(operation="prepare", device="lamp-0", delay_seconds=20),
+        Rule(operation="prepare", device="lamp-1", delay_seconds=20),
+    )
+    with_claim(stage, "user", lamp(0))
+    with_claim(stage, "other", lamp(1))
+    for device in ("lamp-0", "lamp-1"):
+        wait_for(
+            f"the prepare of {device}",
+            lambda device=device: stage.lamps.calls("prepare", "began", device=device),
+            period=0.05,
+        )
+    before = restarts(stage.plugin())
+    stage.cluster.exec_on_node(stage.node, ["pkill", "-TERM", "-f", "--", PROCESS])
+    stage.lamps.play()
+
+    # The kubelet tries a failed pod again only after more than a minute, and emits an Event.
+    for name in ("user", "other"):
+        stage.wait_phase(name, "Running", seconds=60)
+        assert "FailedPrepareDynamicResources" not in {e["reason"] for e in stage.events(name)}
+    for device in ("lamp-0", "lamp-1"):
+        assert stage.lamps.story(device=device) == ["prepare began", "prepare ended"]
+    answered = [
+        line
+        for line in stage.log()
+        if line["msg"] == "call answered" and line["method"].endswith("NodePrepareResources")
+    ]
+    assert [line["errors"] for line in answered] == [0, 0]
+    assert min(line["seconds"] for line in answered) > 15
+    wait_for(
+        "the daemon to be started again",
+        lambda: restarts(stage.plugin()) > before and ready(stage.plugin()),
+        seconds=90,
+    )
+
+
 @pytest.mark.slow
 def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     with_claim(stage, "user", lamp(0))

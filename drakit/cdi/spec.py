@@ -7,7 +7,8 @@ finds no problems in a built spec. Warnings of the linter are errors here, becau
 author can fix them.
 
 Names of devices that other CDI files define are checked as well, but are not part of the spec: the
-runtime gets them beside the names of ours.
+runtime gets them beside the names of ours. So are the identities of device nodes, which only the
+node plugin compares.
 
 CDI requires that a device has at least one edit. A device without edits (a claim may just reserve
 it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is harmless,
@@ -40,6 +41,9 @@ Spec: TypeAlias = dict[str, Any]
 """A CDI spec as in its JSON file."""
 
 PartT = TypeVar("PartT")
+
+MAX_IDENTITY = 256
+"""Characters of the identity of a device node. The checkpoint keeps it with each claim."""
 
 
 class InvalidEditsError(ValueError):
@@ -126,6 +130,8 @@ def _check_others(edits: Edits, kind: str) -> None:
 def _device_node(node: DeviceNode, path: str) -> Spec:
     if (node.major is None) != (node.minor is None):
         raise _WrongPartError(f"{path} must have both major and minor, or neither")
+    if node.identity is not None:
+        _check_identity(node, path)
     return _present(
         path=node.path,
         # Only where it differs: the field needs CDI 0.5.
@@ -138,6 +144,19 @@ def _device_node(node: DeviceNode, path: str) -> Spec:
         uid=node.uid,
         gid=node.gid,
     )
+
+
+def _check_identity(node: DeviceNode, path: str) -> None:
+    """Check the identity of the hardware, which is compared but not written."""
+    _expect(node.identity, str, f"{path}.identity")
+    if not 0 < len(node.identity or "") <= MAX_IDENTITY:
+        raise _WrongPartError(f"{path}.identity must have 1 to {MAX_IDENTITY} characters")
+    if not (node.identity or "").isprintable():
+        raise _WrongPartError(f"{path}.identity must contain printable characters only")
+    if node.type not in ("b", "c") or node.major is None:
+        raise _WrongPartError(
+            f"{path} has an identity, so it must have the type b or c, and a major and a minor"
+        )
 
 
 def _mount(mount: Mount, path: str) -> Spec:

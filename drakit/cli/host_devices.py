@@ -72,14 +72,13 @@ def candidates(
         raise UsageError(f"--subsystem: {subsystem!r} is not a subsystem, such as tty or block")
     try:
         Host(hostdev.config).check()
+        return find_candidates(
+            hostdev.config,
+            policies_of_node(hostdev.policies, labels),
+            subsystem=subsystem,
+        )
     except DriverError as error:
         raise CommandError(str(error)) from error
-    return find_candidates(
-        hostdev.config,
-        policies_of_node(hostdev.policies, labels),
-        can_wipe=hostdev.can_wipe,
-        subsystem=subsystem,
-    )
 
 
 def as_json(candidate: Candidate) -> dict[str, Any]:
@@ -135,12 +134,10 @@ def _state(candidate: Candidate) -> str:
 
 
 def _description(candidate: Candidate) -> str:
-    usb, pci, block = candidate.host.usb, candidate.host.pci, candidate.host.block
+    usb, pci = candidate.host.usb, candidate.host.pci
     if usb:
         words = (f"{usb.vendor_id}:{usb.product_id}", usb.manufacturer, usb.product, usb.serial)
         return " ".join(word for word in words if word)
-    if block:
-        return " ".join(word for word in (block.model, block.identity) if word)
     if pci:
         return f"PCI {pci.bus_id}"
     return candidate.host.driver or ""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("HostdevOnNode", "parse_labels", "read_hostdev")
 
 _DRIVER = "hostdev.drakit.dev"
-_ENTRY_POINTS = {"hostdev": False, "hostdev-disks": True}
-"""Whether the driver can wipe disks."""
+_ENTRY_POINT = "hostdev"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +28,6 @@ class HostdevOnNode:
     """The configuration of hostdev, and its policies."""
 
     config: HostDevicesConfig
-    can_wipe: bool
     policies: Sequence[HostPolicy]
     """All valid policies; policies of the configuration file replace those of the cluster."""
 
@@ -51,7 +49,7 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
     from drakit_nodeplugin.host.policy_file import read_policies
 
     problems: list[str] = []
-    entry = next((each for each in place.drivers if each.driver in _ENTRY_POINTS), None)
+    entry = next((each for each in place.drivers if each.driver == _ENTRY_POINT), None)
     if entry is None:
         problems.append("the node plugin does not host hostdev; nothing is published")
     try:
@@ -74,7 +72,6 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
         found[name] = Policy(name=name, created=oldest, generation=0, spec=spec)
     return HostdevOnNode(
         config=config,
-        can_wipe=entry is not None and _ENTRY_POINTS[entry.driver],
         policies=list(found.values()),
         problems=problems,
     )

@@ -180,14 +180,15 @@ def _add_conformance(group: _Group) -> None:
         metavar="TARGET",
         help="a Python driver (module:Class, or the name of an installed driver), a running "
         "backend (unix:/path/to.sock), or a program that the kit starts (backend:COMMAND or "
-        "device-plugin:COMMAND; {directory} stands for its registration directory)",
+        "device-plugin:COMMAND; {directory} stands for its directory)",
     )
     conformance.add_argument(
         "--config",
         dest="driver_config",
         type=Path,
         metavar="FILE",
-        help="YAML file with the configuration of a Python driver; {root} stands for the node's "
+        help="YAML file with the configuration of a Python driver, or with the entry of a backend "
+        "(backends.allowed) or device plugin (devicePlugins.plugins); {root} stands for the node's "
         "directory",
     )
     conformance.add_argument(

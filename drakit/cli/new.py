@@ -111,9 +111,6 @@ class Project:
     base: str
     """The node plugin's image."""
 
-    requirement: str
-    """The requirement by which pip installs drakit."""
-
 
 def new(options: argparse.Namespace) -> int:
     """Write the project, and print the next steps."""
@@ -129,7 +126,7 @@ def new(options: argparse.Namespace) -> int:
         f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
         f"{there}"
         f"  python3 -m venv .venv\n"
-        f"  .venv/bin/pip install \"$DRAKIT\" --editable '.[dev]'\n"
+        f"  .venv/bin/pip install \"$DRAKIT[testing]\" --editable '.[dev]'\n"
         f"  .venv/bin/pytest\n"
         f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
         f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
@@ -161,7 +158,6 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
     if problem := _image_problem(image):
         raise UsageError(f"--image {image!r} {problem}")
     camel = "".join(word.capitalize() for word in name.split("-"))
-    release = _release(drakit)
     return Project(
         name=name,
         driver=driver,
@@ -174,8 +170,7 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         directory=f"/var/lib/{driver}",
         plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         version=PROJECT_VERSION,
-        base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{'.'.join(map(str, release))}",
-        requirement=f"drakit>={drakit.partition('+')[0]},<{_next(release)}",
+        base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{_release(drakit)}",
     )
 
 
@@ -229,16 +224,11 @@ def _image_problem(image: str) -> str | None:
     return "is not an image repository; use a name such as registry.example.com/lamps"
 
 
-def _release(drakit: str) -> tuple[int, ...]:
+def _release(drakit: str) -> str:
     """Return the release of a version, also of a development version: 0.1.0 of 0.1.0.dev0."""
     numbers = re.match(r"\d+(?:\.\d+)*", drakit)
     found = [int(number) for number in numbers[0].split(".")] if numbers else []
-    return tuple([*found, 0, 0, 0][:3])
-
-
-def _next(release: tuple[int, ...]) -> str:
-    """Return the next version with breaking changes: before 1.0 any minor version."""
-    return f"{release[0] + 1}" if release[0] else f"0.{release[1] + 1}"
+    return ".".join(map(str, [*found, 0, 0, 0][:3]))
 
 
 # ------------------------------------------------------------ files

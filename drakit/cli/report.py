@@ -51,7 +51,6 @@ _API_SECONDS = 10.0
 """For the NodeDeviceReports: a report must not wait for an API server that is down."""
 
 _REDACTED = "(left out)"
-_HOSTDEV = ("hostdev", "hostdev-disks")
 
 
 def report(options: argparse.Namespace) -> int:
@@ -128,7 +127,7 @@ def _versions() -> str:
 def _configuration(place: NodePluginConfig) -> str:
     body = place.model_dump(mode="json", by_alias=True, warnings=False)
     for entry in body.get("drivers", ()):
-        if entry["driver"] in _HOSTDEV:
+        if entry["driver"] == "hostdev":
             # The policies are a part of their own.
             entry["config"].pop("policies", None)
         else:
@@ -232,7 +231,7 @@ def _udev(place: NodePluginConfig) -> str:
 
 
 def _mounts(place: NodePluginConfig) -> str:
-    """Return the lines that decide whether a disk is in use, without mounts of pods' volumes."""
+    """Return the lines that show block devices in use, without mounts of pods' volumes."""
     config = read_hostdev(place).config
     with config.mountinfo.open(errors="replace") as file:
         lines = file.read(_MAX_MOUNTINFO_BYTES).splitlines()

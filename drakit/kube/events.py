@@ -2,8 +2,8 @@
 Kubernetes Events: deduplicated notes for people about an object.
 
 The same note about the same object is one Event with a count (``series``), also after a restart and
-from another replica: its name is a digest of its content. The rate of Events about one object is
-limited.
+from another replica: its name is a digest of its content. If another reporter has taken the name,
+the Event gets one that nobody can guess. The rate of Events about one object is limited.
 
 It must not know why an Event is emitted.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -184,6 +185,13 @@ class EventRecorder:
                 await self._session.create(collection, event, timeout_seconds=seconds)
             except AlreadyExistsError:  # from before a restart, or long ago
                 there = await self._session.get(path, timeout_seconds=seconds)
+                reporter = (there.get("reportingController"), there.get("reportingInstance"))
+                if reporter[: len(self._author)] != self._author:
+                    stem, _ = metadata["name"].rsplit(".", 1)
+                    metadata["name"] = f"{stem}.{secrets.token_hex(8)}"
+                    series.path = f"{collection}/{metadata['name']}"
+                    await self._session.create(collection, event, timeout_seconds=seconds)
+                    return
                 counted: dict[str, Any] = there.get("series") or {}
                 series.count = int(counted.get("count") or 1) + 1
                 await self._write_count(series, now)

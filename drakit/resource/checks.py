@@ -80,6 +80,8 @@ def _problems(device: Device, node: str) -> Iterator[str]:
     yield from _taints_problems(device.taints)
     if not isinstance(cast("object", device.evict_if_gone), bool):
         yield f"its evict_if_gone is {_kind(device.evict_if_gone)}, not a boolean"
+    if not isinstance(cast("object", device.prepare_again), bool):
+        yield f"its prepare_again is {_kind(device.prepare_again)}, not a boolean"
     yield from _edits_problems(device.edits)
     health = cast("object", device.health)
     if health is not None and not isinstance(health, Health):

@@ -10,13 +10,17 @@ It must not know what serves the sockets: it does what kubelets do, and judges n
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from drakit.device import ClaimReference
+from drakit.tasks import cancelled_by_owner
 from drakit.testing.health import HealthSubscriber, health_version
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
@@ -38,6 +42,10 @@ GET_INFO_SECONDS = 1.0
 NOTIFY_SECONDS = 5.0
 """A kubelet's deadline for its message that a driver is registered."""
 
+POLL_SECONDS = 0.1
+"""Between two checks whether a registration socket is in place. A kubelet closes its connection
+within a second of the socket's removal."""
+
 
 class FakeKubelet:
     """
@@ -48,12 +56,17 @@ class FakeKubelet:
             answers = await kubelet.prepare(dra, claim)
 
     Each call raises ``grpc.aio.AioRpcError`` if the driver returns an error, or exceeds the
-    timeout.
+    timeout. When the registration socket of a registered driver is removed, the kubelet closes its
+    connection to that driver, and calls in flight end with the code ``CANCELLED``.
     """
 
     def __init__(self, root: Path) -> None:
         self.registry: Path = root / "plugins_registry"
         self._channels: dict[Path, grpc.aio.Channel] = {}
+        self._endpoints: dict[Path, Path] = {}
+        """The DRA socket that a driver named at its registration socket."""
+        self._followers: dict[Path, asyncio.Task[None]] = {}
+        """A task for each registered driver, by registration socket."""
 
     async def __aenter__(self) -> FakeKubelet:
         return self
@@ -63,6 +76,10 @@ class FakeKubelet:
 
     async def close(self) -> None:
         """Close all connections, like a kubelet that stops. Later calls connect again."""
+        followers, self._followers = self._followers, {}
+        for follower in followers.values():
+            follower.cancel()
+        await asyncio.gather(*followers.values(), return_exceptions=True)
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -84,9 +101,11 @@ class FakeKubelet:
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
         """Call GetInfo on a registration socket, over a new connection."""
         async with _connect(path) as channel:
-            return await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
+            info = await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
             )
+        self._endpoints[path] = Path(info.endpoint)
+        return info
 
     async def notify(self, path: Path, *, error: str | None = None) -> None:
         """Notify a driver that it is registered, or that its registration failed."""
@@ -97,6 +116,19 @@ class FakeKubelet:
                 ),
                 timeout=NOTIFY_SECONDS,
             )
+        if (follower := self._followers.pop(path, None)) is not None:
+            follower.cancel()
+        if error is None and path in self._endpoints:
+            follow = self._follow(path, self._endpoints[path])
+            self._followers[path] = asyncio.create_task(follow, name=f"follow {path.name}")
+
+    async def _follow(self, registration: Path, dra: Path) -> None:
+        """Close the connection to a driver when its registration socket is removed."""
+        identity = _identity(registration)
+        while identity is not None and _identity(registration) == identity:
+            await asyncio.sleep(POLL_SECONDS)
+        if (channel := self._channels.pop(dra, None)) is not None:
+            await channel.close()
 
     async def register(self) -> Path:
         """Register the driver whose registration socket is in the root directory. Return the
@@ -117,10 +149,11 @@ class FakeKubelet:
     ) -> Mapping[str, Any]:
         """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
         messages, stubs = _VERSIONS[version]
-        answer = await stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
+        call = stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
             messages.NodePrepareResourcesRequest(claims=_claims(messages, claims)),
             timeout=timeout_seconds,
         )
+        answer = await _answer(call)
         return dict(answer.claims)
 
     async def unprepare(
@@ -133,10 +166,11 @@ class FakeKubelet:
         """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
         success."""
         messages, stubs = _VERSIONS[version]
-        answer = await stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
+        call = stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
             messages.NodeUnprepareResourcesRequest(claims=_claims(messages, claims)),
             timeout=timeout_seconds,
         )
+        answer = await _answer(call)
         return {uid: claim.error for uid, claim in answer.claims.items()}
 
     # ------------------------------------------------------------ health
@@ -163,6 +197,30 @@ def _connect(path: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(
         f"unix:{path}", options=[("grpc.default_authority", "localhost")]
     )
+
+
+async def _answer(call: Any) -> Any:
+    """Return a call's answer. A closed connection is an error of the call, not a cancellation of
+    the caller."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if cancelled_by_owner():
+            raise
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.CANCELLED,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(),
+            details="the connection is closing",
+        ) from None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _claims(messages: Any, claims: Sequence[ClaimReference]) -> list[Any]:

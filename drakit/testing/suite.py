@@ -42,7 +42,9 @@ def conformance_tests(
         )
 
     :param target: the driver, in the form that ``drakit conformance`` accepts.
-    :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
+    :param config: the configuration of a Python driver, or the entry of a backend
+        (``backends.allowed``) or device plugin (``devicePlugins.plugins``). ``{root}`` stands for
+        the node's directory.
     :param parameters: opaque parameters for the claims.
     :param setup: a function that takes the node's directory, or a shell command that reads it from
         ``$DRAKIT_ROOT``. It runs before the first start on each node, and after each reboot.

@@ -1,25 +1,36 @@
 """
-The settings of allow lists: the fields of an entry, and their validation.
+The settings of backends and device plugins: the fields of an entry, and their validation.
 
-The plugin imports it only if its configuration has a list, because the models take memory.
-:mod:`.endpoints.allowlist` applies an entry.
+The name of an entry is also the name of a directory: only that backend or device plugin can
+announce its driver or resources there. The plugin imports this module only if its configuration has
+an entry, because the models take memory. :mod:`.endpoints.allowlist` applies an entry.
 
-It must not know sockets or edits.
+It must not depend on sockets or edits.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from drakit.cdi.names import InvalidNameError, split_kind
-from drakit.resource.names import is_dns_subdomain
+from drakit.resource.names import is_dns_label, is_dns_subdomain, is_driver_name
 from drakit.settings import Settings
 from drakit_nodeplugin.config import normalised
 
-__all__ = ("AllowedEndpoint", "OwnerSettings", "check")
+__all__ = ("AllowedBackend", "AllowedEndpoint", "AllowedPlugin", "OwnerSettings", "check")
+
+MAX_NAME = 20
+"""Characters of an entry's name, which is a part of the paths of its sockets."""
+
+CLAIM_CLASS = "claim"
+"""The class of the CDI devices of claims. A claim's devices are for the pods of that claim only."""
+
+_VARIABLE = re.compile(r"[^=*\0\s]+\*?")
 
 
 def _below_dev(pattern: str) -> str:
@@ -36,11 +47,28 @@ def _cdi_device(name: str) -> str:
         raise ValueError(str(error)) from None
     if equals and not pattern:
         raise ValueError("must name devices after '=', or omit '=' to allow the whole kind")
+    if kind.partition("/")[2] == CLAIM_CLASS:
+        raise ValueError("must not have the class 'claim': these are the devices of claims")
+    return name
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError("must be a variable's name, or a prefix and '*', such as NVIDIA_*")
+    return name
+
+
+def _entry(name: str) -> str:
+    if len(name) > MAX_NAME or not is_dns_label(name):
+        raise ValueError(
+            f"must be at most {MAX_NAME} lower-case letters, digits and dashes, because it is the "
+            "name of a directory"
+        )
     return name
 
 
 def _driver(name: str) -> str:
-    if not is_dns_subdomain(name):
+    if not is_driver_name(name):
         raise ValueError("must be a driver's name, such as gpu.example.com")
     return name
 
@@ -96,7 +124,10 @@ class AllowedEndpoint(Settings):
 
     cdi_devices: tuple[Annotated[str, AfterValidator(_cdi_device)], ...] = ()
     """CDI devices of other CDI files: kinds (``vendor.example/class``), or a kind and a pattern
-    of names (``vendor.example/class=card*``)."""
+    of names (``vendor.example/class=card*``). The class ``claim`` is never allowed."""
+
+    env: tuple[Annotated[str, AfterValidator(_variable)], ...] = ()
+    """Environment variables of containers: names, or prefixes such as ``NVIDIA_*``."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
@@ -107,12 +138,43 @@ class AllowedEndpoint(Settings):
         return self
 
 
-_LISTS: dict[str, TypeAdapter[Any]] = {
-    "backends": TypeAdapter(dict[Annotated[str, AfterValidator(_driver)], AllowedEndpoint]),
-    "devicePlugins": TypeAdapter(dict[Annotated[str, AfterValidator(_resource)], AllowedEndpoint]),
-}
+class AllowedBackend(AllowedEndpoint):
+    """A backend: its driver, and the edits that it can make. The default is none."""
+
+    driver: Annotated[str, AfterValidator(_driver)]
+    """The driver that the backend can announce."""
 
 
-def check(setting: Literal["backends", "devicePlugins"], given: Any) -> dict[str, AllowedEndpoint]:
-    """Return the entries of a list; raises pydantic's ValidationError."""
-    return _LISTS[setting].validate_python(given)
+class AllowedPlugin(AllowedEndpoint):
+    """A device plugin: its resources, and the edits that it can make. The default is none."""
+
+    resources: Annotated[tuple[Annotated[str, AfterValidator(_resource)], ...], Field(min_length=1)]
+    """The resources that the device plugin can register, such as ``vendor.example/thing``."""
+
+
+_Name = Annotated[str, AfterValidator(_entry)]
+_BACKENDS = TypeAdapter(dict[_Name, AllowedBackend])
+_PLUGINS = TypeAdapter(dict[_Name, AllowedPlugin])
+
+
+def check(
+    setting: Literal["backends", "devicePlugins"], given: Any
+) -> Mapping[str, AllowedEndpoint]:
+    """Return the entries of a setting; raises ValueError, as pydantic does."""
+    if setting == "backends":
+        backends = _BACKENDS.validate_python(given)
+        _refuse_twice({name: [entry.driver] for name, entry in backends.items()}, "driver")
+        return backends
+    plugins = _PLUGINS.validate_python(given)
+    _refuse_twice({name: entry.resources for name, entry in plugins.items()}, "resource")
+    return plugins
+
+
+def _refuse_twice(announced: Mapping[str, Iterable[str]], what: str) -> None:
+    """Raise ValueError if two entries may announce the same name: which one would have it?"""
+    owners: dict[str, str] = {}
+    for entry, names in announced.items():
+        for name in names:
+            if name in owners:
+                raise ValueError(f"{what} {name} is in the entries {owners[name]} and {entry}")
+            owners[name] = entry

@@ -5,7 +5,7 @@ The composition root of the node plugin: starts and stops all parts, in order.
    :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.
 2. Per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start).
 3. The API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
-4. On SIGTERM: sockets drain first, then everything else stops.
+4. On SIGTERM: calls in flight end and are answered, then sockets and everything else stop.
 
 It must not know how any of the parts works.
 """

@@ -9,6 +9,7 @@ It must not know the use of the values.
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,6 +23,8 @@ from drakit.settings import Duration, Listen, Logging, Seconds, Settings, descri
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
+    "MAX_BACKENDS",
+    "MAX_RESOURCES",
     "Backends",
     "ConfigError",
     "DeviceHealthSettings",
@@ -34,6 +37,18 @@ __all__ = (
     "load_config",
     "normalised",
 )
+
+SOCKET_NAME_BYTES = 24
+"""Bytes that the path of an entry's directory leaves for the name of a socket. The node plugin does
+not need them, but a program that has the directory at the path of the host does."""
+
+
+MAX_BACKENDS = 64
+"""Drivers of backends on one node. Each takes about 1 MiB and ten open files. A program that keeps
+changing its name must not exceed that."""
+
+MAX_RESOURCES = 256
+"""Resources of device plugins on one node. Each has a pool, a connection and a task."""
 
 
 class DriverEntry(Settings):
@@ -112,6 +127,11 @@ class Devices(Settings):
     """How long the plugin waits after its start for a driver to report its devices. Until then, the
     published devices stay unchanged."""
 
+    gone_eviction_delay: Seconds = 10.0
+    """How long a driver must not list a device before the plugin evicts the pods that use it, if
+    the driver requests that (``evict_if_gone``, or ``onVanish: Evict`` of a host device). The
+    plugin then sets a NoExecute taint. A hub that resets unplugs its devices for a few seconds."""
+
     health: DeviceHealthSettings = DeviceHealthSettings()
 
 
@@ -128,12 +148,12 @@ def normalised(path: Any) -> Any:
 AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
 
 
-def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
-    """Check an allow list, if there is one: its models are not loaded otherwise, to save memory."""
+def _entries(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
+    """Check entries, if there are any: their models are not loaded otherwise, to save memory."""
 
     def check(given: Any) -> Any:
-        if given is None:
-            return None
+        if given == {}:
+            return given
         from drakit_nodeplugin import allowed
 
         return allowed.check(setting, given)
@@ -142,11 +162,12 @@ def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
 
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.allowed import AllowedEndpoint
+    from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 
-    AllowList = Mapping[str, AllowedEndpoint] | None
+    BackendEntries = Mapping[str, AllowedBackend]
+    PluginEntries = Mapping[str, AllowedPlugin]
 else:
-    AllowList = Any
+    BackendEntries = PluginEntries = Any
 
 
 class Backends(Settings):
@@ -156,12 +177,12 @@ class Backends(Settings):
     """Whether backends can register."""
 
     directory: AbsolutePath | None = None
-    """The registration directory, which contains the sockets of backends. The default is
+    """The directory that contains a directory for each entry of ``allowed``. The default is
     ``<kubeletRoot>/plugins/drakit.dev/backends``."""
 
-    allowed: Annotated[AllowList, _allowed("backends")] = None
-    """The drivers that backends can register, by name. If null, every backend can make any edit. An
-    empty map allows no backend."""
+    allowed: Annotated[BackendEntries, _entries("backends")] = Field(default_factory=dict)
+    """The backends, by the names of their directories. A backend creates its socket in its
+    directory, and can announce only the driver of its entry."""
 
 
 class DevicePlugins(Settings):
@@ -171,16 +192,16 @@ class DevicePlugins(Settings):
     """Whether device plugins can register."""
 
     directory: AbsolutePath | None = None
-    """The directory that device plugins mount as ``/var/lib/kubelet/device-plugins``. The default
-    is ``<kubeletRoot>/plugins/drakit.dev/device-plugins``."""
+    """The directory that contains a directory for each entry of ``plugins``. The default is
+    ``<kubeletRoot>/plugins/drakit.dev/device-plugins``."""
 
     driver_name: str = "deviceplugin.drakit.dev"
     """The name of the driver that publishes their devices. Two releases with device
     plugins on one node need different names and directories."""
 
-    allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
-    """The resources that device plugins can register, by name. If null, every device plugin may
-    make any edit. An empty map allows no device plugin."""
+    plugins: Annotated[PluginEntries, _entries("devicePlugins")] = Field(default_factory=dict)
+    """The device plugins, by the names of their directories. A device plugin mounts its directory
+    as ``/var/lib/kubelet/device-plugins``, and can register only the resources of its entry."""
 
 
 class Events(Settings):
@@ -243,14 +264,47 @@ class NodePluginConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _within_limits(self) -> Self:
+        backends = len(self.backends.allowed)
+        if backends > MAX_BACKENDS:
+            raise ValueError(
+                f"backends.allowed has {backends} backends, and a node plugin serves at most "
+                f"{MAX_BACKENDS}; remove entries that no node needs"
+            )
+        plugins = self.device_plugins.plugins.values()
+        resources = sum(len(entry.resources) for entry in plugins)
+        if resources > MAX_RESOURCES:
+            raise ValueError(
+                f"devicePlugins.plugins has {resources} resources, and a node plugin serves at "
+                f"most {MAX_RESOURCES}; remove resources that no node has"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_sockets(self) -> Self:
+        limit = layout.MAX_SOCKET_PATH_BYTES
+        for setting, directory, entries in (
+            ("backends", self.backends_directory, self.backends.allowed),
+            ("devicePlugins", self.device_plugins_directory, self.device_plugins.plugins),
+        ):
+            for name in entries:
+                if len(os.fsencode(directory / name)) + 1 + SOCKET_NAME_BYTES > limit:
+                    raise ValueError(
+                        f"{setting}.directory: {directory / name} leaves fewer than "
+                        f"{SOCKET_NAME_BYTES} of the {limit} bytes of a socket's path "
+                        "for its name; choose a shorter directory, or a shorter entry name"
+                    )
+        return self
+
     @property
     def backends_directory(self) -> Path:
-        """The directory of backends' sockets."""
+        """The parent of backends' directories."""
         return self.backends.directory or layout.backends_directory(self.kubelet_root)
 
     @property
     def device_plugins_directory(self) -> Path:
-        """The directory of device plugins' sockets, and of ours."""
+        """The parent of device plugins' directories."""
         default = layout.device_plugins_directory(self.kubelet_root)
         return self.device_plugins.directory or default
 

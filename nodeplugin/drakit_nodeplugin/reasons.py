@@ -13,7 +13,7 @@ from typing import Literal
 
 __all__ = ("ClaimReason", "NodeReason")
 
-ClaimReason = Literal["Prepared", "PrepareFailed", "UnprepareFailed"]
+ClaimReason = Literal["DeviceRenumbered", "Prepared", "PrepareFailed", "UnprepareFailed"]
 """Reasons of Events about a ResourceClaim."""
 
 NodeReason = Literal[
@@ -29,7 +29,7 @@ NodeReason = Literal[
     "KubeletResourcesUnknown",
     "RegistrationRefused",
     "ResourceServedByKubelet",
-    "TooManyResources",
+    "SliceNameTaken",
 ]
 """Reasons of Events about the Node. Those of drivers, backends and device plugins are also the
 label `reason` of the metric `drakit_endpoint_diagnostics_total`."""

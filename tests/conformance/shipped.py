@@ -74,12 +74,23 @@ def targets() -> Iterator[Tested]:
     """Yield all targets, the slowest first."""
     yield Tested(
         "device plugin: Kubernetes' sample",
-        DevicePluginTarget(line=f"exec {device_plugin(SAMPLE)}"),
+        DevicePluginTarget(
+            line=f"exec {device_plugin(SAMPLE)}",
+            entry={
+                "resources": ["example.com/resource"],
+                "mounts": {"/tmp/Dev-1": "rw", "/tmp/Dev-2": "rw"},
+            },
+        ),
     )
     yield Tested(
         "device plugin: two resources",
         DevicePluginTarget(
             line=f"exec {device_plugin(NODES)} {{root}}/plugged.json",
+            entry={
+                "resources": list(PLUGGED),
+                "devices": ["/dev/null", "/dev/zero"],
+                "env": ["PORT", "KEY_*"],
+            },
             setup=lambda root: (root / "plugged.json").write_text(json.dumps(PLUGGED)),
         ),
         CONFIGURED,
@@ -121,6 +132,11 @@ def targets() -> Iterator[Tested]:
         BackendTarget(
             line=f"exec {backend_binary()} -socket {{directory}}/blinkers.sock "
             f"-blinkers {{root}}/blinkers -state {{root}}/run/blinkers -poll 100ms",
+            entry={
+                "driver": "blinkers.example.com",
+                "mounts": {"{root}/blinkers": "rw"},
+                "env": ["BLINKER_*"],
+            },
             parameters={"colour": "red"},
             setup=_made("blinkers/{}", "a", "b", "c", "d"),
             unplug=lambda root: (root / "blinkers" / "c").unlink(),

@@ -10,13 +10,26 @@ same state, wherever the previous one was interrupted.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from drakit import CounterSet, Device, Driver, DriverConfig, DriverError, Edits, Inventory
+from drakit import (
+    CounterSet,
+    Device,
+    DeviceNode,
+    Driver,
+    DriverConfig,
+    DriverError,
+    Edits,
+    Inventory,
+)
 
 DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4")
 WHOLE = "whole"
 """The whole device; each of the others is a quarter of it."""
+
+POLL_SECONDS = 0.05
+"""Time between two looks at the numbers of devices."""
 
 SLOW_SECONDS = 0.1
 """Duration of a slow call. The claims of a batch then end one after the other."""
@@ -32,21 +45,42 @@ class Hardware:
 
     ``marks/<device>`` contains the UID of the claim that has the device. ``broken/<device>`` makes
     its prepare fail after the mark is made. ``slow/<device>`` delays its calls. ``away`` prevents
-    the start of the driver. ``wrong`` lists calls that must never be made.
+    the start of the driver. ``wrong`` lists calls that must never be made. ``numbers/<device>``
+    contains the minor number of a device that was renumbered.
     """
 
     def __init__(self, directory: Path) -> None:
         self.marks, self.broken = directory / "marks", directory / "broken"
-        self.slow = directory / "slow"
+        self.slow, self.numbers = directory / "slow", directory / "numbers"
         self.away, self.wrong = directory / "away", directory / "wrong"
 
     def make(self) -> None:
-        for directory in (self.marks, self.broken, self.slow):
+        for directory in (self.marks, self.broken, self.slow, self.numbers):
             directory.mkdir(parents=True, exist_ok=True)
 
     async def take_time(self, device: str) -> None:
         if (self.slow / device).exists():
             await asyncio.sleep(SLOW_SECONDS)
+
+    def new_number(self, device: str) -> int | None:
+        """Return the number of a device that was renumbered."""
+        try:
+            return int((self.numbers / device).read_text())
+        except FileNotFoundError:
+            return None
+
+    def number(self, device: str) -> int:
+        new = self.new_number(device)
+        return (*DEVICES, WHOLE).index(device) if new is None else new
+
+    def renumber(self, numbers: Mapping[str, int]) -> None:
+        """Give devices other numbers, all at the same time for the driver."""
+        new = self.numbers.with_name("new numbers")
+        new.mkdir()
+        for device, number in numbers.items():
+            (new / device).write_text(str(number))
+        self.numbers.rmdir()
+        new.rename(self.numbers)
 
     def holder(self, device: str) -> str | None:
         try:
@@ -84,10 +118,26 @@ class Marking(Driver[HardwareConfig]):
         self.hardware = Hardware(config.directory)
         if self.hardware.away.exists():
             raise RuntimeError("the hardware's daemon does not answer")
+        self.prepared: dict[str, int] = {}
+        """The number with which this process has prepared a device."""
 
     async def devices(self):
-        yield listed()
-        await asyncio.Event().wait()
+        marked: frozenset[str] | None = None
+        while True:
+            before, marked = marked, self.outdated()
+            if marked != before:
+                yield listed(marked)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def outdated(self) -> frozenset[str]:
+        """Return the devices of claims that must be prepared again."""
+        return frozenset(
+            device
+            for device in DEVICES
+            if (number := self.hardware.new_number(device)) is not None
+            and number != self.prepared.get(device)
+            and self.hardware.holder(device) is not None
+        )
 
     async def prepare(self, claim, device):
         await self.hardware.take_time(device.name)
@@ -100,7 +150,8 @@ class Marking(Driver[HardwareConfig]):
         self.hardware.mark(device.name, claim.uid)
         if (self.hardware.broken / device.name).exists():
             raise DriverError(f"{device.name} is broken; repair it")
-        return edits(device.name)
+        number = self.prepared[device.name] = self.hardware.number(device.name)
+        return edits(device.name, number)
 
     async def unprepare(self, claim, device):
         await self.hardware.take_time(device.name)
@@ -133,16 +184,20 @@ class Plain(Driver[HardwareConfig]):
         await self.hardware.take_time(device.name)
         if (self.hardware.broken / device.name).exists():
             raise DriverError(f"{device.name} is broken; repair it")
-        return edits(device.name)
+        return edits(device.name, self.hardware.number(device.name))
 
 
-def listed() -> Inventory:
-    parts = [Device(name=name, consumes={WHOLE: {"quarters": "1"}}) for name in DEVICES]
+def listed(outdated: Collection[str] = ()) -> Inventory:
+    parts = [
+        Device(name=name, consumes={WHOLE: {"quarters": "1"}}, prepare_again=name in outdated)
+        for name in DEVICES
+    ]
     return Inventory(
         devices=[*parts, Device(name=WHOLE, consumes={WHOLE: {"quarters": "4"}})],
         counter_sets=[CounterSet(name=WHOLE, counters={"quarters": "4"})],
     )
 
 
-def edits(device: str) -> Edits:
-    return Edits(env={device.upper().replace("-", "_"): device})
+def edits(device: str, number: int) -> Edits:
+    node = DeviceNode(path=f"/dev/{device}", type="c", major=188, minor=number, identity=device)
+    return Edits(env={device.upper().replace("-", "_"): device}, device_nodes=(node,))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
+from typing import Any
 
 from drakit_nodeplugin.claims.checkpoint import rows
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
@@ -64,6 +66,29 @@ def add_endpoint(node: Node) -> None:
     with closing(sqlite3.connect(node.checkpoint)) as database:
         rows.write_endpoints(database, [lost])
         database.commit()
+
+
+SWAPPED = {"dev-1": 2, "dev-3": 0}
+"""Devices of two claims of a pod, and the numbers that they get from each other."""
+
+
+def swap_numbers(node: Node) -> None:
+    """Let two devices of two claims return with each other's numbers."""
+    node.hardware.renumber(SWAPPED)
+
+
+def outdated_files(node: Node, files: Mapping[str, Any]) -> list[str]:
+    """Return the renumbered devices whose CDI file has the old number."""
+    found: list[str] = []
+    for uid, spec in files.items():
+        if not isinstance(spec, dict):
+            continue  # reported as a difference
+        nodes = [n for d in spec["devices"] for n in d["containerEdits"].get("deviceNodes", ())]
+        for each in nodes:
+            device = each["path"].removeprefix("/dev/")
+            if each["minor"] != node.hardware.number(device):
+                found.append(f"the CDI file of claim {uid} has number {each['minor']} of {device}")
+    return found
 
 
 def slow_down(node: Node) -> None:

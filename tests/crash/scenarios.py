@@ -24,12 +24,14 @@ from tests.crash.mishaps import (
     add_orphan,
     damage_file,
     damage_row,
+    outdated_files,
     reboot,
     remove_checkpoint,
     remove_files,
     slow_down,
     start_hardware,
     stop_hardware,
+    swap_numbers,
     upgrade,
 )
 from tests.crash.node import Claims, DriverClass, Node, differences
@@ -49,6 +51,8 @@ STALE = ("period", "gracePeriod", "unconfirmedGracePeriod")
 
 GRACES = ("startGracePeriod", "endpointStopGracePeriod")
 """Settings of the grace periods of endpoints, in seconds."""
+
+SETTLED_SECONDS = 0.3
 
 Act = Callable[[Stage, "Scenario"], Awaitable[None]]
 
@@ -79,6 +83,9 @@ class Scenario:
 
     front_door: bool = False
     """Whether steps of sockets and locks count. They are the same in every start."""
+
+    renumbers: bool = False
+    """Whether devices get other numbers, which must be in the CDI files at the end."""
 
     endpoints: bool = False
     """Whether transactions of endpoints count. They follow a report of the driver, not a call of
@@ -176,6 +183,15 @@ async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
     await settled(stage, scenario)
 
 
+async def swap(stage: Stage, scenario: Scenario) -> None:
+    """Let devices of running containers return with each other's numbers."""
+    await stage.connect()
+    await asyncio.sleep(SETTLED_SECONDS)  # the driver has listed its devices
+    stage.arm()
+    swap_numbers(stage.node)
+    await settled(stage, scenario)
+
+
 async def lose_checkpoint(stage: Stage, scenario: Scenario) -> None:
     """Remove the checkpoint while the plugin runs; then the kubelet calls."""
     await stage.connect()
@@ -201,6 +217,8 @@ def disorder(node: Node, scenario: Scenario) -> list[str]:
         held = node.look()
     except (sqlite3.Error, DamagedRowError) as error:
         return [f"the checkpoint cannot be read: {error}"]
+    if scenario.renumbers and (outdated := outdated_files(node, held.files)):
+        return outdated
     lost = [uid for uid in scenario.untouched if uid not in held.prepared]
     left = held.prepared if scenario.left is None else scenario.left
     return [
@@ -316,6 +334,16 @@ def _others() -> list[Scenario]:
             at_start=True,
             front_door=True,
             act=start_alone,
+            variants_per_point=2,
+        ),
+        Scenario(
+            name="numbers-swapped",
+            before=POD,
+            untouched=POD.keys(),
+            left=POD,
+            renumbers=True,
+            act=swap,
+            variants=("nobody", "unprepare"),
             variants_per_point=2,
         ),
         Scenario(

@@ -89,6 +89,8 @@ class FakeDevices:
         self.unprepares = 0
         self.others: dict[str, tuple[str, ...]] = {}
         """Names of CDI devices of others, by the device that gets them."""
+        self.nodes: dict[str, tuple[DeviceNode, ...]] = {}
+        """The device nodes of devices; one of the device's name for others."""
         self.failing: set[str] = set()
         self.out_of_order: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
@@ -128,7 +130,7 @@ class FakeDevices:
         await self._call(device)
         self.prepared[device.name] = claim.uid
         return Edits(
-            device_nodes=(DeviceNode(path=f"/dev/{device.name}"),),
+            device_nodes=self.nodes.get(device.name, (DeviceNode(path=f"/dev/{device.name}"),)),
             cdi_devices=self.others.get(device.name, ()),
         )
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from drakit import Policy
-from drakit_drivers.hostdev import HostDevicePolicySpec
+from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits, Policy
+from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
 from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
+
+CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 
 
 def policy(subsystem: str, *paths: str, **fields: object) -> dict[str, object]:
@@ -45,7 +50,30 @@ def published(device: HostDevice, policy: str = "a", **fields: object) -> Publis
     return Published(name="x", policy=one, hosts=(device,), identity=identity)
 
 
+async def prepared(driver: HostDevices, *devices: AllocatedDevice) -> Edits:
+    """Prepare a claim of these devices; return the edits of the first one, or raise its error."""
+    claim = AllocatedClaim(claim=CLAIM, devices=devices)
+    answer = (await driver.prepare_claims([claim]))[CLAIM.uid]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer[0]
+
+
 _SWAPS_HEADER = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+
+
+@contextmanager
+def unreadable(path: Path) -> Iterator[None]:
+    """Make a file or directory exist and be unreadable: a link to itself, which even root cannot
+    follow."""
+    aside = path.with_name(f"{path.name}.aside")
+    path.rename(aside)
+    path.symlink_to(path.name)
+    try:
+        yield
+    finally:
+        path.unlink()
+        aside.rename(path)
 
 
 class FakeHost:
@@ -110,6 +138,26 @@ class FakeHost:
             self.node(devname, kind, number)
         return directory
 
+    def usb_device(
+        self, where: str, number: str, descriptors: bytes | None, *, node: bool = False
+    ) -> Path:
+        """Add a USB device with a device node. Its number is 189:N, its path 001/(N + 1)."""
+        minor = int(number.partition(":")[2])
+        directory = self.device(
+            where,
+            number,
+            subsystem="usb",
+            devname=f"bus/usb/001/{minor + 1:03}",
+            devtype="usb_device",
+            node=node,
+            idVendor="1d6b",
+            idProduct="0104",
+            serial=f"s{minor}",
+        )
+        if descriptors is not None:
+            (directory / "descriptors").write_bytes(descriptors)
+        return directory
+
     def block(self, where: str, number: str, *, size: int = 2048, **options) -> Path:
         """Add a block device; one below another block device is its partition."""
         directory = self.device(
@@ -139,6 +187,30 @@ class FakeHost:
             target.mkdir(parents=True, exist_ok=True)
             (directory / "driver").symlink_to(target)
         return directory
+
+    def adapter(self, port: str, tty: str, *, serial: str | None = None) -> Path:
+        """Plug a USB serial adapter into a port: ``2``, or ``2.1`` of a hub at port 2."""
+        controller = "pci0000:00/0000:00:14.0"
+        where = f"{controller}/usb1/1-{port}"
+        self.parent(controller, "pci")
+        self.parent(f"{controller}/usb1", "usb", idVendor="1d6b", idProduct="2", speed="480")
+        facts = {"serial": serial} if serial else {}
+        directory = self.parent(where, "usb", idVendor="0403", idProduct="6001", **facts)
+        self.parent(f"{where}/1-{port}:1.0", "usb", bInterfaceNumber="00")
+        number = f"188:{tty.removeprefix('ttyUSB')}"
+        node = f"{where}/1-{port}:1.0/{tty}/tty/{tty}"
+        self.device(node, number, subsystem="tty", node=True)
+        return directory
+
+    def unplug(self, directory: Path) -> None:
+        """Unplug a device, with the devices below it that have a node."""
+        for uevent in [*directory.rglob("uevent")]:
+            facts = dict(line.split("=") for line in uevent.read_text().split())
+            (self.dev / facts["DEVNAME"]).unlink(missing_ok=True)
+            kind = "block" if (uevent.parent / "subsystem").readlink().name == "block" else "char"
+            (self.sys / "dev" / kind / f"{facts['MAJOR']}:{facts['MINOR']}").unlink()
+            (uevent.parent / "subsystem").resolve().joinpath(uevent.parent.name).unlink()
+        shutil.rmtree(directory)
 
     def subsystem(self, directory: Path, name: str) -> None:
         target = self.sys / "class" / name
@@ -180,7 +252,8 @@ class FakeHost:
 
     def find(self, subsystem: str) -> dict[str, HostDevice]:
         found = self.sysfs().devices(subsystem, wanted=lambda path: True)
-        return {device.kernel_name: device for device in found}
+        assert found.unreadable is None
+        return {device.kernel_name: device for device in found.devices}
 
     def config(self, policies: dict[str, dict], **options) -> HostDevicesConfig:
         return HostDevicesConfig.model_validate(

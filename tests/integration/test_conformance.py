@@ -88,6 +88,11 @@ FAULTS = [
     ("sharing:AllShares", "shares", "unpreparing one share of rail removed"),
     ("sharing:AdminResets", "admin-access", "which the device's holder needs"),
     ("sharing:AllParts", "partitions", "unpreparing panel-left removed"),
+    (
+        "sharing:ManyControllers",
+        "device-numbers",
+        "the claim of lamp-1 was refused because of the identity of a device node: .*c 1:3, which",
+    ),
     ("sharing:NeverWhole", "partitions", "the panel is in halves"),
     (
         "sharing:RefusesAdmin",
@@ -115,6 +120,7 @@ GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-reuse", "claim-reallocated")]
 GOOD.append(("preparing:Nodes", "prepare"))
 GOOD.append(("sharing:Panels", "partitions"))
+GOOD.append(("sharing:OneController", "device-numbers"))
 GOOD.append(("backend:remembers", "process-killed"))
 
 
@@ -128,7 +134,10 @@ def target_of(driver: str) -> Target:
     if module == "backend":
         program = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.fakes.broken.backend"
         notes = "{root}/notes" if kind == "remembers" else ""
-        return BackendTarget(line=f"{program} {{directory}}/gpu.sock {notes}")
+        return BackendTarget(
+            line=f"{program} {{directory}}/gpu.sock {notes}",
+            entry={"driver": "gpu.example.com", "env": ["GPU"]},
+        )
     return PythonTarget(
         reference=f"tests.fakes.broken.{driver}",
         values={"root": "{root}"},

@@ -25,6 +25,8 @@ from tests.fakes.backend import FakeBackend
 SHELF = "tests.fakes.shelf:Shelf"
 ROOT = Path(__file__).parents[2]
 WHY = "Something needs it."
+GPU = {"driver": "gpu.example.com", "env": ["GPU"]}
+"""The entry of the backend."""
 
 
 def fill(root) -> None:
@@ -204,6 +206,7 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
     (tmp_path / "prepare.py").write_text("import stubs")
     target = BackendTarget(
         line=f"{run_it} {{directory}}/gpu.sock",
+        entry=GPU,
         setup=f"{sys.executable} {tmp_path / 'prepare.py'}",
     )
     report = asyncio.run(run(target, only=[started]))
@@ -221,13 +224,13 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             id="all-devices-left-out",
         ),
         pytest.param(
-            BackendTarget(line="echo the lamp is dark >&2; exit 3"),
+            BackendTarget(line="echo the lamp is dark >&2; exit 3", entry=GPU),
             "the target's program ended with exit code 3: the lamp is dark; the driver is "
             "not registered",
             id="the-program-ends",
         ),
         pytest.param(
-            BackendTarget(line="touch {directory}/lamp.sock; sleep 60"),
+            BackendTarget(line="touch {directory}/lamp.sock; sleep 60", entry=GPU),
             "the backend is refused: .*the file is not a socket",
             id="the-backend-is-refused",
         ),
@@ -249,7 +252,7 @@ def test_a_backend_that_already_runs_is_not_reported_to_outlive_its_process(tmp_
 
     async def hold() -> RuleResult:
         async with FakeBackend(socket):
-            target = BackendSocketTarget(socket=socket)
+            target = BackendSocketTarget(socket=socket, entry=GPU)
             return (await run(target, only=[process_killed])).results[0]
 
     result = asyncio.run(hold())

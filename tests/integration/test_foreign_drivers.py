@@ -28,6 +28,8 @@ GPU = "gpu.example.com"
 PLUGINS = "deviceplugin.drakit.dev"
 THING = "vendor.example/thing"
 POOL = f"{NODE}/thing.vendor.example"
+BACKENDS = ("gpu", "shelf", "bad", "tpu")
+"""The entries of backends; each has the driver ``<name>.example.com``."""
 
 
 class ForeignRig(Rig):
@@ -35,12 +37,21 @@ class ForeignRig(Rig):
 
     def __init__(self, root: Path, api_server) -> None:
         super().__init__(root, api_server)
-        self.config["backends"] = {"enabled": True}
-        self.config["devicePlugins"] = {"enabled": True}
+        own = {"owner": {"uid": os.getuid()}}
+        self.config["backends"] = {
+            "enabled": True,
+            "allowed": {
+                name: {**own, "driver": f"{name}.example.com", "env": ["GPU"]} for name in BACKENDS
+            },
+        }
+        self.config["devicePlugins"] = {
+            "enabled": True,
+            "plugins": {"thing": {**own, "resources": [THING], "env": ["THINGS"]}},
+        }
         self.config["devices"] = {"endpointStopGracePeriod": "1m", "startGracePeriod": "1s"}
         self.backends = root / "plugins/drakit.dev/backends"
-        self.device_plugins = root / "plugins/drakit.dev/device-plugins"
-        for folder in (self.backends, self.device_plugins):
+        self.device_plugins = root / "plugins/drakit.dev/device-plugins/thing"
+        for folder in (*(self.backends / name for name in BACKENDS), self.device_plugins):
             folder.mkdir(parents=True)
 
     def published_by(self, driver: str) -> list[str]:
@@ -115,7 +126,7 @@ async def test_a_partition_of_a_backends_device_that_is_held_is_refused(rig):
         for name, memory in (("gpu-0", "40Gi"), ("half-0", "20Gi"))
     ]
     card = pb.CounterSet(name="card", counters={"memory": "40Gi"})
-    backend = FakeBackend(rig.backends / "gpu.sock", driver=GPU)
+    backend = FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU)
     backend.listed = pb.WatchDevicesResponse(devices=devices, counter_sets=[card])
     async with FakeKubelet(rig.root) as kubelet, backend, rig.plugin() as process:
         await rig.until(lambda: rig.published_by(GPU) == ["gpu-0", "half-0"])
@@ -137,7 +148,7 @@ async def test_a_backend_is_a_driver_from_its_first_sight_on_and_after_a_restart
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim = reference("uid-a")
     async with FakeKubelet(rig.root) as kubelet:
-        async with FakeBackend(rig.backends / "gpu.sock", driver=GPU), rig.plugin() as process:
+        async with FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU), rig.plugin() as process:
             await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"])
             dra = await registered(kubelet, rig, GPU)
             assert (await kubelet.prepare(dra, claim))["uid-a"].error == ""
@@ -150,7 +161,7 @@ async def test_a_backend_is_a_driver_from_its_first_sight_on_and_after_a_restart
             await rig.until(lambda: rig.tainted(GPU))
             assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}
             assert not list(rig.cdi.glob(f"{GPU}*"))
-            async with FakeBackend(rig.backends / "gpu.sock", driver=GPU) as backend:
+            async with FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU) as backend:
                 await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"] and not rig.tainted(GPU))
                 await rig.until(lambda: backend.called("unprepare"))
             code, errors = await stop(process)
@@ -203,10 +214,10 @@ async def test_a_backend_with_malformed_messages_or_a_name_in_use_affects_no_oth
     rig.allocate("uid-a", "atlas")
     async with (
         FakeKubelet(rig.root) as kubelet,
-        FakeBackend(rig.backends / "gpu.sock", driver=GPU) as good,
-        FakeBackend(rig.backends / "shelf.sock", driver="shelf.example.com"),
-        FakeBackend(rig.backends / "twin.sock", driver=GPU) as twin,
-        FakeBackend(rig.backends / "bad.sock", driver="bad.example.com") as bad,
+        FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU) as good,
+        FakeBackend(rig.backends / "shelf/shelf.sock", driver="shelf.example.com"),
+        FakeBackend(rig.backends / "gpu/twin.sock", driver=GPU) as twin,
+        FakeBackend(rig.backends / "bad/bad.sock", driver="bad.example.com") as bad,
         rig.plugin() as process,
     ):
         bad.listed = b"\xff" * 100
@@ -240,7 +251,7 @@ async def test_a_backend_with_malformed_messages_or_a_name_in_use_affects_no_oth
 async def test_the_driver_of_a_removed_backend_is_forgotten_and_may_return(rig):
     rig.config["devices"]["endpointStopGracePeriod"] = "1s"
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
-    claim, path = reference("uid-a"), rig.backends / "gpu.sock"
+    claim, path = reference("uid-a"), rig.backends / "gpu/gpu.sock"
     record = driver_directory(rig.root, GPU) / "backend.json"
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         async with FakeBackend(path, driver=GPU):
@@ -261,10 +272,9 @@ async def test_the_driver_of_a_removed_backend_is_forgotten_and_may_return(rig):
     assert code == 0, errors
 
 
-async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
-    own = {"owner": {"uid": os.getuid()}}
-    rig.config["backends"]["allowed"] = {GPU: {**own, "mounts": {"/opt/gpu": "ro"}}}
-    rig.config["devicePlugins"]["allowed"] = {THING: {**own, "devices": ["/dev/null"]}}
+async def test_names_of_other_directories_and_edits_that_no_entry_lists_are_refused(rig):
+    rig.config["backends"]["allowed"]["gpu"]["mounts"] = {"/opt/gpu": "ro"}
+    rig.config["devicePlugins"]["plugins"]["thing"]["devices"] = ["/dev/null"]
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     rig.allocate_of("uid-b", (GPU, NODE, "gpu-1"))
     rig.allocate_of("uid-c", (PLUGINS, POOL, "thing-0"))
@@ -285,8 +295,8 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
 
     async with (
         FakeKubelet(rig.root) as kubelet,
-        FakeBackend(rig.backends / "gpu.sock", driver=GPU) as backend,
-        FakeBackend(rig.backends / "tpu.sock", driver="tpu.example.com"),
+        FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU) as backend,
+        FakeBackend(rig.backends / "tpu/gpu.sock", driver=GPU) as thief,
         rig.plugin() as process,
     ):
         backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-0"), device("gpu-1")])
@@ -301,7 +311,7 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
         assert answers["uid-b"].error == (
             "claim lab/claim-uid-b, request main, device gpu-1: its backend asks for a mount of "
             "/etc, which is not allowed; to allow it, extend mounts in "
-            'backends.allowed["gpu.example.com"]'
+            "backends.allowed.gpu"
         )
         assert [path.name for path in rig.cdi.iterdir()] == [f"{GPU}-claim_uid-a.json"]
 
@@ -310,7 +320,7 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
         other = FakeDevicePlugin(
             rig.device_plugins, resource="vendor.example/other", endpoint="other.sock"
         )
-        with pytest.raises(grpc.aio.AioRpcError, match="has no entry for vendor"):
+        with pytest.raises(grpc.aio.AioRpcError, match="does not list this resource"):
             async with other:
                 pass
         async with FakeDevicePlugin(rig.device_plugins) as plugin:
@@ -324,14 +334,19 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
         assert "request main, device thing-0: " in answer.error
         assert "asks for device node /dev/zero, which is not allowed" in answer.error
         events = "/apis/events.k8s.io/v1/events"
-        refused = {"BackendRefused": "tpu.example.com", "RegistrationRefused": "other"}
+        refused = {
+            "BackendRefused": f"only tpu.example.com can register in the directory of "
+            f"backends.allowed.tpu; the directory of {GPU} is {rig.backends / 'gpu'}",
+            "RegistrationRefused": "vendor.example/other is refused: devicePlugins.plugins.thing "
+            "does not list this resource",
+        }
         await rig.until(
             lambda: refused.keys() <= {body["reason"] for body in rig.api_server.objects(events)}
         )
         for body in rig.api_server.objects(events):
-            if name := refused.get(body["reason"]):
-                assert name in body["note"]
-                assert "has no entry for" in body["note"]
+            if text := refused.get(body["reason"]):
+                assert text in body["note"]
+        assert {name for name, _ in thief.calls} == {"GetInfo"}
         assert "tpu.example.com" not in [
             path.name for path in drivers_directory(rig.root).iterdir()
         ]
@@ -343,7 +358,10 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
 async def test_a_driver_that_the_list_does_not_name_any_more_is_served_without_its_backend(rig):
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim = reference("uid-a")
-    async with FakeKubelet(rig.root) as kubelet, FakeBackend(rig.backends / "gpu.sock", driver=GPU):
+    async with (
+        FakeKubelet(rig.root) as kubelet,
+        FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU),
+    ):
         async with rig.plugin() as process:
             await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"])
             dra = await registered(kubelet, rig, GPU)
@@ -361,7 +379,7 @@ async def test_a_driver_that_the_list_does_not_name_any_more_is_served_without_i
 async def test_a_driver_whose_record_is_damaged_is_served_without_its_backend(rig):
     record = driver_directory(rig.root, GPU) / "backend.json"
     async with FakeKubelet(rig.root) as kubelet:
-        async with FakeBackend(rig.backends / "gpu.sock", driver=GPU), rig.plugin() as process:
+        async with FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU), rig.plugin() as process:
             await rig.until(lambda: rig.published_by(GPU) and record.exists())
             await stop(process)
         record.write_text("{")

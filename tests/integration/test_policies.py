@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from drakit.layout import driver_directory
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.fakes.lamps import LAMPS, POLICIES
+from tests.fakes.podresources import FakePodResources
 from tests.integration.test_node_plugin import CLAIMS, NODE, SLICES, rig, stop  # noqa: F401
 
 REPORTS = "/apis/drakit.dev/v1alpha1/nodedevicereports"
@@ -50,6 +53,16 @@ async def reported(rig, condition) -> dict:  # noqa: F811
 
 def by_name(status: dict) -> dict[str, dict]:
     return {each["name"]: each for each in status["policies"]}
+
+
+def allocate(lamps, uid: str, device: str) -> None:
+    """Store a claim that has a device."""
+    result = {"driver": LAMPS, "pool": NODE, "request": "main", "device": device}
+    allocation = {"devices": {"results": [result]}}
+    lamps.api_server.store(
+        f"{CLAIMS}/claim-{uid}",
+        {"metadata": {"uid": uid}, "status": {"allocation": allocation}},
+    )
 
 
 async def test_policies_are_applied_changed_broken_mended_and_deleted(lamps):
@@ -102,12 +115,7 @@ async def test_policies_are_applied_changed_broken_mended_and_deleted(lamps):
 async def test_a_restart_without_the_api_server_keeps_devices_and_prepares_after_a_reboot(lamps):
     lamps.api_server.store(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"floor": "1"}}})
     policy(lamps, "hall", lamps=2, nodeSelector={"floor": "1"})
-    result = {"driver": LAMPS, "pool": NODE, "request": "main", "device": "hall-1"}
-    allocation = {"devices": {"results": [result]}}
-    lamps.api_server.store(
-        f"{CLAIMS}/claim-uid-a",
-        {"metadata": {"uid": "uid-a"}, "status": {"allocation": allocation}},
-    )
+    allocate(lamps, "uid-a", "hall-1")
     async with FakeKubelet(lamps.root) as kubelet, lamps.plugin() as process:
         await until(kubelet.sockets)
         dra = await kubelet.register()
@@ -207,3 +215,79 @@ async def test_a_damaged_copy_is_quarantined_and_replaced_by_the_servers_list(la
         await until(lambda: copy.exists() and "hall" in copy.read_text())
         assert (data / "policies.json.damaged").read_text() == "{"
         await stop(process)
+
+
+def lose_claims(rig) -> None:  # noqa: F811
+    """Remove the entries of claims, but not their CDI files."""
+    with closing(sqlite3.connect(driver_directory(rig.root, LAMPS) / "checkpoint.db")) as database:
+        for table in ("claims", "bodies", "devices", "counters"):
+            database.execute(f"DELETE FROM {table}")
+        database.commit()
+
+
+def set_schema_version(rig, version: int) -> None:  # noqa: F811
+    with closing(sqlite3.connect(driver_directory(rig.root, LAMPS) / "checkpoint.db")) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+
+
+async def test_nothing_is_listed_while_it_is_unknown_what_claims_hold(lamps):
+    lamps.config["devices"] = {"startGracePeriod": "1s", "endpointStopGracePeriod": "1s"}
+    policy(lamps, "hall", lamps=2)
+    async with FakeKubelet(lamps.root) as kubelet, lamps.plugin() as process:
+        await until(kubelet.sockets)
+        await kubelet.register()
+        await until(lambda: lamps.published() == ["hall-0", "hall-1"])
+        await stop(process)
+    before = lamps.api_server.objects(SLICES)
+    set_schema_version(lamps, 99)  # as if a later drakit had written it
+    policy(lamps, "hall", lamps=1)
+    policy(lamps, "porch", lamps=1)
+
+    async with FakeKubelet(lamps.root) as kubelet, lamps.plugin() as process:
+        await until(kubelet.sockets)
+        await kubelet.register()
+        await asyncio.sleep(4)  # longer than both grace periods
+        assert lamps.api_server.objects(SLICES) == before
+        set_schema_version(lamps, 1)
+        await until(lambda: sorted(lamps.published()) == ["hall-0", "porch-0"])
+        code, errors = await stop(process)
+    assert code == 0, errors
+    assert "driver waits: the devices that claims hold are unknown" in errors
+    assert "endpoint stopped" not in errors
+
+
+@pytest.mark.timeout(90)  # three lives of the node plugin
+async def test_nothing_is_listed_before_a_lost_checkpoint_is_rebuilt(lamps):
+    """The policy of the held lamp is deleted during the restart."""
+    lamps.config["devices"] = {"startGracePeriod": "1s", "endpointStopGracePeriod": "1s"}
+    policy(lamps, "hall", lamps=2)
+    allocate(lamps, "uid-a", "hall-1")
+    async with FakeKubelet(lamps.root) as kubelet, lamps.plugin() as process:
+        await until(kubelet.sockets)
+        dra = await kubelet.register()
+        await until(lambda: lamps.published() == ["hall-0", "hall-1"])
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+        await asyncio.sleep(2)  # until the names of its devices are stored
+        await stop(process)
+    before = lamps.api_server.objects(SLICES)
+    lose_claims(lamps)
+    lamps.api_server.remove(f"{POLICIES}/hall")
+    policy(lamps, "porch", lamps=1)
+
+    async with (
+        FakePodResources(lamps.root / "pod-resources" / "kubelet.sock") as podresources,
+        FakeKubelet(lamps.root) as kubelet,
+    ):
+        podresources.synced = False
+        async with lamps.plugin() as process:
+            await until(kubelet.sockets)
+            await kubelet.register()
+            await until(lambda: podresources.calls)
+            await asyncio.sleep(3)  # longer than both grace periods
+            assert lamps.api_server.objects(SLICES) == before
+            await stop(process)
+        podresources.synced = True
+        podresources.add("claim-uid-a", "hall-1", uid="uid-a", driver=LAMPS)
+        async with lamps.plugin() as process:
+            await until(lambda: sorted(lamps.published()) == ["hall-1", "porch-0"])
+            await stop(process)

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.host.drivers import forget_driver, known_drivers, remember_driver
+from drakit_nodeplugin.host.drivers import (
+    forget_driver,
+    known_drivers,
+    refusal_of,
+    remember_driver,
+)
 
 HERE, THERE = Path("/srv/backends"), Path("/srv/other-backends")
 
@@ -94,3 +99,14 @@ def test_records_are_for_root_alone(tmp_path, umask):
     for folder in (directory, earlier):
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "backend.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_node_hosts_at_most_64_backends():
+    hosted = [f"driver-{number}.example.com" for number in range(64)]
+    own = ["gpu.example.com", "nic.example.com"]
+    assert refusal_of("new.example.com", own=own, hosted=hosted[:63]) is None
+    refusal = refusal_of("new.example.com", own=own, hosted=hosted)
+    assert refusal == "the node plugin already hosts 64 backends, the maximum"
+    assert refusal_of(hosted[63], own=own, hosted=hosted) is None, "one that is hosted stays"
+    refusal = refusal_of("nic.example.com", own=own, hosted=hosted[:1])
+    assert refusal == "the node plugin hosts driver nic.example.com itself"

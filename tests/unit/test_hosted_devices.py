@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from drakit import Device, Inventory
+from drakit import ClaimReference, Device, HeldNode, Inventory
+from drakit import HeldDevice as DeviceOfClaims
+from drakit_nodeplugin.claims.checkpoint.records import StoredNode
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.file_poller import FileWatch
+from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
@@ -21,31 +27,59 @@ from drakit_nodeplugin.slices.contents import StoredSlice
 from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
+CLAIM = ClaimReference(namespace="lab", name="a", uid="uid-a")
 
 
 class Rows:
     """The checkpoint, as far as devices are concerned."""
 
+    path = Path("/nowhere/checkpoint.db")
+
     def __init__(self) -> None:
         self.unpreparing: tuple[str, ...] = ()
+        self.held = {NODE: frozenset({"cam-0", "cam-1"}), "no-such-pool": frozenset({"x"})}
+        self.boot_id = "boot-1"
         self.endpoints_stored: dict = {}
+        self.error: str | None = None
+        self.damage: str | None = None
+
+    def _use(self) -> None:
+        if self.error is not None:
+            raise CheckpointError(self.error)
 
     async def held_beside_unpreparing(self):
+        self._use()
         return [
             HeldDevice(pool=NODE, device=name, consumes={}, unpreparing=True)
             for name in self.unpreparing
         ]
 
     def watch(self):
-        return FileWatch(Path("/nowhere/checkpoint.db"), settled_seconds=10)
+        return FileWatch(self.path, settled_seconds=10)
 
     async def held_devices(self):
-        return {NODE: frozenset({"cam-0", "cam-1"}), "no-such-pool": frozenset({"x"})}
+        self._use()
+        return self.held
+
+    async def claims_of_devices(self):
+        self._use()
+        node = StoredNode(type="c", major=81, minor=0, identity="usb:a", current=False)
+        return {
+            (pool, name): {CLAIM: (node,) if name == "cam-0" else ()}
+            for pool, names in self.held.items()
+            for name in names
+        }
+
+    async def uids(self, *, boot_id):
+        self._use()
+        return {CLAIM.uid} if boot_id == self.boot_id else set()
 
     async def devices_in_use(self):
-        return {}
+        self._use()
+        return self.held
 
     async def endpoints(self):
+        self._use()
         return list(self.endpoints_stored.values())
 
     async def write_endpoints(self, endpoints):
@@ -60,6 +94,7 @@ def hosted(
     rows: Rows,
     metrics: Metrics | None = None,
     *,
+    poller: FilePoller | None = None,
     health: bool = False,
     policies: PolicyFeed | None = None,
 ) -> HostedDevices:
@@ -74,7 +109,7 @@ def hosted(
         session=session,
         podresources=PodResources(config.podresources, own_pod=None),
         metrics=metrics,
-        file_poller=AlwaysDue(),
+        file_poller=poller or AlwaysDue(),
     )
     return HostedDevices(
         DRIVER,
@@ -106,7 +141,152 @@ def tainted(devices: HostedDevices) -> set[str]:
 async def test_a_driver_with_policies_learns_which_devices_claims_hold_before_it_starts():
     feed = PolicyFeed()
     await hosted(Rows(), policies=feed).restore()
-    assert feed.held == {"cam-0", "cam-1", "x"}
+    held = HeldNode(type="c", major=81, minor=0, identity="usb:a", current=False)
+    assert feed.held() == {
+        "cam-0": DeviceOfClaims(claims=(CLAIM,), nodes=(held,)),
+        "cam-1": DeviceOfClaims(claims=(CLAIM,)),
+        "x": DeviceOfClaims(claims=(CLAIM,)),
+    }
+
+
+async def test_a_driver_learns_no_numbers_of_an_earlier_boot():
+    feed, rows = PolicyFeed(), Rows()
+    rows.boot_id = "boot-0"
+    await hosted(rows, policies=feed).restore()
+    (node,) = feed.held()["cam-0"].nodes
+    assert (node.identity, node.major, node.minor) == ("usb:a", None, None)
+
+
+def break_reading(rows: Rows, broken: bool) -> None:
+    rows.error = "no disk" if broken else None
+
+
+def damage(rows: Rows, broken: bool) -> None:
+    rows.damage = "a row is lost" if broken else None
+    # The rebuild has found one claim so far, and then finds the other.
+    rows.held = {NODE: frozenset({"cam-0"} if broken else {"cam-0", "cam-1"})}
+
+
+UNKNOWN = [
+    pytest.param(break_reading, "no disk", id="cannot-be-read"),
+    pytest.param(
+        damage,
+        "the checkpoint /nowhere/checkpoint.db is being rebuilt: a row is lost",
+        id="is-being-rebuilt",
+    ),
+]
+
+
+@contextlib.asynccontextmanager
+async def following(devices: HostedDevices) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(devices.parts()[name]()) for name in ("unpreparing", "devices")]
+    try:
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("spoil", "reason"), UNKNOWN)
+async def test_a_driver_waits_until_it_is_known_what_claims_hold(spoil, reason, caplog):
+    rows, feed = Rows(), PolicyFeed()
+    rows.endpoints_stored[DRIVER] = StoredEndpoint(
+        name=DRIVER,
+        pools={NODE: ("cam-0", "cam-1", "cam-2")},
+        evicting={NODE: ("cam-0", "cam-2")},
+    )
+    spoil(rows, True)
+    devices = hosted(rows, policies=feed)
+    manager = devices.manager
+    await devices.restore()
+    devices.adopt([])
+    async with following(devices):
+        await asyncio.sleep(3600)
+        assert not devices.holds_known.is_set()
+        assert feed.held() == {}
+        (status,) = manager.endpoint_statuses()
+        assert status.state == "Waiting"
+        assert status.reason == f"the devices that claims hold are unknown: {reason}"
+        assert manager.waiting == status.reason
+        assert manager.publication().pools == {}
+        assert not manager.publication().complete
+
+        spoil(rows, False)
+        async with asyncio.timeout(1.5):
+            await devices.holds_known.wait()
+        assert feed.held().keys() >= {"cam-0", "cam-1"}
+        assert manager.waiting is None
+        assert manager.publication().held == {NODE}, "the names of its devices are known, too"
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="cam-3")]))
+        await asyncio.sleep(60)
+        assert {
+            device.name: [(taint.key, taint.effect) for taint in device.taints]
+            for device in manager.publication().pools[NODE].devices
+        } == {
+            "cam-0": [("drakit.dev/gone", "NoExecute")],
+            "cam-1": [("drakit.dev/gone", "NoSchedule")],
+            "cam-3": [],
+        }
+    message = "driver waits: the devices that claims hold are unknown"
+    assert [record.message for record in caplog.records].count(message) == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("spoil", "reason"), UNKNOWN)
+async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reason):
+    rows, feed = Rows(), PolicyFeed()
+    devices = hosted(rows, policies=feed)
+    await devices.restore()
+    devices.manager.replaced(DRIVER, Inventory(devices=[Device(name="cam-0")]))
+    async with following(devices):
+        feed.prepared(CLAIM, "cam-2")
+        await asyncio.sleep(2)
+        spoil(rows, True)
+        await asyncio.sleep(3600)
+        assert feed.held().keys() == {"cam-0", "cam-1", "cam-2", "x"}
+        assert devices.manager.waiting is None
+        (status,) = devices.manager.endpoint_statuses()
+        assert (status.state, reason in status.reason) == ("Running", False)
+        spoil(rows, False)
+        rows.held = {NODE: frozenset({"cam-2"})}
+        await asyncio.sleep(6)
+        assert feed.held().keys() == {"cam-2"}
+
+
+async def test_a_read_that_failed_is_repeated_although_no_file_changes():
+    class Watch(FileWatch):
+        def changed(self) -> bool:
+            return False
+
+    class Still(Rows):
+        def watch(self):
+            return Watch(self.path, settled_seconds=10)
+
+    rows, feed = Still(), PolicyFeed()
+    rows.error = "no disk"
+    poller = FilePoller(period_seconds=0.01)
+    devices = hosted(rows, policies=feed, poller=poller)
+    await devices.restore()
+    polling = asyncio.create_task(poller.run())
+    async with following(devices):
+        await asyncio.sleep(0.1)
+        assert not devices.holds_known.is_set()
+        rows.error = None
+        async with asyncio.timeout(5):
+            await devices.holds_known.wait()
+        polling.cancel()
+
+
+async def test_a_driver_without_policies_does_not_wait():
+    rows = Rows()
+    rows.error = "no disk"
+    devices = hosted(rows)
+    await devices.restore()
+    assert devices.holds_known.is_set()
+    assert devices.manager.waiting is None
 
 
 @pytest.mark.looptime

@@ -11,6 +11,9 @@ import yaml
 from drakit_nodeplugin.claims.stale import StaleTiming
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig, load_config
 
+A = {"driver": "a.b"}
+V = {"resources": ["vendor.example/thing"]}
+
 
 @pytest.fixture
 def load(tmp_path):
@@ -75,24 +78,53 @@ def test_no_state_file_is_read_unless_one_is_given(load):
         pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
         pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),
         pytest.param(
-            {"backends": {"allowed": {"a.b": {"mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
-            "backends.allowed.a.b: mounts: /opt/a/b cannot be ro inside /opt, which is rw",
+            {"backends": {"allowed": {"a": {**A, "mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
+            "backends.allowed.a: mounts: /opt/a/b cannot be ro inside /opt, which is rw",
             id="read-only-below-writable",
         ),
         pytest.param(
-            {"backends": {"allowed": {"a.b": {"devices": ["/dev/a", "gpu"]}}}},
-            r"backends.allowed.a.b.devices\[1\]: must be an absolute path",
+            {"backends": {"allowed": {"a": {**A, "devices": ["/dev/a", "gpu"]}}}},
+            r"backends.allowed.a.devices\[1\]: must be an absolute path",
             id="relative-device",
         ),
         pytest.param(
-            {"backends": {"allowed": {"a_b": {}}}},
-            "backends.allowed.a_b: must be a driver's name",
-            id="no-driver-on-the-list",
+            {"backends": {"allowed": {"a": {"driver": "a_b"}}}},
+            "backends.allowed.a.driver: must be a driver's name",
+            id="no-driver",
         ),
         pytest.param(
-            {"devicePlugins": {"allowed": {"a.b": {}}}},
-            "devicePlugins.allowed.a.b: must be a resource's name",
-            id="no-resource-on-the-list",
+            {"devicePlugins": {"plugins": {"a": {"resources": ["a.b"]}}}},
+            r"devicePlugins.plugins.a.resources\[0\]: must be a resource's name",
+            id="no-resource",
+        ),
+        pytest.param(
+            {"backends": {"allowed": {"a": A, "b": A}}},
+            "backends.allowed: driver a.b is in the entries a and b",
+            id="one-driver-in-two-directories",
+        ),
+        pytest.param(
+            {
+                "devicePlugins": {
+                    "plugins": {"a": {"resources": ["v/x", "v/y"]}, "b": {"resources": ["v/y"]}}
+                }
+            },
+            "devicePlugins.plugins: resource v/y is in the entries a and b",
+            id="one-resource-in-two-directories",
+        ),
+        pytest.param(
+            {"backends": {"allowed": {"a" * 21: A}}},
+            "must be at most 20 lower-case letters, digits and dashes",
+            id="name-of-a-directory-that-is-too-long",
+        ),
+        pytest.param(
+            {"backends": {"allowed": {"a": A}, "directory": f"/{'s' * 81}"}},
+            "backends.directory: .* leaves fewer than 24 of the 107 bytes of a socket's path",
+            id="no-room-for-the-names-of-sockets",
+        ),
+        pytest.param(
+            {"kubeletRoot": f"/{'s' * 60}", "devicePlugins": {"plugins": {"a" * 20: V}}},
+            "devicePlugins.directory: .* leaves fewer than 24 of the 107 bytes",
+            id="no-room-below-the-kubelets-root",
         ),
         pytest.param(
             {"podResourcesSocket": "kubelet.sock"},
@@ -122,3 +154,38 @@ def test_no_state_file_is_read_unless_one_is_given(load):
 def test_a_setting_that_cannot_be_is_refused(load, values, message):
     with pytest.raises(ConfigError, match=message):
         load(values)
+
+
+def backends(count: int) -> dict[str, Any]:
+    allowed = {f"gpu-{number}": {"driver": f"gpu-{number}.test"} for number in range(count)}
+    return {"backends": {"enabled": True, "allowed": allowed}}
+
+
+def resources(count: int) -> dict[str, Any]:
+    """Half of the resources in each of two entries."""
+    names = [f"vendor.example/thing-{number}" for number in range(count)]
+    plugins = {"a": {"resources": names[::2]}, "b": {"resources": names[1::2]}}
+    return {"devicePlugins": {"enabled": True, "plugins": plugins}}
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "message"),
+    [
+        pytest.param(
+            backends,
+            64,
+            "backends.allowed has 65 backends, and a node plugin serves at most 64; remove",
+            id="backends",
+        ),
+        pytest.param(
+            resources,
+            256,
+            "devicePlugins.plugins has 257 resources, and a node plugin serves at most 256; remove",
+            id="resources",
+        ),
+    ],
+)
+def test_more_entries_than_a_node_can_serve_are_refused(load, values, limit, message):
+    load(values(limit))
+    with pytest.raises(ConfigError, match=message):
+        load(values(limit + 1))

@@ -21,8 +21,6 @@ OURS = (
     "drakit.explain",
     "drakit.kube.lease",
     "drakit.testing",
-    "drakit_drivers.diskhelper",
-    "drakit_drivers.hostdev.disk_driver",
     "drakit_drivers.simulated",
     "drakit_nodeplugin.allowed",
     "drakit_nodeplugin.endpoints.backend.connection",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drakit_drivers.hostdev.matchers import PAST_THE_DISK_RULES
+from drakit_drivers.hostdev.matchers import RAW_DISK_SUBSYSTEMS
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from tools.crds.schema import Rules, structural
 
@@ -20,18 +20,13 @@ RULES: Rules = {
         (
             "!self.match.exists(m, m.subsystem == 'block') || !has(self.sharing) || "
             "!has(self.sharing.mode) || self.sharing.mode == 'Exclusive'",
-            "block devices cannot be shared, because two pods could write to one disk; "
+            "block devices cannot be shared, because two pods could write to the same blocks; "
             "use sharing.mode: Exclusive",
         ),
         (
             "!self.match.exists(m, m.subsystem == 'block') || !has(self.group) || "
             "self.group == 'Node'",
             "group: Unit is not supported for block devices; use Node",
-        ),
-        (
-            "!has(self.onRelease) || self.onRelease == 'Keep' || "
-            "self.match.all(m, m.subsystem == 'block')",
-            "onRelease: Wipe is supported for block devices only; use Keep",
         ),
         (
             "!has(self.group) || self.group == 'Node' || !has(self.container) || "
@@ -43,9 +38,8 @@ RULES: Rules = {
     ),
     "match[].subsystem": (
         (
-            f"!(self in [{', '.join(repr(each) for each in PAST_THE_DISK_RULES)}])",
-            "devices of this subsystem can write to mounted disks; publish the block device "
-            "instead",
+            f"!(self in [{', '.join(repr(each) for each in RAW_DISK_SUBSYSTEMS)}])",
+            "devices of this subsystem can write to mounted disks; use a CSI driver for disks",
         ),
     ),
     "match[].paths[]": (

@@ -46,7 +46,7 @@ def architecture() -> Picture:
     runtime = picture.box(36, 462, 160, 60, "Container runtime", ["containerd, CRI-O"])
     pod = picture.box(36, 562, 160, 48, "Container", ["with its device"], kind="good")
     devices = picture.box(
-        300, 562, 428, 48, "Devices of the node", ["/dev/kvm, cameras, disks, ..."]
+        300, 562, 428, 48, "Devices of the node", ["/dev/kvm, cameras, serial ports, ..."]
     )
 
     picture.arrow([(350, plugin.y), (350, 130)], "ResourceSlices", at=(342, 208), anchor="end")
@@ -115,8 +115,12 @@ def what_runs_where() -> Picture:
             ("dra-<uid>.sock", "checkpoint.db"),
             ("the kubelet prepares claims", "the node plugin stores claims"),
         ),
-        ("plugins/drakit.dev/backends/", ("*.sock",), ("backends listen",)),
-        ("plugins/drakit.dev/device-plugins/", ("kubelet.sock",), ("device plugins register",)),
+        ("plugins/drakit.dev/backends/<entry>/", ("*.sock",), ("a backend listens",)),
+        (
+            "plugins/drakit.dev/device-plugins/<entry>/",
+            ("kubelet.sock",),
+            ("a device plugin registers",),
+        ),
         ("pod-resources/", ("kubelet.sock",), ("the kubelet lists used devices",)),
         ("/var/run/cdi/", ("<driver>-claim_<UID>.json",), ("the container runtime reads",)),
         ("/dev, /run/udev, /proc/1/mountinfo", ("read-only",), ("hostdev finds devices",)),

@@ -58,35 +58,16 @@ USB_SERIAL = HostDevice(
     family={"ttyPort": 0},
 )
 
-DISK = HostDevice(
+ZRAM = HostDevice(
     subsystem="block",
-    kernel_name="nvme0n1",
-    path="/dev/nvme0n1",
+    kernel_name="zram0",
+    path="/dev/zram0",
     type="b",
-    major=259,
+    major=253,
     minor=0,
-    directory=Path("/sys/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1"),
+    directory=Path("/sys/devices/virtual/block/zram0"),
     devtype="disk",
-    driver="nvme",
-    serial="S4EVNX0R",
-    numa_node=0,
-    pci=PciParent(
-        bus_id="0000:01:00.0",
-        root="pci0000:00",
-        vendor_id="144d",
-        device_id="a808",
-        class_id="010802",
-    ),
-    block=BlockFacts(
-        size_bytes=500107862016,
-        read_only=False,
-        removable=False,
-        rotational=False,
-        model="Samsung SSD 970",
-        disk="nvme0n1",
-        identity="eui-0025385b01a1b2c3",
-        has_backing_file=False,
-    ),
+    block=BlockFacts(size_bytes=536870912, has_backing_file=False),
 )
 
 GPU = HostDevice(
@@ -131,7 +112,7 @@ def _of_family(subsystem: str, devname: str, **family: AttributeValue) -> HostDe
 
 NODES = {
     "serial": USB_SERIAL,
-    "disks": DISK,
+    "zram": ZRAM,
     "ports": _of_family("tty", "ttyS0", uartType=4),
     "cameras": _of_family(
         "video4linux",
@@ -212,10 +193,6 @@ HOSTDEV = {
     "netInterface": "Name of the network interface that belongs to the same hardware.",
     "netAddress": "Hardware address of that network interface.",
     "tpmVersion": "Major version of the TPM's specification.",
-    "model": "Model of the disk.",
-    "readOnly": "Whether the disk is read-only.",
-    "removable": "Whether the medium is removable.",
-    "rotational": "Whether the disk is rotational (an HDD).",
 }
 
 SIMULATED = {

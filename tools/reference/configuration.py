@@ -24,7 +24,7 @@ from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.policy import _parse_mode as _PARSE_MODE
 from drakit_drivers.simulated.config import SimulatedConfig
 from drakit_drivers.simulated.parameters import SimulatedParameters
-from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_operator.config import Config
 from tools.reference import docstrings, markdown
@@ -42,9 +42,8 @@ FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
         Config,
     ),
     "Driver hostdev": (
-        "The `config` of the drivers `hostdev` and `hostdev-disks`. `hostdev-disks` is `hostdev` with the disk helper.\n"
-        "The chart renders this configuration from the values under `hostdev`, without `policies`: it applies the\n"
-        "policies as HostDevicePolicy objects.",
+        "The `config` of the driver `hostdev`. The chart renders this configuration from the values under `hostdev`, without\n"
+        "`policies`: it applies the policies as HostDevicePolicy objects.",
         HostDevicesConfig,
     ),
     "Driver simulated": (
@@ -57,8 +56,8 @@ FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
     ),
 }
 
-ALLOW_LIST = "allowed"
-"""Fields of this name are typed as anything at run time: their models load when there is a list."""
+ENTRIES: Mapping[str, type[BaseModel]] = {"allowed": AllowedBackend, "plugins": AllowedPlugin}
+"""The models of fields that are typed as anything at run time: they load when there is an entry."""
 
 
 def page() -> str:
@@ -143,7 +142,7 @@ def _key(name: str, field: FieldInfo) -> str:
 
 
 def _annotation(name: str, field: FieldInfo) -> Any:
-    return dict[str, AllowedEndpoint] | None if name == ALLOW_LIST else field.annotation
+    return dict[str, ENTRIES[name]] if name in ENTRIES else field.annotation
 
 
 def _bare(annotation: Any) -> Any:

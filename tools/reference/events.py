@@ -207,6 +207,12 @@ CLAIMS: Mapping[str, Text] = {
         when="The node plugin cannot prepare the claim for a pod on its node. The Event reports a transient cause only after 3 minutes.",
         action="Apply the remedy in the message. The kubelet retries automatically.",
     ),
+    "DeviceRenumbered": Text(
+        when="The kernel gave a device another number while the claim was prepared, for example after a reset of a USB hub. "
+        "The node plugin has rewritten the claim's CDI file.",
+        action="Running containers keep the old number until they restart, and the old number can now belong to other hardware. "
+        "Restart the containers, or delete the pods that use the claim.",
+    ),
     "UnprepareFailed": Text(
         when="The node plugin cannot unprepare the claim. Its devices stay reserved on the node.",
         action="Apply the remedy in the message. If the driver will not run again, release the devices with "
@@ -224,11 +230,11 @@ NODE: Mapping[str, Text] = {
         action="None, if the container works without the annotations. Otherwise, ask the vendor for a version that uses CDI.",
     ),
     "BackendDirectory": Text(
-        when="The registration directory of backends is missing, cannot be read, or has too many entries.",
+        when="The directory of a backend cannot be read or created, or has too many sockets.",
         action="Fix the directory as the message describes. Its path is the value `backends.directory`.",
     ),
     "BackendRefused": Text(
-        when="The driver name of a backend is malformed, already in use or not allowed, or its socket has the wrong owner.",
+        when="The driver name of a backend is malformed, already in use, or not that of the directory's entry, or its socket has the wrong owner.",
         action="Fix the backend, or the value `backends.allowed`. The node plugin retries.",
     ),
     "BackendUnreachable": Text(
@@ -260,16 +266,18 @@ NODE: Mapping[str, Text] = {
         action="Check that the kubelet's podresources socket exists and responds.",
     ),
     "RegistrationRefused": Text(
-        when="A device plugin cannot register, because its resource name, version or socket is invalid or not allowed.",
-        action="Fix the device plugin, or the value `devicePlugins.allowed`.",
+        when="A device plugin cannot register, because its resource name, version or socket is invalid, or the directory's entry does not list the resource.",
+        action="Fix the device plugin, or the value `devicePlugins.plugins`.",
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
         action="Complete the [migration](../admin/device-plugins.md). Unregister every device plugin for this resource from the kubelet.",
     ),
-    "TooManyResources": Text(
-        when="The device plugins on the node register more resources than the node plugin accepts.",
-        action="Remove device plugins from the node. The node plugin removes a resource one hour after its device plugin has disconnected.",
+    "SliceNameTaken": Text(
+        when="A ResourceSlice of another driver or node has the name of a slice that the node plugin creates. "
+        "The plugin publishes its devices under another name, so pods are not affected.",
+        action="Find out who created the slice that the message names, and delete it. "
+        "See [Names of slices](../admin/security.md#names-of-slices).",
     ),
 }
 

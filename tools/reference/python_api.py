@@ -50,7 +50,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "Inventory",
         "CounterSet",
     ),
-    "Claims": ("ClaimReference", "AllocatedClaim", "AllocatedDevice"),
+    "Claims": ("ClaimReference", "AllocatedClaim", "AllocatedDevice", "HeldDevice", "HeldNode"),
     "Container edits": ("Edits", "DeviceNode", "Mount", "Hook", "NetDevice", "IntelRdt"),
     "Helpers": ("Duration", "parse_quantity"),
 }
@@ -105,8 +105,13 @@ def _name(package: Any, name: str) -> Iterator[str]:
 
 def _assignment(name: str, value: str) -> str:
     """Return an assignment as ruff formats it."""
-    line = f"{name} = {value}".replace("'", '"')
-    return line if len(line) <= 100 else f"{name} = (\n    {value}\n)"
+    value = value.replace("'", '"')
+    if len(line := f"{name} = {value}") <= 100:
+        return line
+    if len(value) + 4 <= 100:
+        return f"{name} = (\n    {value}\n)"
+    head, _, items = value.removesuffix("]").partition("[")
+    return "\n".join([f"{name} = {head}[", *(f"    {item}," for item in items.split(", ")), "]"])
 
 
 def _alias(home: Any, name: str) -> str:

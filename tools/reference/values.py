@@ -25,8 +25,8 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "drakit"
 
 STRUCTURES = {
     "hostdev.policies": "configuration.md#hostdevicepolicyspec",
-    "backends.allowed": "configuration.md#allowedendpoint",
-    "devicePlugins.allowed": "configuration.md#allowedendpoint",
+    "backends.allowed": "configuration.md#allowedbackend",
+    "devicePlugins.plugins": "configuration.md#allowedplugin",
     "nodeplugin.drivers": "configuration.md#driverentry",
     "operator.config": "configuration.md#operator",
 }

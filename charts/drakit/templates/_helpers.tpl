@@ -60,6 +60,23 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- end }}
 
 {{/*
+drakit.token: a volume with the token of the pod's service account, which the kubelet replaces within
+the hour. A token that Kubernetes mounts by default is valid for a year on most clusters.
+*/}}
+{{- define "drakit.token" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end }}
+
+{{- define "drakit.token.mount" -}}
+- {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+
+{{/*
 drakit.setup.job: a Job that runs `drakit setup`, as a hook. It uses the image of the node plugin, because
 a vendor's release has no image of the operator.
 */}}
@@ -86,6 +103,7 @@ spec:
         {{- include "drakit.labels" (dict "root" .root "component" "setup") | nindent 8 }}
     spec:
       serviceAccountName: {{ include "drakit.setup" .root }}
+      automountServiceAccountToken: false
       restartPolicy: Never
       {{- with .root.Values.imagePullSecrets }}
       imagePullSecrets: {{ toJson . }}
@@ -120,15 +138,17 @@ spec:
           resources:
             requests: {cpu: 10m, memory: 64Mi}
             limits: {memory: 128Mi}
-          {{- if .file }}
           volumeMounts:
+            {{- include "drakit.token.mount" .root | nindent 12 }}
+            {{- if .file }}
             - {name: policies, mountPath: /etc/drakit, readOnly: true}
-          {{- end }}
-      {{- if .file }}
+            {{- end }}
       volumes:
+        {{- include "drakit.token" .root | nindent 8 }}
+        {{- if .file }}
         - name: policies
           configMap: {name: {{ include "drakit.setup" .root }}}
-      {{- end }}
+        {{- end }}
 {{- end }}
 
 {{/* drakit.hostdev.policies: the specs of the policies that are enabled, as a JSON object. */}}
@@ -148,24 +168,11 @@ spec:
 
 {{/* drakit.hostdev: the configuration of the driver `hostdev`, with the mount paths of this chart. */}}
 {{- define "drakit.hostdev" -}}
-{{- if include "drakit.disk-helper" . }}
-diskHelper: {{ include "drakit.disk-helper.directory" . }}/helper.sock
-diskRecords: {{ include "drakit.home" . }}/drivers/hostdev.drakit.dev/disks.json
-{{- end }}
-allowDisks: {{ .Values.hostdev.allowDisks }}
+allowDangerous: {{ .Values.hostdev.allowDangerous | default false }}
 rescanInterval: {{ .Values.hostdev.rescanInterval }}
 devRoot: /host/dev
 udevRoot: /host/run/udev
 mountinfo: /host/mountinfo
-{{- end }}
-
-{{/* drakit.disk-helper: whether the disk helper runs. */}}
-{{- define "drakit.disk-helper" -}}
-{{- if and .Values.hostdev.enabled (dig "diskHelper" "enabled" false .Values.hostdev) }}yes{{ end }}
-{{- end }}
-
-{{- define "drakit.disk-helper.directory" -}}
-/run/drakit-disk-helper
 {{- end }}
 
 {{/* drakit.home: the directory of the node that contains drakit's data and sockets (drakit/layout.py). */}}
@@ -183,6 +190,20 @@ mountinfo: /host/mountinfo
 {{- toYaml (merge (dict "controlFile" (include "drakit.simulated.control" .)) .Values.simulated.config) }}
 {{- end }}
 
+{{/*
+drakit.nodeplugin.tolerations: every NoExecute taint, because a plugin that is evicted cannot unprepare
+claims, the taints of device nodes, and the tolerations of the values.
+*/}}
+{{- define "drakit.nodeplugin.tolerations" -}}
+{{- $tolerations := list (dict "operator" "Exists" "effect" "NoExecute") }}
+{{- range $key, $tolerated := .Values.nodeplugin.deviceTaints }}
+{{- if $tolerated }}
+{{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+{{- end }}
+{{- concat $tolerations (.Values.nodeplugin.tolerations | default list) | toJson }}
+{{- end }}
+
 {{/* drakit.hosts: not empty if the plugin hosts drivers in its own process. */}}
 {{- define "drakit.hosts" -}}
 {{- if or .Values.hostdev.enabled .Values.simulated.enabled .Values.nodeplugin.drivers }}yes{{ end }}
@@ -194,6 +215,66 @@ mountinfo: /host/mountinfo
 
 {{- define "drakit.devicePlugins.directory" -}}
 {{ .Values.devicePlugins.directory | default (printf "%s/device-plugins" (include "drakit.home" .)) }}
+{{- end }}
+
+{{/*
+drakit.backends.drivers: the drivers of backends, as a JSON list. Fails if two entries have the same one.
+*/}}
+{{- define "drakit.backends.drivers" -}}
+{{- $drivers := list }}
+{{- range $name, $entry := .Values.backends.allowed }}
+{{- if has $entry.driver $drivers }}
+{{- fail (printf "backends.allowed: two entries have the driver %s: remove one of them" $entry.driver) }}
+{{- end }}
+{{- $drivers = append $drivers $entry.driver }}
+{{- end }}
+{{- toJson $drivers }}
+{{- end }}
+
+{{/*
+drakit.devicePlugins.classes: the names of the DeviceClasses of device plugins, by resource, as a JSON
+object. Fails if two entries have the same resource, or if there are too many.
+*/}}
+{{- define "drakit.devicePlugins.classes" -}}
+{{- $classes := dict }}
+{{- range $name, $entry := .Values.devicePlugins.plugins }}
+{{- range $entry.resources }}
+{{- $resource := . }}
+{{- $class := "" }}
+{{- if kindIs "map" . }}
+{{- $resource = .name }}
+{{- $class = .deviceClass }}
+{{- else }}
+{{- /* vendor.example/thing_2 is thing-2.vendor.example: the first part is the most specific. */}}
+{{- $parts := splitn "/" 2 . }}
+{{- $class = printf "%s.%s" (regexReplaceAll "[^a-z0-9]+" (lower $parts._1) "-") $parts._0 }}
+{{- end }}
+{{- if hasKey $classes $resource }}
+{{- fail (printf "devicePlugins.plugins: two entries have the resource %s: remove one of them" $resource) }}
+{{- end }}
+{{- $_ := set $classes $resource $class }}
+{{- end }}
+{{- end }}
+{{- if gt (len $classes) 256 }}
+{{- fail (printf "devicePlugins.plugins has %d resources, and a node plugin serves at most 256: remove some" (len $classes)) }}
+{{- end }}
+{{- toJson $classes }}
+{{- end }}
+
+{{/*
+drakit.devicePlugins.entries: the entries of device plugins in the form of the node plugin, which knows
+no classes, as a JSON object.
+*/}}
+{{- define "drakit.devicePlugins.entries" -}}
+{{- $entries := dict }}
+{{- range $name, $entry := .Values.devicePlugins.plugins }}
+{{- $resources := list }}
+{{- range $entry.resources }}
+{{- if kindIs "map" . }}{{ $resources = append $resources .name }}{{ else }}{{ $resources = append $resources . }}{{ end }}
+{{- end }}
+{{- $_ := set $entries $name (merge (dict "resources" $resources) (omit $entry "resources")) }}
+{{- end }}
+{{- toJson $entries }}
 {{- end }}
 
 {{/* drakit.checkDirectory: fails if a directory for the sockets of others is one of drakit's own. */}}
@@ -233,11 +314,10 @@ device-plugins: {{ $directory }}
 
 {{/*
 drakit.sees-dev: whether the plugin needs the host's /dev. hostdev finds devices there, and the plugin
-resolves links and directories of device plugins, and device nodes that an allow list restricts.
+resolves links and directories of device plugins, and compares device nodes with the host's.
 */}}
 {{- define "drakit.sees-dev" -}}
-{{- $restricted := and .Values.backends.enabled (kindIs "map" .Values.backends.allowed) }}
-{{- if or .Values.hostdev.enabled .Values.devicePlugins.enabled $restricted }}yes{{ end }}
+{{- if or .Values.hostdev.enabled .Values.devicePlugins.enabled .Values.backends.enabled }}yes{{ end }}
 {{- end }}
 
 {{- define "drakit.nodeplugin.config" -}}
@@ -265,25 +345,21 @@ events: {{ toJson .Values.events }}
 backends:
   enabled: true
   directory: {{ include "drakit.backends.directory" . }}
-{{- if kindIs "map" .Values.backends.allowed }}
-  allowed: {{ toJson .Values.backends.allowed }}
-{{- end }}
+  allowed: {{ toJson (.Values.backends.allowed | default dict) }}
 {{- end }}
 {{- if .Values.devicePlugins.enabled }}
 devicePlugins:
   enabled: true
   directory: {{ include "drakit.devicePlugins.directory" . }}
   driverName: {{ .Values.devicePlugins.driverName }}
-{{- if kindIs "map" .Values.devicePlugins.allowed }}
-  allowed: {{ toJson .Values.devicePlugins.allowed }}
-{{- end }}
+  plugins: {{ include "drakit.devicePlugins.entries" . }}
 {{- end }}
 {{- if not (include "drakit.hosts" .) }}
 drivers: []
 {{- else }}
 drivers:
 {{- if .Values.hostdev.enabled }}
-  - driver: {{ ternary "hostdev-disks" "hostdev" (eq (include "drakit.disk-helper" .) "yes") }}
+  - driver: hostdev
     config:
       {{- include "drakit.hostdev" . | nindent 6 }}
 {{- end }}

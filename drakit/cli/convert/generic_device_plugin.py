@@ -210,7 +210,8 @@ def _of_usb(devices: list[Value], remarks: list[Remark]) -> list[dict[str, Any]]
         matchers.append({"subsystem": "usb", "usb": usb})
         text = (
             "containers get the node under /dev/bus/usb; for a serial adapter or a camera, write "
-            "its subsystem (tty, video4linux) instead of usb"
+            "its subsystem (tty, video4linux) instead of usb; hostdev refuses dangerous devices, "
+            "such as sticks, keyboards, modems and hubs"
         )
         remarks.append(Remark(place=each.place, text=text))
     return matchers

@@ -21,6 +21,7 @@ __all__ = ("Converted", "Remark", "Result", "resource_name", "sharing")
 
 _MAX_NAME = 40
 _MAX_USERS = 1024
+_NO_DISK = re.compile(r"/dev/(loop|zram)[^/]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +68,21 @@ class Result:
             return
         from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 
+        spec = _without_disks(item.spec)
+        if spec["match"] != item.spec["match"]:
+            text = "hostdev publishes no disks; use a CSI driver (docs/admin/disks.md)"
+            self.remarks.append(Remark(place=item.place, text=text, is_missing=True))
+        if not spec["match"]:
+            return
         try:
-            HostDevicePolicySpec.model_validate(item.spec)
+            HostDevicePolicySpec.model_validate(spec)
         except ValidationError as error:
             lines = describe(error, file="").splitlines()
             text = "; ".join(line.lstrip(": ") for line in lines)
             text = f"the policy would be invalid: {text}"
             self.remarks.append(Remark(place=item.place, text=text, is_missing=True))
             return
-        self.policies[self._free_name(item.name)] = item.spec
+        self.policies[self._free_name(item.name)] = spec
 
     def _free_name(self, wanted: str) -> str:
         base = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-")[:_MAX_NAME].strip("-")
@@ -86,6 +93,19 @@ class Result:
             suffix = f"-{number}"
             name = f"{base[: _MAX_NAME - len(suffix)].rstrip('-')}{suffix}"
         return name
+
+
+def _without_disks(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec without block devices, zram and loop devices excepted."""
+    matchers: list[dict[str, Any]] = []
+    for matcher in spec["match"]:
+        if matcher["subsystem"] == "block":
+            paths = [path for path in matcher.get("paths", ()) if _NO_DISK.fullmatch(path)]
+            if not paths:
+                continue
+            matcher = {**matcher, "paths": paths}
+        matchers.append(matcher)
+    return {**spec, "match": matchers}
 
 
 def resource_name(domain: str, name: str) -> str | None:

@@ -226,6 +226,10 @@ def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
         )
 
 
+_UNSET = {"hostdev": "false", "backends": "null"}
+"""What disables a driver that cannot be renamed, by the section of its value."""
+
+
 def _conflicts(installed: Releases) -> Iterator[Finding]:
     """Find releases that get in each other's way."""
     for one, other in combinations(installed.releases, 2):
@@ -242,7 +246,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
         on = f"node{'s' if len(shared) > 1 else ''} {shortened(shared)}"
         for name, value in sorted(other.values.claimed.items()):
             if name in one.values.claimed:
-                setting = f"{value}=false" if value == "hostdev.enabled" else f"{value}=NAME"
+                setting = f"{value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
                 yield Finding(
                     object=_of(other),
                     what=f"{names} both run driver {name} on {on}: only one of them can serve it",

@@ -31,8 +31,11 @@ class Values:
     plugin_driver: str = ""
     """The driver of device plugins; it publishes when one registers. Empty if disabled."""
 
+    backends: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The drivers of backends, each with its value; they publish when a backend registers."""
+
     directories: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The registration directories on the node, each with its value."""
+    """The parents of the directories of backends and device plugins, each with its value."""
 
     partitions: bool = False
     shares: bool = False
@@ -43,7 +46,7 @@ class Values:
     def claimed(self) -> Mapping[str, str]:
         """All names of drivers that are claimed on a node, each with its value."""
         own = {self.plugin_driver: "devicePlugins.driverName"} if self.plugin_driver else {}
-        return {**self.drivers, **own}
+        return {**self.drivers, **self.backends, **own}
 
 
 def nodeplugin_values(content: Object) -> Values:
@@ -55,6 +58,13 @@ def nodeplugin_values(content: Object) -> Values:
     return Values(
         drivers=dict(pair for each in entries if (pair := _driver(each))[0]),
         plugin_driver=text(plugins, "driverName") if plugins.get("enabled") else "",
+        backends={
+            text(child(sections["backends"], "allowed", entry), "driver"): (
+                f"backends.allowed.{entry}"
+            )
+            for entry in child(sections["backends"], "allowed")
+            if sections["backends"].get("enabled")
+        },
         directories={
             text(section, "directory"): f"{key}.directory"
             for key, section in sections.items()

@@ -1,7 +1,7 @@
 """
 ``python -m drakit.testing.conformance.relay FROM TO``: a socket that leads to another one.
 
-For a backend that runs already: links in the registration directory are no sockets, and a socket
+For a backend that runs already: links in its directory are no sockets, and a socket
 cannot be moved. It must not know what goes through it.
 """
 

@@ -6,7 +6,10 @@ Targets: the kinds of drivers that the kit can test, and how the node plugin hos
   ``unix:/path/to.sock``, which is already running and keeps running;
 * a device plugin, as ``device-plugin:COMMAND``.
 
-It must not know rules, or the node's life cycle.
+A backend or device plugin is tested with the entry that its users write into the chart's values:
+the edits of its claims must be those that the entry allows.
+
+It must not depend on rules, or the node's life cycle.
 """
 
 from __future__ import annotations
@@ -146,32 +149,51 @@ class PythonTarget(_Common):
         return {"drivers": [{"driver": self.reference, "config": _filled(self.values, root=root)}]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendTarget(_Common):
-    """A backend that the kit starts, with the registration directory in ``$DRAKIT_BACKENDS``."""
+ENTRY = "target"
+"""The name of the entry, and of the directory, of a backend or device plugin."""
 
-    line: str
-    """A shell command; ``{directory}`` is the registration directory, ``{root}`` the kit's
-    folder."""
+
+def _allowing(entry: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
+    """Return an entry for this node. The kit's programs run as the user of the kit."""
+    return {ENTRY: {"owner": {"uid": os.geteuid()}, **_filled(entry, root=root)}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BackendCommon(_Common):
+    entry: Mapping[str, Any]
+    """Its entry of ``backends.allowed``; ``{root}`` in its texts is the kit's folder."""
 
     kind: Literal["backend"] = "backend"
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Enable backends, with the entry."""
+        allowed = _allowing(self.entry, root)
+        directory = str(root / "backends")
+        return {"backends": {"enabled": True, "directory": directory, "allowed": allowed}}
+
+    def place(self, root: Path) -> None:
+        """Create its directory."""
+        self._directory(root).mkdir(parents=True, exist_ok=True)
+
+    def _directory(self, root: Path) -> Path:
+        return root / "backends" / ENTRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendTarget(_BackendCommon):
+    """A backend that the kit starts, with its directory in ``$DRAKIT_BACKENDS``."""
+
+    line: str
+    """A shell command; ``{directory}`` is the backend's directory, ``{root}`` the kit's folder."""
 
     @property
     def name(self) -> str:
         """The target as given."""
         return f"backend:{self.line}"
 
-    def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable backends."""
-        return {"backends": {"enabled": True, "directory": str(root / "backends")}}
-
-    def place(self, root: Path) -> None:
-        """Create the registration directory."""
-        (root / "backends").mkdir(exist_ok=True)
-
     def command(self, root: Path) -> Command | None:
         """Return the backend."""
-        directory = str(root / "backends")
+        directory = str(self._directory(root))
         return Command(
             line=_filled(self.line, root=root, directory=directory),
             environment={"DRAKIT_BACKENDS": directory},
@@ -179,30 +201,21 @@ class BackendTarget(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendSocketTarget(_Common):
+class BackendSocketTarget(_BackendCommon):
     """A backend that is already running; all rules use it, one after another."""
 
     socket: Path
     jobs: int = 1
     lives_on: bool = True
-    kind: Literal["backend"] = "backend"
 
     @property
     def name(self) -> str:
         """The target as given."""
         return f"unix:{self.socket}"
 
-    def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable backends."""
-        return {"backends": {"enabled": True, "directory": str(root / "backends")}}
-
-    def place(self, root: Path) -> None:
-        """Create the registration directory."""
-        (root / "backends").mkdir(exist_ok=True)
-
     def command(self, root: Path) -> Command | None:
         """Return a relay: killing it cuts the way to the backend."""
-        ends = (str(root / "backends" / "target.sock"), str(self.socket))
+        ends = (str(self._directory(root) / "target.sock"), str(self.socket))
         return Command(
             line=shlex.join(
                 ["exec", sys.executable, "-m", "drakit.testing.conformance.relay", *ends]
@@ -220,6 +233,9 @@ class DevicePluginTarget(_Common):
     ``{root}`` the kit's folder. Where the kit can mount, the plugin finds the directory at that
     path as well."""
 
+    entry: Mapping[str, Any]
+    """Its entry of ``devicePlugins.plugins``; ``{root}`` in its texts is the kit's folder."""
+
     kind: Literal["device-plugin"] = "device-plugin"
 
     @property
@@ -228,22 +244,27 @@ class DevicePluginTarget(_Common):
         return f"device-plugin:{self.line}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable device plugins."""
-        return {"devicePlugins": {"enabled": True, "directory": str(root / "device-plugins")}}
+        """Enable device plugins, with the entry."""
+        plugins = _allowing(self.entry, root)
+        directory = str(root / "device-plugins")
+        return {"devicePlugins": {"enabled": True, "directory": directory, "plugins": plugins}}
 
     def place(self, root: Path) -> None:
-        """Create the directory."""
-        (root / "device-plugins").mkdir(exist_ok=True)
+        """Create its directory."""
+        self._directory(root).mkdir(parents=True, exist_ok=True)
 
     def command(self, root: Path) -> Command | None:
         """Return the plugin, which is started once it can register."""
-        directory = root / "device-plugins"
+        directory = self._directory(root)
         line = _filled(self.line, root=root, directory=str(directory))
         return Command(
             line=remapped(line, directory=str(directory)),
             environment={"DRAKIT_DEVICE_PLUGINS": str(directory)},
             waits_for=directory / "kubelet.sock",
         )
+
+    def _directory(self, root: Path) -> Path:
+        return root / "device-plugins" / ENTRY
 
 
 # ------------------------------------------------------------ a device plugin's directory
@@ -291,6 +312,14 @@ def _unshare() -> tuple[str, ...] | None:
 # ------------------------------------------------------------ from text
 
 
+_REQUIRED = {
+    "backend": ("driver", "backends.allowed"),
+    "unix": ("driver", "backends.allowed"),
+    "device-plugin": ("resources", "devicePlugins.plugins"),
+}
+"""The required key of an entry, and the chart's value that contains it, by the form of a target."""
+
+
 def parse_target(
     text: str,
     *,
@@ -304,7 +333,9 @@ def parse_target(
 
     :param text: ``module:Class``, the name of an installed driver, ``unix:/path/to.sock``,
         ``backend:COMMAND`` or ``device-plugin:COMMAND``.
-    :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
+    :param config: the configuration of a Python driver, or the entry of a backend
+        (``backends.allowed``) or device plugin (``devicePlugins.plugins``). ``{root}`` stands for
+        the node's directory.
     :param parameters: opaque parameters for the claims.
     :param setup: a function that takes the node's directory, or a shell command that reads it from
         ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
@@ -314,22 +345,27 @@ def parse_target(
     """
     form, colon, rest = text.partition(":")
     if form in ("backend", "unix", "device-plugin") and colon:
-        if config:
-            raise TargetError(
-                f"{text}: a configuration is for Python drivers; give a program what it needs in "
-                f"its command"
-            )
         if not rest.strip():
             raise TargetError(f"{text}: the colon must be followed by a command or a path")
+        key, setting = _REQUIRED[form]
+        if not config or key not in config:
+            raise TargetError(
+                f"{text}: give its entry of {setting} as the configuration: {key}, and the edits "
+                "that it can make"
+            )
         match form:
             case "backend":
-                return BackendTarget(line=rest, parameters=parameters, setup=setup, unplug=unplug)
+                return BackendTarget(
+                    line=rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
+                )
             case "device-plugin":
                 return DevicePluginTarget(
-                    line=rest, parameters=parameters, setup=setup, unplug=unplug
+                    line=rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
                 )
             case _:
-                return _socket_target(rest, parameters=parameters, setup=setup, unplug=unplug)
+                return _socket_target(
+                    rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
+                )
     if not re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
         raise TargetError(
             f"{text} is not a target; give module:Class, the name of an installed driver, "
@@ -343,6 +379,7 @@ def parse_target(
 def _socket_target(
     path: str,
     *,
+    entry: Mapping[str, Any],
     parameters: Mapping[str, Any] | None,
     setup: Setup | None,
     unplug: Setup | None,
@@ -350,7 +387,9 @@ def _socket_target(
     socket = Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path).absolute()
     if not socket.is_socket():
         raise TargetError(f"unix:{path}: there is no socket; start the backend first")
-    return BackendSocketTarget(socket=socket, parameters=parameters, setup=setup, unplug=unplug)
+    return BackendSocketTarget(
+        socket=socket, entry=entry, parameters=parameters, setup=setup, unplug=unplug
+    )
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
@@ -359,7 +398,12 @@ def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
         return value.replace("{root}", str(root)).replace("{directory}", directory)
     if isinstance(value, Mapping):
         mapping = cast("Mapping[str, Any]", value)
-        return {key: _filled(item, root=root, directory=directory) for key, item in mapping.items()}
+        return {
+            _filled(key, root=root, directory=directory): _filled(
+                item, root=root, directory=directory
+            )
+            for key, item in mapping.items()
+        }
     if isinstance(value, list | tuple):
         items = cast("list[Any]", value)
         return [_filled(item, root=root, directory=directory) for item in items]

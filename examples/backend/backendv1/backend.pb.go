@@ -3,12 +3,12 @@
 // the kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in
 // the status of pods.
 //
-// A backend listens on a unix stream socket in the registration directory, which is set in the
+// A backend listens on a unix stream socket in its own directory, which belongs to its entry in the
 // chart's values and in the node plugin's configuration. The name of the socket ends in ".sock" and
-// does not begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets
-// every second, calls GetInfo, and then WatchDevices. It repeats both calls after the stream has
-// ended, after the connection is lost, and after its own restart. A backend registers by creating
-// its socket. It never connects to the node plugin.
+// does not begin with a dot. The node plugin polls the directory every second, calls GetInfo, and
+// then WatchDevices. It repeats both calls after the stream has ended, after the connection is
+// lost, and after its own restart. A backend registers by creating its socket. It never connects to
+// the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. A backend must expect
 // any call to be repeated. A backend does not have to implement optional methods. They can return
@@ -212,8 +212,9 @@ type GetInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
 	// such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-	// so it is immutable. If several backends on a node return the same name, the node plugin uses
-	// the first one until that backend stops.
+	// so it is immutable. The node plugin rejects any name other than that of the directory's entry.
+	// If several processes listen in the directory, the node plugin uses the first one until that
+	// process stops.
 	DriverName string `protobuf:"bytes,1,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
 	// The version of the backend, in any format. Can be empty.
 	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
@@ -442,8 +443,15 @@ type Device struct {
 	Health *Health `protobuf:"bytes,9,opt,name=health,proto3,oneof" json:"health,omitempty"`
 	// Whether pods that use the device are evicted when the backend no longer lists it. A device that
 	// a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
-	// effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
-	EvictIfGone   bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
+	// effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The node plugin
+	// evicts pods only if the device stays away for some seconds, because a hub that resets unplugs
+	// its devices for a moment.
+	EvictIfGone bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
+	// Whether the edits of the claims that hold the device are outdated, for example because the
+	// kernel gave the device another number. The node plugin then calls Prepare again for these
+	// claims, and rewrites their CDI files. It does not call Unprepare first. Running containers keep
+	// the old edits until they restart. Set it until Prepare has returned the new edits.
+	PrepareAgain  bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -544,6 +552,13 @@ func (x *Device) GetHealth() *Health {
 func (x *Device) GetEvictIfGone() bool {
 	if x != nil {
 		return x.EvictIfGone
+	}
+	return false
+}
+
+func (x *Device) GetPrepareAgain() bool {
+	if x != nil {
+		return x.PrepareAgain
 	}
 	return false
 }
@@ -1933,7 +1948,13 @@ type DeviceNode struct {
 	// The owner in the container.
 	Uid *uint32 `protobuf:"varint,8,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
 	// The group in the container.
-	Gid           *uint32 `protobuf:"varint,9,opt,name=gid,proto3,oneof" json:"gid,omitempty"`
+	Gid *uint32 `protobuf:"varint,9,opt,name=gid,proto3,oneof" json:"gid,omitempty"`
+	// The identity of the hardware behind the device node: at most 256 characters that stay the same
+	// when the kernel gives the hardware another number, and that other hardware of the same kind
+	// does not have. Set type ("b" or "c"), major and minor with it. A claim that needs a number that
+	// another claim holds under another identity is refused. Nodes without an identity are not
+	// compared. The identity is not part of the CDI file.
+	Identity      *string `protobuf:"bytes,10,opt,name=identity,proto3,oneof" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2029,6 +2050,13 @@ func (x *DeviceNode) GetGid() uint32 {
 		return *x.Gid
 	}
 	return 0
+}
+
+func (x *DeviceNode) GetIdentity() string {
+	if x != nil && x.Identity != nil {
+		return *x.Identity
+	}
+	return ""
 }
 
 // A mount into the container.
@@ -2637,7 +2665,7 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01B\v\n" +
 	"\t_fallback\"?\n" +
 	"\bFallback\x123\n" +
-	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xac\x06\n" +
+	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xd1\x06\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12I\n" +
@@ -2651,7 +2679,8 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06taints\x18\b \x03(\v2\x18.drakit.backend.v1.TaintR\x06taints\x126\n" +
 	"\x06health\x18\t \x01(\v2\x19.drakit.backend.v1.HealthH\x00R\x06health\x88\x01\x01\x12\"\n" +
 	"\revict_if_gone\x18\n" +
-	" \x01(\bR\vevictIfGone\x1a[\n" +
+	" \x01(\bR\vevictIfGone\x12#\n" +
+	"\rprepare_again\x18\v \x01(\bR\fprepareAgain\x1a[\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x05value\x18\x02 \x01(\v2\x1c.drakit.backend.v1.AttributeR\x05value:\x028\x01\x1aX\n" +
@@ -2768,7 +2797,7 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
 	"\n" +
-	"_intel_rdt\"\xab\x02\n" +
+	"_intel_rdt\"\xd9\x02\n" +
 	"\n" +
 	"DeviceNode\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
@@ -2779,13 +2808,16 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\vpermissions\x18\x06 \x01(\tR\vpermissions\x12 \n" +
 	"\tfile_mode\x18\a \x01(\rH\x02R\bfileMode\x88\x01\x01\x12\x15\n" +
 	"\x03uid\x18\b \x01(\rH\x03R\x03uid\x88\x01\x01\x12\x15\n" +
-	"\x03gid\x18\t \x01(\rH\x04R\x03gid\x88\x01\x01B\b\n" +
+	"\x03gid\x18\t \x01(\rH\x04R\x03gid\x88\x01\x01\x12\x1f\n" +
+	"\bidentity\x18\n" +
+	" \x01(\tH\x05R\bidentity\x88\x01\x01B\b\n" +
 	"\x06_majorB\b\n" +
 	"\x06_minorB\f\n" +
 	"\n" +
 	"_file_modeB\x06\n" +
 	"\x04_uidB\x06\n" +
-	"\x04_gid\"y\n" +
+	"\x04_gidB\v\n" +
+	"\t_identity\"y\n" +
 	"\x05Mount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x18\n" +

@@ -3,12 +3,12 @@
 // the kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in
 // the status of pods.
 //
-// A backend listens on a unix stream socket in the registration directory, which is set in the
+// A backend listens on a unix stream socket in its own directory, which belongs to its entry in the
 // chart's values and in the node plugin's configuration. The name of the socket ends in ".sock" and
-// does not begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets
-// every second, calls GetInfo, and then WatchDevices. It repeats both calls after the stream has
-// ended, after the connection is lost, and after its own restart. A backend registers by creating
-// its socket. It never connects to the node plugin.
+// does not begin with a dot. The node plugin polls the directory every second, calls GetInfo, and
+// then WatchDevices. It repeats both calls after the stream has ended, after the connection is
+// lost, and after its own restart. A backend registers by creating its socket. It never connects to
+// the node plugin.
 //
 // During a rolling update, two node plugins are connected at the same time. A backend must expect
 // any call to be repeated. A backend does not have to implement optional methods. They can return

@@ -11,11 +11,11 @@ __all__ = ("OWN_ATTRIBUTES",)
 OWN_ATTRIBUTES = frozenset(
     """
     byIdLink byPathLink devname devtype driver drmConnected drmNode hidName identity inputKind
-    inputName iommuGroup major minor model netAddress netInterface nodeCount path pciClass
-    pciDeviceID pciSubsystemDeviceID pciSubsystemVendorID pciVendorID policy readOnly removable
-    rotational serial soundCardID soundNode soundPcmCount subsystem tpmVersion ttyPort uartType
-    usbClass usbInterface usbManufacturer usbPath usbPort usbProduct usbProductID usbSpeed
-    usbVendorID usbVersion videoCapture videoName videoOutput
+    inputName iommuGroup major minor netAddress netInterface nodeCount path pciClass pciDeviceID
+    pciSubsystemDeviceID pciSubsystemVendorID pciVendorID policy serial soundCardID soundNode
+    soundPcmCount subsystem tpmVersion ttyPort uartType usbClass usbInterface usbManufacturer
+    usbPath usbPort usbProduct usbProductID usbSpeed usbVendorID usbVersion videoCapture videoName
+    videoOutput
     """.split()  # noqa: SIM905  (a list of strings would be one line for each)
 )
 """All names without a domain. docs/reference/attributes.md explains them."""

@@ -94,11 +94,6 @@ def _common(published: Published) -> Iterator[tuple[str, AttributeValue | None]]
 
 
 def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]:
-    if device.block:
-        yield "model", device.block.model
-        yield "readOnly", device.block.read_only
-        yield "removable", device.block.removable
-        yield "rotational", device.block.rotational
     if device.usb:
         yield "usbVendorID", device.usb.vendor_id
         yield "usbProductID", device.usb.product_id

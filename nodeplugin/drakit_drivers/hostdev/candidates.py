@@ -18,12 +18,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from drakit import AttributeValue, Policy
+from drakit import AttributeValue, DriverError, Policy
 from drakit_drivers.hostdev.attributes import attributes
 from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.dangerous import is_dangerous
+from drakit_drivers.hostdev.dangerous import danger_of_path
 from drakit_drivers.hostdev.host import Host
-from drakit_drivers.hostdev.matchers import PAST_THE_DISK_RULES
+from drakit_drivers.hostdev.matchers import RAW_DISK_SUBSYSTEMS
 from drakit_drivers.hostdev.matching import is_matched
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from drakit_drivers.hostdev.selection import HostPolicy, Selection
@@ -66,21 +66,21 @@ def find_candidates(
     config: HostDevicesConfig,
     policies: Sequence[HostPolicy],
     *,
-    can_wipe: bool = False,
     subsystem: str | None = None,
 ) -> list[Candidate]:
     """
-    Find the device nodes of this host. Blocks for some seconds on a host with many devices.
+    Find the device nodes of this host. Blocks for some seconds on a host with many devices. Raises
+    DriverError if a file of a device cannot be read.
 
     :param policies: the policies of the node, the first in conflicts first.
     :param subsystem: only devices of this subsystem.
     """
-    host = Host(config, can_wipe=can_wipe)
+    host = Host(config)
     hosts = list(_hosts(config, subsystem))
     selection = host.scan(policies).selection
     outcomes = _outcomes(selection)
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
-    tried = _try_out(host, hosts, specs)
+    tried = _try_out(host, specs)
     others: dict[str, set[str]] = defaultdict(set)
     for overlap in selection.overlaps:
         others[overlap.path].add(overlap.other)
@@ -100,8 +100,11 @@ def _hosts(config: HostDevicesConfig, subsystem: str | None) -> Iterator[HostDev
     sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
     names = {subsystem} if subsystem else set(_subsystems(config))
     seen: set[tuple[str, str]] = set()
-    for name in sorted(names - set(PAST_THE_DISK_RULES)):
-        for device in sysfs.devices(name, wanted=lambda path: True):
+    for name in sorted(names - set(RAW_DISK_SUBSYSTEMS)):
+        found = sysfs.devices(name, wanted=lambda path: True)
+        if found.unreadable:
+            raise DriverError(found.unreadable)
+        for device in found.devices:
             # /sys/class and /sys/bus can list one device twice.
             if (device.type, device.number) not in seen:
                 seen.add((device.type, device.number))
@@ -127,10 +130,13 @@ def _candidate(
     suggestion: HostDevicePolicySpec | None,
 ) -> Candidate:
     refusal = tried.reason
-    if suggestion is None:
+    if tried.is_unsupported:
+        suggestion = None
+    elif suggestion is None:
         refusal = "no matcher describes only this device"
-        if is_dangerous(host.path):
-            refusal = "it gives a container control of the node"
+        danger = danger_of_path(host.path)
+        if danger:
+            refusal = f"it is dangerous: it {danger}"
     used = outcome or tried
     return Candidate(
         host=host,
@@ -152,6 +158,9 @@ class _Outcome:
     policy: str | None = None
     names: tuple[str, ...] = ()
     reason: str | None = None
+    is_unsupported: bool = False
+    """Whether no policy can publish it."""
+
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
 
 
@@ -163,6 +172,7 @@ def _outcomes(selection: Selection) -> dict[str, _Outcome]:
             found[host.path] = _Outcome(
                 policy=refused.published.policy_name,
                 reason=refused.refusal.message,
+                is_unsupported=refused.refusal.reason == "NotSupported",
                 attributes=attributes(refused.published),
             )
     for name, published in selection.devices.items():
@@ -179,22 +189,13 @@ def _outcomes(selection: Selection) -> dict[str, _Outcome]:
 # ------------------------------------------------------------ policies for one device
 
 
-def _try_out(
-    host: Host, hosts: Sequence[HostDevice], specs: Mapping[str, HostDevicePolicySpec]
-) -> dict[str, _Outcome]:
+def _try_out(host: Host, specs: Mapping[str, HostDevicePolicySpec]) -> dict[str, _Outcome]:
     """Scan with the suggested policies; return their outcomes by path."""
-    whole = [each.path for each in hosts if not (each.block and each.block.lower)]
-    # A volume is refused beside a policy for the disk below it, so each has a separate scan.
-    alone = [[each.path] for each in hosts if each.block and each.block.lower]
-    found: dict[str, _Outcome] = {}
-    for paths in (whole, *alone):
-        policies = [
-            Policy(name=f"p{number}", created=_NEVER, generation=0, spec=specs[path])
-            for number, path in enumerate(paths)
-            if path in specs
-        ]
-        found.update(_outcomes(host.scan(policies).selection))
-    return found
+    policies = [
+        Policy(name=f"p{number}", created=_NEVER, generation=0, spec=spec)
+        for number, spec in enumerate(specs.values())
+    ]
+    return _outcomes(host.scan(policies).selection)
 
 
 def _suggestion(host: HostDevice, hosts: Sequence[HostDevice]) -> HostDevicePolicySpec | None:
@@ -208,7 +209,7 @@ def _suggestion(host: HostDevice, hosts: Sequence[HostDevice]) -> HostDevicePoli
         matching = [each for each in beside if is_matched(spec, each)]
         if [each.path for each in matching] == [host.path]:
             return spec
-        if host in matching and not host.block and _is_one_unit(matching):
+        if host in matching and _is_one_unit(matching):
             return spec.model_copy(update={"group": "Unit"})
     return None
 
@@ -234,7 +235,7 @@ def _suggestions(host: HostDevice) -> Iterator[dict[str, Any]]:
 
 def _of_usb(host: HostDevice) -> Iterator[dict[str, Any]]:
     usb = host.usb
-    if usb is None or host.block:  # a disk's partitions have the same USB device
+    if usb is None:
         return
     ids = {"vendorID": usb.vendor_id, "productID": usb.product_id}
     if usb.serial:
@@ -244,7 +245,7 @@ def _of_usb(host: HostDevice) -> Iterator[dict[str, Any]]:
 
 
 def _of_pci(host: HostDevice) -> Iterator[dict[str, Any]]:
-    if host.pci is not None and host.usb is None and not host.block:
+    if host.pci is not None and host.usb is None:
         yield {"parent": {"subsystem": "pci", "name": host.pci.bus_id}}
 
 

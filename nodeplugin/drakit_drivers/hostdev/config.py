@@ -39,23 +39,16 @@ class HostDevicesConfig(DriverConfig):
     publishes it. If a policy in the cluster matches the same device, the policy in this file
     publishes it."""
 
-    allow_disks: bool = False
-    """Whether to publish blank, unused disks and volumes that have a WWN, EUI or serial number, and
-    blank, unused loop devices with a backing file. If false, the only devices in the subsystem
-    ``block`` that the driver publishes are zram devices and loop devices without a backing file."""
+    allow_dangerous: bool = False
+    """Whether policies can set ``allow.dangerous``. If false, the driver refuses what needs it:
+    devices that give a container control of the node or its data, matchers that match all devices,
+    and mounts of any host path."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
     """The interval of full scans. The kernel reports immediately when a device is plugged in or
-    unplugged. The scan detects other changes, such as a mounted disk."""
-
-    disk_helper: AbsolutePath | None = None
-    """The socket of the disk helper. The driver ``hostdev-disks`` requires it; ``hostdev`` ignores
-    it, and refuses policies with ``onRelease: Wipe``."""
-
-    disk_records: AbsolutePath | None = None
-    """The file in which ``hostdev-disks`` records the disks to wipe. It must survive restarts."""
+    unplugged. The scan detects other changes, such as a mount."""
 
     sys_root: AbsolutePath = Path("/sys")
     """The mount point of sysfs."""
@@ -67,8 +60,8 @@ class HostDevicesConfig(DriverConfig):
     """The mount point of the host's ``/dev``. Containers always get ``/dev`` paths."""
 
     mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
-    """The host's mounts. If the file cannot be read, the driver publishes no block device."""
+    """The host's mounts. If the file cannot be read, the driver publishes no new block device."""
 
     swaps: AbsolutePath = Path("/proc/swaps")
-    """The host's swap areas. If the file cannot be read, the driver publishes no block
+    """The host's swap areas. If the file cannot be read, the driver publishes no new block
     device."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from drakit import DeviceNode, DriverError, Edits, Mount
+from drakit_drivers.hostdev.naming import hardware_identity
 from drakit_drivers.hostdev.policy import Container
 from drakit_drivers.hostdev.sysfs import HostDevice
 
@@ -83,6 +84,7 @@ def _node(view: Container, host: HostDevice, path: str) -> DeviceNode:
         file_mode=view.mode,
         uid=view.uid,
         gid=view.gid,
+        identity=hardware_identity(host),
     )
 
 

@@ -1,11 +1,11 @@
 """
-The driver: scans the host after each reported change, periodically, and for each claim.
+The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
 A claim is prepared from a new scan, never from the last one: in between a stick may have been
-replugged under another number, a disk mounted, or another disk plugged in under the same path. A
-disk's name contains its identity, so a lookup cannot return another disk under that name.
+replugged under another number, or a zram device mounted. That scan reads only what the devices of
+the batch need.
 
-It must not know the rules that find, name or describe devices.
+It must not depend on the rules that find, name or describe devices.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from inspect import isawaitable
 from typing import ClassVar
 
 from drakit import (
     AllocatedClaim,
     AllocatedDevice,
-    ClaimReference,
     Device,
     Driver,
     DriverError,
     Edits,
+    Health,
+    HeldDevice,
     Inventory,
     Node,
     NoParameters,
     Policy,
     PolicyResource,
+    Taint,
 )
 from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
@@ -39,12 +40,7 @@ from drakit_drivers.hostdev.events import HostEvents
 from drakit_drivers.hostdev.host import Host, Scan
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from drakit_drivers.hostdev.reports import Diagnostic, diagnostics, left_out, outcomes
-from drakit_drivers.hostdev.selection import (
-    HostPolicy,
-    Published,
-    Selection,
-    policies_of_node,
-)
+from drakit_drivers.hostdev.selection import HostPolicy, Published, policies_of_node
 
 __all__ = ("HostDevices",)
 
@@ -53,9 +49,8 @@ logger = logging.getLogger(__name__)
 _FIRST_LABELS_SECONDS = 0.1
 """Polling interval for the node's labels at the start. They arrive with the API session."""
 
-_LABELS_SECONDS = 1.0
-"""Polling interval for changed labels. A policy with a node selector should not wait for a
-rescan."""
+_POLL_SECONDS = 1.0
+"""Polling interval for changed labels and released devices, which should not wait for a rescan."""
 
 _SETTLE_SECONDS = 0.1
 """Time from an event to the scan. A device with several nodes causes several events."""
@@ -73,23 +68,22 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
 
     name: ClassVar[str] = "hostdev.drakit.dev"
     side_effects: ClassVar[bool] = False
-    can_wipe: ClassVar[bool] = False
-    """Whether it can wipe disks."""
-
+    reports_health: ClassVar[bool] = True
     policy_resource: ClassVar[PolicyResource | None] = PolicyResource(
         group="drakit.dev", version="v1alpha1", plural="hostdevicepolicies"
     )
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
-        self._host = Host(config, can_wipe=self.can_wipe)
+        self._host = Host(config)
         self._host.check()
         self._own = {
             name: Policy(name=name, created=_OLDEST, generation=0, spec=spec)
             for name, spec in config.policies.items()
         }
         self._policies: dict[str, HostPolicy] = dict(self._own)
-        self._names: Mapping[str, str] = {}
+        self._scan: Scan | None = None
+        self._held: Mapping[str, HeldDevice] = {}
         self._reported = frozenset[Diagnostic]()
         self._events: HostEvents | None = None
 
@@ -100,12 +94,12 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
 
     async def devices(self) -> AsyncIterator[Inventory]:
         last: Inventory | None = None
-        await self._labels_known()
         events = HostEvents(udev_root=self.config.udev_root, subsystems=self._subsystems)
         with closing(events):
             events.open()
             self._events = events
             while True:
+                await self._labels_known()
                 events.acknowledge()
                 labels = self.node.labels
                 current = await self._inventory(labels)
@@ -117,11 +111,12 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
 
     async def _inventory(self, labels: Mapping[str, str] | None) -> Inventory:
         policies = policies_of_node(self._policies.values(), labels)
+        self._held = self.held_devices()
         scan = await asyncio.to_thread(
-            self._host.scan, policies, before=self._names, held=self.held_devices()
+            self._host.scan, policies, before=self._scan, held=self._held
         )
         selection = scan.selection
-        self._names = selection.names
+        self._scan = scan
         self._report(scan)
         fallback = None
         if selection.copies:
@@ -135,81 +130,101 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             fallback=fallback,
             left_out=left_out(scan),
             policies=outcomes(policies, scan),
+            withdrawn=scan.withdrawn,
         )
-
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
-        return await asyncio.to_thread(self._prepare, device)
-
-    def _prepare(self, device: AllocatedDevice[NoParameters]) -> Edits:
-        published = self.find(device.name)
-        edits = container_edits(
-            published.spec.container, published.hosts, request=device.request, device=device.name
-        )
-        self.lend(published)
-        return edits
 
     async def prepare_claims(
         self, claims: Sequence[AllocatedClaim[NoParameters]]
     ) -> Mapping[str, Sequence[Edits] | Exception]:
-        answered = super().prepare_claims(claims)
-        results = dict(await answered if isawaitable(answered) else answered)
-        for uid, edits in results.items():
-            problem = None if isinstance(edits, Exception) else shared_path(edits)
-            if problem:
-                results[uid] = DriverError(problem)
-        return results
+        scan = await asyncio.to_thread(
+            self._host.scan,
+            policies_of_node(self._policies.values(), self.node.labels),
+            before=self._scan,
+            held=self.held_devices(),
+            only={device.name for claim in claims for device in claim.devices},
+        )
+        return {claim.claim.uid: self._prepared(claim.devices, scan) for claim in claims}
 
-    def lend(self, published: Published) -> None:
-        """Prepare the host for a claim of a device; the default does nothing. Blocks. Raises
-        DriverError."""
+    def _prepared(
+        self, devices: Sequence[AllocatedDevice[NoParameters]], scan: Scan
+    ) -> Sequence[Edits] | DriverError:
+        """Return the edits for the devices of a claim."""
+        try:
+            edits = [self._edits(device, scan) for device in devices]
+        except DriverError as error:
+            return error
+        problem = shared_path(edits)
+        return DriverError(problem) if problem else edits
 
-    def find(self, name: str) -> Published:
-        """Find a device in a new scan of the host. Blocks. Raises DriverError."""
-        policies = policies_of_node(self._policies.values(), self.node.labels)
-        selection = self._host.scan(
-            policies, before=self._names, held=self.held_devices()
-        ).selection
-        found = selection.devices.get(name) or selection.copies.get(name)
-        if found:
+    def _edits(self, device: AllocatedDevice[NoParameters], scan: Scan) -> Edits:
+        published = self._find(device.name, scan)
+        return container_edits(
+            published.spec.container, published.hosts, request=device.request, device=device.name
+        )
+
+    def _find(self, name: str, scan: Scan) -> Published:
+        """Find a device that may be prepared now. Raises DriverError."""
+        found = scan.selection.find(name)
+        if found and not (found.doubt and found.doubt.kind == "unreadable"):
             return found
-        if name in selection.refused:
-            refused = selection.refused[name]
+        refused = scan.selection.refused.get(name)
+        if found and found.doubt:
+            path, reason = found.host.path, found.doubt.message
+        elif refused:
+            path, reason = refused.published.host.path, refused.refusal.message
+        elif self._lacks_labels():
             raise DriverError(
-                f"device {name} ({refused.published.host.path}) cannot be allocated to a pod: "
-                f"{refused.refusal}; free it on node {self.node.name}, or delete the pod to get "
-                "another device"
+                f"device {name} cannot be found, because the labels of node {self.node.name} are "
+                "unknown; the pod starts when the node plugin has read them"
             )
-        disks = _disks_beside(name, selection)
-        instead = "".join(f"; {path} is now {other}" for path, other in sorted(disks.items()))
+        elif scan.unknown:
+            raise DriverError(
+                f"device {name} cannot be found on node {self.node.name}: "
+                f"{'; '.join(scan.unknown.values())}; the pod starts when the driver can read it, "
+                "or delete the pod to get another device"
+            )
+        else:
+            raise DriverError(
+                f"device {name} is no longer on node {self.node.name}; connect {name} again, or "
+                "delete the pod to get another device"
+            )
         raise DriverError(
-            f"device {name} is no longer on node {self.node.name}{instead}; connect {name} again, "
-            "or delete the pod to get another device"
+            f"device {name} ({path}) cannot be allocated to a pod: {reason}; free it on node "
+            f"{self.node.name}, or delete the pod to get another device"
         )
 
     async def _labels_known(self) -> None:
         """
         Wait for the node's labels if a policy has a node selector.
 
-        Publishing without those policies first would remove their devices for a moment at every
-        restart. Waiting costs nothing: without the API server nothing could be published.
+        Without them it is unknown whether the policy still applies: what was published stays. At a
+        start, waiting costs nothing, because without the API server nothing could be published.
         """
-        if any(policy.spec.node_selector for policy in self._policies.values()):
-            while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
-                await asyncio.sleep(_FIRST_LABELS_SECONDS)
+        while self._lacks_labels():  # noqa: ASYNC110  (set from another thread)
+            await asyncio.sleep(_FIRST_LABELS_SECONDS)
+
+    def _lacks_labels(self) -> bool:
+        selective = any(policy.spec.node_selector for policy in self._policies.values())
+        return selective and self.node.labels is None
 
     async def _pause(self, events: HostEvents, labels: object) -> None:
-        """Wait for the next scan: an event, other labels of the node, or the rescan interval."""
+        """Wait for the next scan: an event, other labels of the node, a claim that releases or
+        renews a device for which the last scan waits, or the rescan interval."""
         left = self.config.rescan_interval.total_seconds()
         await asyncio.sleep(_BETWEEN_SCANS_SECONDS)
         left -= _BETWEEN_SCANS_SECONDS
-        while left > 0 and self.node.labels == labels:
-            if await events.wait(min(left, _LABELS_SECONDS)):
+        while left > 0 and self.node.labels == labels and not self._is_released():
+            if await events.wait(min(left, _POLL_SECONDS)):
                 await asyncio.sleep(_SETTLE_SECONDS)
                 return
-            left -= _LABELS_SECONDS
+            left -= _POLL_SECONDS
+
+    def _is_released(self) -> bool:
+        waits = self._scan is not None and self._scan.selection.waits_for_release
+        return waits and self.held_devices() != self._held
 
     def _subsystems(self) -> set[str]:
-        return {m.subsystem for each in self._policies.values() for m in each.spec.match}
+        return {name for each in self._policies.values() for name in each.spec.subsystems}
 
     def _report(self, scan: Scan) -> None:
         now = frozenset(diagnostics(scan))
@@ -223,20 +238,24 @@ def _is_shared(published: Published) -> bool:
 
 
 def _described(published: Published, *, is_copy: bool = False) -> Device:
+    doubt, evicts = published.doubt, published.spec.on_vanish == "Evict"
+    health = Health.healthy()
+    taints: tuple[Taint, ...] = ()
+    if doubt:
+        # The old number of a device may be that of another device by now: no time for a grace.
+        effect = "NoExecute" if doubt.kind == "renumbered" and evicts else "NoSchedule"
+        taints = (Taint(key=f"{HostDevices.name}/{doubt.kind}", effect=effect),)
+        if doubt.kind == "renumbered":
+            health = Health.unhealthy(doubt.message)
+        elif doubt.kind == "unreadable":
+            health = Health.unknown(doubt.message)
     return Device(
         name=published.name,
         attributes=attributes(published),
         capacity=capacity(published, is_copy=is_copy),
         allow_multiple_allocations=_is_shared(published) and not is_copy,
-        evict_if_gone=published.spec.on_vanish == "Evict",
+        taints=taints,
+        health=health,
+        evict_if_gone=evicts,
+        prepare_again=doubt is not None and doubt.prepare_again,
     )
-
-
-def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
-    """Return the disks of a device's policy, path to name: one may now have the device's path."""
-    refused = (each.published for each in selection.refused.values())
-    return {
-        disk.host.path: disk.name
-        for disk in (*selection.devices.values(), *refused)
-        if disk.host.block and name.startswith(f"{disk.policy_name}-")
-    }

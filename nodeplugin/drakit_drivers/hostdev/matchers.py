@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from drakit import DevicePolicy
 from drakit_drivers.hostdev.globs import check_glob
 
-__all__ = ("PAST_THE_DISK_RULES", "Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
+__all__ = ("RAW_DISK_SUBSYSTEMS", "Matcher", "ParentMatcher", "PciMatcher", "UsbMatcher")
 
-PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
+RAW_DISK_SUBSYSTEMS = ("bsg", "nvme", "nvme-generic", "scsi_generic")
 """Character devices that reach the blocks of a disk, mounted or not."""
 
 
@@ -133,11 +133,11 @@ class Matcher(DevicePolicy):
 
     @field_validator("subsystem")
     @classmethod
-    def _not_past_the_disk_rules(cls, subsystem: str) -> str:
-        if subsystem in PAST_THE_DISK_RULES:
+    def _no_raw_disks(cls, subsystem: str) -> str:
+        if subsystem in RAW_DISK_SUBSYSTEMS:
             raise ValueError(
-                f"devices of {subsystem} can write to mounted disks; publish the block device "
-                "instead"
+                f"devices of {subsystem} can write to mounted disks; use a CSI driver for disks "
+                "(docs/admin/disks.md)"
             )
         return subsystem
 

@@ -1,7 +1,7 @@
 """
 The kernel's text formats of mounts (``mountinfo``) and swap areas (``/proc/swaps``).
 
-A malformed line is an error. The caller must know whether a disk is in use, and a skipped line
+A malformed line is an error. The caller must know whether a device is in use, and a skipped line
 could be the one that shows it.
 
 It must not know files, sysfs, or the use of the answer.

@@ -3,12 +3,11 @@ Names of published devices: a name must mean the same device after a restart, re
 
 A name consists of the policy and the device's identity. The identity is, in this order:
 
-1. of a disk its WWN, EUI, UUID or serial number (:mod:`.identity`);
-2. of a tape drive its world wide id;
-3. of a USB device its ids and serial number, or else its controller and port;
-4. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
+1. of a tape drive its world wide id;
+2. of a USB device its ids and serial number, or else its controller and port;
+3. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
    address of the mainboard (``ttyS0``), or the kernel fixes it (``tty7``, a zram device);
-5. the path to the hardware: a PCI function, a platform device, a chip below one of them
+4. the path to the hardware: a PCI function, a platform device, a chip below one of them
    (:mod:`.topology`).
 
 The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are never part of it,
@@ -16,9 +15,13 @@ because the kernel can assign them in another order. A device with none of these
 kernel's name: it is published only with ``allow.unstableIdentity``.
 
 If two devices would get one name, or it would be too long, they get a hash of their distinguishing
-properties. A disk's name also gets the hash if it has lost characters of the identity. A present
-device keeps the name that it had before, and a name that a claim holds stays: a twin that is
-plugged in renames nothing.
+properties. A present device keeps the name that it had before: a twin that is plugged in renames
+nothing. A name that a claim holds belongs to its hardware until the claim is released, and no other
+hardware gets it (:mod:`.holds`).
+
+The identity of that hardware has more parts than a name: the place in the machine, because serial
+numbers are not unique, and what distinguishes the nodes of one device. A device that moves to
+another port is therefore other hardware for a claim that holds it: a twin could have moved there.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -28,9 +31,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from drakit_drivers.hostdev.holds import Holds
 from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
 from drakit_drivers.hostdev.topology import address
 
@@ -38,13 +42,18 @@ __all__ = (
     "Identity",
     "Wish",
     "assign",
+    "hardware_identity",
     "identity_of_node",
     "identity_of_unit",
+    "subsystem_of",
     "wish",
 )
 
 _MAX_NAME = 63
 _HASH_DIGITS = 8
+
+_MAX_IDENTITY = 256
+"""The limit of `DeviceNode.identity`."""
 
 _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 """Kernel names without a number, or with one that stands for an address of the mainboard."""
@@ -69,9 +78,6 @@ class Identity:
     is_stable: bool = True
     """Whether the identity belongs to the same device after a reboot."""
 
-    is_exact: bool = False
-    """Whether the name must be unique to this identity: disks are looked up by name alone."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
@@ -82,20 +88,18 @@ class Wish:
 
     plain: str
     hashed: str
-    is_plain_possible: bool = True
+    is_plain_possible: bool
+    hardware: Set[str]
+    """The identities of its device nodes, which do not depend on the policy."""
 
 
 def identity_of_node(host: HostDevice) -> Identity:
     """Return the identity of one device node. Several nodes of one piece of hardware can have the
     same one."""
-    block, usb = host.block, host.usb
-    if block and block.identity:
-        part = f"-part{block.partition}" if block.partition else ""
-        text = f"{block.identity}{part}"
-        return Identity(text=text, place=text, is_exact=True)
+    usb = host.usb
     name = host.path.removeprefix("/dev/")
-    if block:
-        # The rules for disks decide whether a disk without identity is published.
+    if host.block:
+        # A zram or loop device is its number, which is chosen at setup.
         return Identity(text=name, place=name)
     if host.wwid:
         text = f"{_stem(name)}-{host.wwid}"
@@ -128,6 +132,27 @@ def identity_of_unit(host: HostDevice) -> Identity:
     if where:
         return Identity(text=where, place=where)
     return Identity(text=unit.name, place=unit.name, is_stable=False)
+
+
+def hardware_identity(host: HostDevice) -> str:
+    """Return the identity of the hardware behind a device node, whatever policy publishes it."""
+    identity = identity_of_node(host)
+    # The kernel numbers the nodes of USB devices themselves by bus: bus/usb/001/004.
+    node = "" if host.subsystem == "usb" else _stem(host.path.removeprefix("/dev/"))
+    # What a device reports about itself stands between what the kernel does: no serial number can
+    # make it look like a device at another place.
+    parts = (host.subsystem, node, host.index, identity.text, identity.place)
+    text = " ".join(dict.fromkeys(part for part in parts if part))
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    if len(text) <= _MAX_IDENTITY:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[: _MAX_IDENTITY - len(digest) - 1]} {digest}"
+
+
+def subsystem_of(identity: str) -> str:
+    """Return the subsystem in the identity of hardware."""
+    return identity.partition(" ")[0]
 
 
 def _usb_identity(usb: UsbParent) -> Identity:
@@ -164,7 +189,14 @@ def _address(host: HostDevice) -> str | None:
     return None if _is_wireless(host) else address(host.ancestors)
 
 
-def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = None) -> Wish:
+def wish(
+    policy: str,
+    identity: Identity,
+    *,
+    hardware: Set[str],
+    nth: int = 1,
+    copy: int | None = None,
+) -> Wish:
     """
     Return the names for a device.
 
@@ -174,25 +206,23 @@ def wish(policy: str, identity: Identity, *, nth: int = 1, copy: int | None = No
     """
     suffix = f"-{nth - 1}" if nth > 1 else ""
     suffix += "" if copy is None else f"-{copy}"
-    full = f"{policy}-{identity.text}{suffix}" if identity.text else f"{policy}{suffix}"
-    plain = _label(full)
-    lossy = identity.is_exact and plain != full
+    plain = _label(f"{policy}-{identity.text}{suffix}" if identity.text else f"{policy}{suffix}")
     return Wish(
         key=f"{policy} {identity.text} {identity.place}{suffix}",
         plain=plain,
         hashed=_with_hash(plain, f"{policy} {identity.place}{suffix}"),
-        is_plain_possible=not lossy and len(plain) <= _MAX_NAME,
+        is_plain_possible=len(plain) <= _MAX_NAME,
+        hardware=hardware,
     )
 
 
 def assign(
-    wishes: Sequence[Wish], *, before: Mapping[str, str], held: Collection[str]
+    wishes: Sequence[Wish], *, before: Mapping[str, str], holds: Holds
 ) -> dict[str, str | None]:
     """
     Give each device a name, by key; None if it is unclear which device a claim holds.
 
     :param before: the names that devices had in the last scan, by key.
-    :param held: names that claims hold.
     """
     wanted = Counter(wish.plain for wish in wishes)
     owners = {
@@ -200,18 +230,32 @@ def assign(
         for wish in wishes
         if wish.is_plain_possible and before.get(wish.key) == wish.plain
     }
-    names: dict[str, str | None] = {}
-    for each in wishes:
-        names[each.key] = each.hashed
-        if not each.is_plain_possible or each.hashed in held:
-            continue
-        if before.get(each.key) == each.hashed:
-            continue
-        if wanted[each.plain] == 1 or owners.get(each.plain) == each.key:
-            names[each.key] = each.plain
-        elif each.plain in held and each.plain not in owners:
-            names[each.key] = None
-    return names
+    return {
+        each.key: _name(
+            each,
+            is_known_by_hashed=before.get(each.key) == each.hashed,
+            owner=owners.get(each.plain),
+            is_only_one=wanted[each.plain] == 1,
+            holds=holds,
+        )
+        for each in wishes
+    }
+
+
+def _name(
+    each: Wish, *, is_known_by_hashed: bool, owner: str | None, is_only_one: bool, holds: Holds
+) -> str | None:
+    for name in (each.plain, each.hashed):
+        if holds.is_of(name, each.hardware):
+            return name
+    hashed = None if holds.is_of_other(each.hashed, each.hardware) else each.hashed
+    if not each.is_plain_possible or holds.is_of_other(each.plain, each.hardware):
+        return hashed
+    if is_known_by_hashed or (each.hashed in holds and hashed):
+        return hashed
+    if is_only_one or owner == each.key:
+        return each.plain
+    return None if each.plain in holds and owner is None else hashed
 
 
 def _label(text: str) -> str:

@@ -28,7 +28,7 @@ from pydantic import (
 
 from drakit import AttributeValue, DevicePolicy, Version
 from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
-from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
+from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
 from drakit_drivers.hostdev.globs import has_wildcard
 from drakit_drivers.hostdev.matchers import Matcher
 
@@ -299,21 +299,17 @@ class DeviceClass(DevicePolicy):
 class Allow(DevicePolicy):
     """Exceptions to the safety rules of the driver."""
 
-    formatted: bool = False
-    """Whether to publish disks that may hold data: partitions, disks with a file system, another
-    signature or a partition table, and disks that are missing in the udev database. The driver
-    never publishes disks that are in use."""
-
     unstable_identity: bool = False
     """Whether to publish devices without a stable identity, under the names that the kernel
-    assigns. Examples are disks that have no WWN, EUI or serial number, and USB devices that have no
-    serial number and are on a controller without an address, such as usbip. After a reboot, the
-    same name can refer to another device, so a claim can get a different device."""
+    assigns. Examples are USB devices that have no serial number and are on a controller without an
+    address, such as usbip. After a reboot, the same name can refer to another device, so a claim
+    can get a different device."""
 
     dangerous: bool = False
-    """Whether to publish devices that give a container control of the node, such as ``/dev/mem``,
-    consoles and watchdogs. Also allows matchers that match all devices, and mounts of any host
-    path."""
+    """Whether to publish devices that give a container control of the node or its data, such as
+    ``/dev/mem``, consoles and USB sticks. Also allows matchers that match all devices, and mounts
+    of any host path. It has no effect unless the configuration of the driver sets
+    ``allowDangerous``."""
 
 
 class HostDevicePolicySpec(DevicePolicy):
@@ -344,13 +340,10 @@ class HostDevicePolicySpec(DevicePolicy):
     """Additional attributes of each device, by name."""
 
     on_vanish: Literal["Taint", "Evict"] = "Taint"
-    """The action when a device is unplugged while pods use it. ``Taint``: the device gets a taint,
-    so that no new pod gets it. ``Evict``: Kubernetes also evicts the pods that use the device."""
-
-    on_release: Literal["Keep", "Wipe"] = "Keep"
-    """The action when a claim releases a disk. ``Keep``: the data stays on the disk. ``Wipe``: the
-    disk helper erases the data. Without the disk helper, the driver does not publish devices of a
-    policy with ``Wipe``."""
+    """The action when a device is unplugged, or gets another device number, while pods use it.
+    ``Taint``: the device gets a taint, so that no new pod gets it. ``Evict``: Kubernetes also
+    evicts the pods that use the device: immediately if its number has changed, and otherwise if it
+    stays away for some seconds."""
 
     device_class: DeviceClass = DeviceClass()
     """The DeviceClass that selects the devices of the policy."""
@@ -383,50 +376,57 @@ class HostDevicePolicySpec(DevicePolicy):
 
     def _problems(self) -> Iterator[str]:
         if not self.allow.dangerous:
-            yield from self._dangerous()
-        on_disks = [matcher.subsystem == "block" for matcher in self.match]
-        if any(on_disks) and self.sharing.mode != "Exclusive":
+            yield from (f"{danger}; {remedy}" for danger, remedy in self.dangers())
+        has_blocks = any(matcher.subsystem == "block" for matcher in self.match)
+        if has_blocks and self.sharing.mode != "Exclusive":
             yield (
                 f"sharing.mode: {self.sharing.mode} is not supported for block devices, because "
-                "two pods could write to one disk; use Exclusive"
+                "two pods could write to the same blocks; use Exclusive"
             )
-        if any(on_disks) and self.group == "Unit":
+        if has_blocks and self.group == "Unit":
             yield "group: Unit is not supported for block devices; use Node"
-        if self.on_release == "Wipe" and not all(on_disks):
-            yield "onRelease: Wipe is supported for block devices only; use Keep"
         if self.group == "Unit" and not self.container.path_fits_several_nodes:
             yield (
                 "container.path: a unit can have several device nodes; end the path in '/', or "
                 "write '*' in its last component"
             )
 
-    def _dangerous(self) -> Iterator[str]:
+    def dangers(self) -> Iterator[tuple[str, str]]:
+        """Yield what needs ``allow.dangerous``, each with its remedy."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
             if not any(value for name, value in matcher if name != "subsystem"):
                 yield (
-                    f"{place}: matches every device of {matcher.subsystem}; describe the devices "
-                    "that pods can claim, for example by paths, or set allow.dangerous: true"
+                    f"{place}: matches every device of {matcher.subsystem}",
+                    "describe the devices that pods can claim, for example by paths, or set "
+                    "allow.dangerous: true",
                 )
             for number, path in enumerate(matcher.paths):
-                if is_dangerous(path):
+                danger = danger_of_path(path)
+                if danger:
                     yield (
-                        f"{place}.paths[{number}]: {path} gives a container control of the node; "
+                        f"{place}.paths[{number}]: {path} is dangerous: it {danger}",
                         "set allow.dangerous: true only if every pod that can claim it may control "
-                        "the node"
+                        "the node",
                     )
                 if matches_everything(path):
                     yield (
-                        f"{place}.paths[{number}]: {path} matches every device; name the devices "
-                        "that pods can claim, or set allow.dangerous: true"
+                        f"{place}.paths[{number}]: {path} matches every device",
+                        "name the devices that pods can claim, or set allow.dangerous: true",
                     )
         for index, mount in enumerate(self.container.mounts):
             if not _is_below(mount.host_path, _HARMLESS_MOUNTS):
                 yield (
                     f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
-                    f"{', '.join(_HARMLESS_MOUNTS)}; set allow.dangerous: true only if every pod "
-                    "that can claim the device may read it"
+                    f"{', '.join(_HARMLESS_MOUNTS)}",
+                    "set allow.dangerous: true only if every pod that can claim the device may "
+                    "read it",
                 )
+
+    @property
+    def subsystems(self) -> tuple[str, ...]:
+        """The subsystems of its matchers."""
+        return tuple(dict.fromkeys(matcher.subsystem for matcher in self.match))
 
     @property
     def single_path(self) -> str | None:

@@ -1,7 +1,7 @@
 """
 The reason for not publishing a device that a policy matches.
 
-It must not know the rules.
+It must not depend on the rules.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ class Refusal:
     reason: LeftOutReason
     message: str
     """A clause without times and counters: ``it is mounted at /``."""
+
+    is_unknown: bool = False
+    """Whether a rule cannot be checked, because something is unreadable. Then no new device is
+    published, but one that was published before stays, with a taint."""
 
     def __str__(self) -> str:
         return self.message

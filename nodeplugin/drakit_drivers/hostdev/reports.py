@@ -71,11 +71,13 @@ def outcomes(policies: Sequence[HostPolicy], scan: Scan) -> list[PolicyOutcome]:
 
 
 def diagnostics(scan: Scan) -> Iterator[Diagnostic]:
-    """Report devices, or attributes, that are not published."""
-    if scan.usage_unknown:
+    """Report devices, or attributes, that are not published or not certain."""
+    for subsystem, reason in scan.unknown.items():
         yield _diagnostic(
-            logging.WARNING, "no block device is published", reason=scan.usage_unknown
+            logging.WARNING, "devices cannot be checked", subsystem=subsystem, reason=reason
         )
+    for name in scan.withdrawn:
+        yield _diagnostic(logging.INFO, "held device is withdrawn", device=name)
     for policy, problems in scan.problems.items():
         for problem in problems:
             yield _diagnostic(
@@ -106,6 +108,14 @@ def diagnostics(scan: Scan) -> Iterator[Diagnostic]:
             reason=refused.refusal.message,
         )
     for name, published in scan.selection.devices.items():
+        if published.doubt:
+            yield _diagnostic(
+                logging.WARNING,
+                "device is published with a taint",
+                device=name,
+                path=published.host.path,
+                reason=published.doubt.message,
+            )
         missing = attributes.left_out(published)
         if missing:
             yield _diagnostic(

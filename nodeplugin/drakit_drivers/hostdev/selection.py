@@ -2,8 +2,11 @@
 Selects the devices to publish: the policy of each device, its name, and its copies.
 
 If two policies match a device, the older one gets it; if they have the same age, the first by name.
-But a device that a claim holds stays with the policy that published it. A policy that groups by
-unit gets all nodes of a unit or none.
+A policy that groups by unit gets all nodes of a unit or none.
+
+A device that a claim holds is published only under its held names until it is released, whatever
+becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
+devices are published with a :class:`Doubt`, so that no new claim gets them.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -12,16 +15,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from drakit import Policy
+from drakit_drivers.hostdev.holds import Holds, Number, Numbers
 from drakit_drivers.hostdev.matching import is_matched
 from drakit_drivers.hostdev.naming import (
     Identity,
     Wish,
     assign,
+    hardware_identity,
     identity_of_node,
     identity_of_unit,
     wish,
@@ -30,12 +36,41 @@ from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from drakit_drivers.hostdev.refusal import Refusal
 from drakit_drivers.hostdev.sysfs import HostDevice
 
-__all__ = ("Overlap", "Published", "Refused", "Selection", "policies_of_node", "select")
+__all__ = (
+    "Doubt",
+    "HostPolicy",
+    "Overlap",
+    "Published",
+    "Refused",
+    "Selection",
+    "deciding_policies",
+    "policies_of_node",
+    "select",
+)
 
 HostPolicy = Policy[HostDevicePolicySpec]
 
 _MAX_DEVICES = 2048
 """Devices of a policy on a node, copies included. A policy with more matches too much."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doubt:
+    """The reason why no new claim must get a device that is published."""
+
+    kind: Literal["renumbered", "shared", "unreadable"]
+    """
+    * ``renumbered``: containers use an outdated number of the device.
+    * ``shared``: claims hold the device in the other form that the policy gives it: as a device
+      with capacity, or as one of its copies.
+    * ``unreadable``: it is unknown whether the device is still there and may be published.
+    """
+
+    message: str
+    """A sentence without times and counters."""
+
+    prepare_again: bool = False
+    """Whether claims have outdated edits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +83,7 @@ class Published:
     """Its device nodes: one, or those of a unit in the kernel's order."""
 
     identity: Identity
+    doubt: Doubt | None = None
 
     @property
     def host(self) -> HostDevice:
@@ -78,6 +114,8 @@ class Overlap:
     path: str
     owner: str
     other: str
+    is_by_hold: bool = False
+    """Whether the owner has it because a claim holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +133,17 @@ class Selection:
     names: Mapping[str, str]
     """The names of the devices by their distinctive features, for the next selection."""
 
+    hardware: Mapping[str, Set[str]]
+    """The identities of the devices and of the held devices by name, for the next selection."""
+
+    waits_for_release: bool = False
+    """Whether it changes when a claim releases a device."""
+
     overlaps: tuple[Overlap, ...] = ()
+
+    def find(self, name: str) -> Published | None:
+        """Return a device or a copy by its name."""
+        return self.devices.get(name) or self.copies.get(name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +153,7 @@ class _Candidate:
     policy: HostPolicy
     hosts: tuple[HostDevice, ...]
     identity: Identity
+    hardware: Set[str]
     devices: tuple[Wish, ...]
     copies: tuple[Wish, ...] = ()
     is_too_many: bool = False
@@ -128,72 +177,124 @@ def policies_of_node(
     return sorted(chosen, key=lambda policy: (policy.created, policy.name))
 
 
+def deciding_policies(
+    policies: Sequence[HostPolicy], names: Collection[str], *, before: Selection | None
+) -> list[HostPolicy]:
+    """Return the policies that decide on these devices: those that published them, and those that
+    can match the same devices. All policies if a device is unknown."""
+    found = [before.find(name) or before.refused.get(name) for name in names] if before else [None]
+    owners = {
+        each.published.policy_name if isinstance(each, Refused) else each.policy_name
+        for each in found
+        if each
+    }
+    if None in found or not owners <= {policy.name for policy in policies}:
+        return list(policies)
+    deciding = owners
+    while True:
+        # A device has one subsystem, so other policies of other subsystems cannot match it.
+        reached = {
+            subsystem
+            for policy in policies
+            if policy.name in deciding
+            for subsystem in policy.spec.subsystems
+        }
+        chosen = [each for each in policies if not reached.isdisjoint(each.spec.subsystems)]
+        if len(chosen) == len(deciding):
+            return chosen
+        deciding = {policy.name for policy in chosen}
+
+
 def select(
     policies: Sequence[HostPolicy],
     found: Collection[HostDevice],
     *,
     refuse: Callable[[HostPolicy, HostDevice], Refusal | None],
-    before: Mapping[str, str] | None = None,
-    held: Collection[str] = (),
+    before: Selection | None = None,
+    holds: Holds | None = None,
 ) -> Selection:
     """
     Return the published devices.
 
     :param policies: the policies of the node, the first in conflicts first.
     :param refuse: the rules that do not depend on other devices.
-    :param before: the names of the last selection.
-    :param held: names of devices that claims hold.
+    :param before: the last selection.
     """
+    holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
     wishes = [wish for each in candidates for wish in each.wishes]
     # All candidates get names: a name must not depend on whether a neighbour is published.
-    names = assign(wishes, before=before or {}, held=held)
-    owned, overlaps = _owned(candidates, names, held)
-    matched_disks = {
-        host.kernel_name: each.policy.name for each in owned for host in each.hosts if host.block
-    }
+    names = assign(wishes, before=before.names if before else {}, holds=holds)
+    owned, overlaps = _owned(candidates, names, holds)
+    numbers: dict[str, set[Number]] = defaultdict(set)
+    for host in found:
+        numbers[hardware_identity(host)].add((host.type, host.major, host.minor))
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
+    hardware = {name: holds.hardware(name) for name in holds}
+    owned_names = {names[wish.key] for each in owned for wish in each.wishes}
+    waits_for_release = None in owned_names or any(each.is_by_hold for each in overlaps)
     for each in owned:
-        refusal = _refusal(each, refuse, matched_disks, names)
+        refusal = _refusal(each, refuse, names)
+        own_names = {name for its in each.wishes if (name := names[its.key])}
+        its_numbers = {identity: numbers[identity] for identity in each.hardware}
         for target, all_wishes in ((devices, each.devices), (copies, each.copies)):
+            its_names = {names[its.key] or its.hashed for its in all_wishes}
             for its in all_wishes:
                 name = names[its.key] or its.hashed
                 published = Published(
                     name=name, policy=each.policy, hosts=each.hosts, identity=each.identity
                 )
-                if refusal:
-                    refused[name] = Refused(published, refusal)
-                else:
-                    target[name] = published
+                reason = refusal
+                if reason is None and name not in holds:
+                    reason = _held_otherwise(each, owned_names, its_numbers, holds)
+                    waits_for_release |= reason is not None
+                was_published = name in holds or (before is not None and before.find(name))
+                if reason and not (reason.is_unknown and was_published):
+                    refused[name] = Refused(published, reason)
+                    continue
+                doubt = _doubt(name, own_names - its_names, its_numbers, holds)
+                waits_for_release |= doubt is not None
+                target[name] = replace(published, doubt=_unreadable(reason) or doubt)
+                hardware[name] = hardware.get(name) or each.hardware
     return Selection(
         devices=devices,
         copies=copies,
         refused=refused,
         matched=Counter(each.policy.name for each in candidates),
         names={key: name for key, name in names.items() if name},
+        hardware=hardware,
+        waits_for_release=waits_for_release,
         overlaps=overlaps,
     )
 
 
 def _owned(
-    candidates: Sequence[_Candidate], names: Mapping[str, str | None], held: Collection[str]
+    candidates: Sequence[_Candidate], names: Mapping[str, str | None], holds: Holds
 ) -> tuple[list[_Candidate], tuple[Overlap, ...]]:
     """Give each device node to one policy; return the candidates that have all of theirs."""
 
     def is_held(each: _Candidate) -> bool:
-        return any(names[wish.key] in held for wish in each.wishes)
+        return any(names[wish.key] in holds for wish in each.wishes)
 
-    owners: dict[str, str] = {}
+    owners: dict[str, _Candidate] = {}
     owned: list[_Candidate] = []
     overlaps: list[Overlap] = []
     for each in sorted(candidates, key=lambda each: not is_held(each)):  # stable
         taken = [host.path for host in each.hosts if host.path in owners]
         if taken:
-            overlaps += [Overlap(path, owners[path], each.policy.name) for path in taken]
+            overlaps += [
+                Overlap(
+                    path,
+                    owners[path].policy.name,
+                    each.policy.name,
+                    is_by_hold=is_held(owners[path]),
+                )
+                for path in taken
+            ]
             continue
-        owners.update({host.path: each.policy.name for host in each.hosts})
+        owners.update({host.path: each for host in each.hosts})
         owned.append(each)
     return owned, tuple(overlaps)
 
@@ -201,13 +302,11 @@ def _owned(
 def _refusal(
     each: _Candidate,
     refuse: Callable[[HostPolicy, HostDevice], Refusal | None],
-    matched_disks: Mapping[str, str],
     names: Mapping[str, str | None],
 ) -> Refusal | None:
-    for host in each.hosts:
-        refusal = refuse(each.policy, host) or _overlap_with_disk(host, matched_disks)
-        if refusal:
-            return refusal
+    refusals = [refusal for host in each.hosts if (refusal := refuse(each.policy, host))]
+    if refusals:
+        return min(refusals, key=lambda refusal: refusal.is_unknown)  # what is known counts more
     if not each.identity.is_stable and not each.policy.spec.allow.unstable_identity:
         return Refusal(
             "NoIdentity",
@@ -229,13 +328,53 @@ def _refusal(
     return None
 
 
-def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> Refusal | None:
-    # Even if the disk is refused: the pod that uses it may have partitioned it.
-    lower = host.block.lower if host.block else frozenset[str]()
-    disk = min(lower & matched.keys(), default=None)
-    if disk is None:
-        return None
-    return Refusal("InUse", f"it is on {disk}, which policy {matched[disk]} matches as a whole")
+def _held_otherwise(
+    each: _Candidate, owned_names: Set[str | None], numbers: Numbers, holds: Holds
+) -> Refusal | None:
+    """Return the reason why a device that no claim holds under its name is not free.
+
+    `owned_names`: those of all devices of the scan. A held one of these, with the same hardware,
+    belongs to an equal node: two sensors of one chip, for example."""
+    other = min(holds.names(each.hardware) - owned_names, default=None)
+    if other is not None:
+        return Refusal(
+            "InUse",
+            f"{holds.holder(other)} holds it as device {other}; delete the pod that uses the claim",
+        )
+    if taken := holds.taken(numbers):
+        (_, major, minor), name = taken
+        return Refusal(
+            "InUse",
+            f"the kernel gave it the number {major}:{minor}, which {holds.holder(name)} still "
+            f"holds for device {name}; delete the pod that uses the claim",
+        )
+    return None
+
+
+def _unreadable(reason: Refusal | None) -> Doubt | None:
+    return Doubt(kind="unreadable", message=reason.message) if reason else None
+
+
+def _doubt(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> Doubt | None:
+    """Return the reason why no new claim must get a device. `other_form`: its names as copies, if
+    it is published with capacity, and its name with capacity, if it is a copy."""
+    outdated = holds.outdated(name, numbers)
+    if outdated:
+        old = min(f"{node.major}:{node.minor}" for node in outdated)
+        new = min(f"{x}:{y}" for _, x, y in numbers[min(outdated, key=str).identity])
+        return Doubt(
+            kind="renumbered",
+            message=(
+                f"the kernel changed the number of device {name} from {old} to {new}, and "
+                f"containers of {holds.holder(name)} may still use the old number; delete the pod "
+                "that uses the claim"
+            ),
+            prepare_again=any(node.current for node in outdated),
+        )
+    other = min((other for other in other_form if other in holds), default=None)
+    if other is not None and name not in holds:
+        return Doubt(kind="shared", message=f"{holds.holder(other)} holds it as device {other}")
+    return None
 
 
 # ------------------------------------------------------------ candidates
@@ -254,15 +393,19 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
     siblings = Counter[Identity]()
     total = 0
     for identity, hosts in pairs:
+        hardware = frozenset(map(hardware_identity, hosts))
         total += spec.sharing.users or 1
         is_too_many = total > _MAX_DEVICES
         users = 0 if is_too_many else spec.sharing.users or 0
-        device, *copies = _wishes(policy, identity, hosts, users=users, siblings=siblings)
+        device, *copies = _wishes(
+            policy, identity, hosts, hardware=hardware, users=users, siblings=siblings
+        )
         only_copies = spec.sharing.mode == "Users" and not is_too_many
         yield _Candidate(
             policy=policy,
             hosts=hosts,
             identity=identity,
+            hardware=hardware,
             devices=tuple(copies) if only_copies else (device,),
             copies=() if only_copies else tuple(copies),
             is_too_many=is_too_many,
@@ -274,6 +417,7 @@ def _wishes(
     identity: Identity,
     hosts: Sequence[HostDevice],
     *,
+    hardware: Set[str],
     users: int,
     siblings: Counter[Identity],
 ) -> Iterator[Wish]:
@@ -281,12 +425,12 @@ def _wishes(
     same identity."""
     siblings[identity] += 1
     nth = siblings[identity]
-    yield wish(policy.name, identity, nth=nth)
+    yield wish(policy.name, identity, hardware=hardware, nth=nth)
     if policy.spec.single_path:
         # One device at most: kvm-0, kvm-1, ...
         identity, nth = Identity(text="", place=hosts[0].path), 1
     for index in range(users):
-        yield wish(policy.name, identity, nth=nth, copy=index)
+        yield wish(policy.name, identity, hardware=hardware, nth=nth, copy=index)
 
 
 def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:

@@ -2,32 +2,46 @@
 Devices as sysfs shows them: number, path, driver, and the USB or PCI device that they belong to.
 :mod:`.families` reads the attributes that only devices of one kind have.
 
-Attributes may vanish or fail to be read at any moment (the device is being unplugged): what cannot
-be read is missing, never an error.
+Attributes may vanish at any moment, because the device is being unplugged. A device that is no
+longer the same after all reads counts as unplugged: half of its attributes would make it another
+device. A device with an unreadable file (:mod:`.files`) is unknown, and the result reports it.
 
-It must not know policies, what may be published, or where device nodes are mounted.
+It must not depend on policies, what may be published, or where device nodes are mounted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from drakit import AttributeValue
 from drakit_drivers.hostdev.families import family_attributes
-from drakit_drivers.hostdev.files import link_name, read_attribute
-from drakit_drivers.hostdev.identity import disk_identity
+from drakit_drivers.hostdev.files import (
+    UnreadableError,
+    is_missing,
+    link_name,
+    listing,
+    read_attribute,
+)
 from drakit_drivers.hostdev.topology import Ancestor, is_root_hub, usb_path
-from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
+from drakit_drivers.hostdev.udev import UdevDatabase
 
-__all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent")
+__all__ = ("BlockFacts", "Found", "HostDevice", "PciParent", "Sysfs", "UsbParent")
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_INDICES = {
+    "i2c-dev": "name",
+    "iio": "name",
+    "infiniband_mad": "port",
+    "input": "device/name",
+    "tty": "device/port_number",
+    "video4linux": "index",
+}
+"""By subsystem: the attribute that distinguishes the nodes of one interface of a device."""
+
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
@@ -78,36 +92,11 @@ class BlockFacts:
     """What only block devices have."""
 
     size_bytes: int
-    read_only: bool
-    removable: bool
-    rotational: bool | None
-    model: str | None
-    disk: str
-    """Kernel name of the whole disk; the device's own name unless it is a partition."""
-
     has_backing_file: bool
     """A loop device that is set up."""
 
-    partition: str | None = None
-    """Number of a partition."""
-
-    identity: str | None = None
-    """The identity of the whole disk, which does not depend on the kernel's numbering."""
-
-    lower: frozenset[str] = frozenset()
-    """Kernel names of the underlying devices: a partition's disk, the members of a volume."""
-
-    udev: UdevEntry | None = None
-    """The device's entry in udev's database, if there is one."""
-
-    @property
-    def is_zram(self) -> bool:
-        return re.fullmatch(r"zram\d+", self.disk) is not None
-
-    @property
-    def is_loop(self) -> bool:
-        """Return whether it is a loop device, set up or not, or a partition of one."""
-        return re.fullmatch(r"loop\d+", self.disk) is not None
+    backing_device: str | None = None
+    """The path of the device to which a zram device writes, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +116,10 @@ class HostDevice:
 
     devtype: str | None = None
     links: tuple[str, ...] = ()
+    index: str | None = None
+    """What distinguishes it from the other nodes of the same interface: ``1`` for the second node
+    of a camera."""
+
     serial: str | None = None
     """As udev read it; USB devices have their own."""
 
@@ -165,6 +158,15 @@ class HostDevice:
         return (self.path, *self.links)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The devices of a subsystem."""
+
+    devices: tuple[HostDevice, ...]
+    unreadable: str | None = None
+    """The reason why it is unknown whether there are more devices; None if there are none."""
+
+
 class Sysfs:
     """Reads devices below one mount of sysfs."""
 
@@ -172,41 +174,55 @@ class Sysfs:
         self.root = root.resolve()
         self._udev = udev
 
-    def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Iterator[HostDevice]:
+    def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Found:
         """Find a subsystem's devices that have a node and a wanted path."""
-        for entry in sorted(self._listing(subsystem) or ()):
-            device = self.device(entry, wanted=wanted)
-            if device:
-                yield device
+        devices: list[HostDevice] = []
+        unreadable: str | None = None
+        try:
+            listed = self._listing(subsystem)
+        except UnreadableError as error:
+            return Found(devices=(), unreadable=str(error))
+        for entry in listed:
+            try:
+                device = self.device(entry, wanted=wanted)
+            except UnreadableError as error:
+                unreadable = unreadable or str(error)
+            else:
+                devices += [device] if device else []
+        return Found(devices=tuple(devices), unreadable=unreadable)
 
     def device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
-        """Read one device; None if it has no node, is not wanted, or is being unplugged."""
+        """Read one device; None if it has no node, is not wanted, or is being unplugged. Raises
+        UnreadableError."""
+        inode = _inode(entry)
         uevent = _uevent(entry)
         try:
             major, minor = int(uevent["MAJOR"]), int(uevent["MINOR"])
             path = f"/dev/{uevent['DEVNAME']}"
-            directory = entry.resolve(strict=True)
-        except (KeyError, ValueError, OSError):
+        except (KeyError, ValueError):
+            return None
+        directory = _resolved(entry)
+        if directory is None:
             return None
         subsystem = link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        entry_of_udev = self._udev.entry(node_type, f"{major}:{minor}")
-        udev = entry_of_udev or UdevEntry()
+        udev = self._udev.entry(node_type, f"{major}:{minor}")
         if not any(wanted(name) for name in (path, *udev.links)):
             return None
         family = [directory, *self._ancestors(directory)]
         ancestors = tuple(
             Ancestor(
                 name=part.name,
-                subsystem=link_name(part / "subsystem"),
+                subsystem=subsystem_of_part,
                 driver=link_name(part / "driver"),
             )
             for part in family[1:]
             # A directory such as 0000:00:1f.3/sound is no device.
-            if (part / "subsystem").is_symlink()
+            if (subsystem_of_part := link_name(part / "subsystem"))
         )
-        usb = _usb_parent(family, ancestors, udev)
-        return HostDevice(
+        usb = _usb_parent(family, ancestors)
+        index = _INDICES.get(subsystem)
+        device = HostDevice(
             subsystem=subsystem,
             kernel_name=directory.name,
             path=path,
@@ -216,6 +232,7 @@ class Sysfs:
             directory=directory,
             devtype=uevent.get("DEVTYPE"),
             links=udev.links,
+            index=read_attribute(directory, index) if index else None,
             serial=udev.properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
             wwid=_wwid(family) if node_type == "c" else None,
             driver=link_name(directory / "driver")
@@ -223,24 +240,18 @@ class Sysfs:
             numa_node=_numa_node(family),
             usb=usb,
             pci=_pci_parent(family),
-            block=self._block_facts(directory, entry_of_udev) if node_type == "b" else None,
+            block=_block_facts(directory) if node_type == "b" else None,
             properties=udev.properties,
             ancestors=ancestors,
             unit=_unit(family, subsystem),
             family=family_attributes(subsystem, family, udev.properties),
         )
-
-    def disk_identity(self, disk: Path) -> str | None:
-        """Return the identity of a whole disk, given its directory."""
-        number = read_attribute(disk, "dev")
-        udev = self._udev.entry("b", number) if number else None
-        return disk_identity(
-            disk.name, partial(read_attribute, disk), udev.properties if udev else {}
-        )
+        return device if _inode(directory) == inode else None
 
     def block_directories(self) -> dict[str, Path]:
         """Every block device and partition of the host: kernel name to its own directory."""
-        return {entry.name: entry.resolve() for entry in self._listing("block") or ()}
+        found = {entry.name: _resolved(entry) for entry in self._listing("block")}
+        return {name: directory for name, directory in found.items() if directory}
 
     def active_consoles(self) -> list[str]:
         """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
@@ -251,47 +262,55 @@ class Sysfs:
         """Return the subsystem of a device number."""
         return link_name(self.root / "dev" / kind / number / "subsystem")
 
-    def links(self, node_type: str, number: str) -> tuple[str, ...]:
-        """Return the links that udev made for a device number."""
-        entry = self._udev.entry(node_type, number)
-        return entry.links if entry else ()
-
-    def _block_facts(self, directory: Path, udev: UdevEntry | None) -> BlockFacts:
-        partition = read_attribute(directory, "partition")
-        disk = directory.parent if partition else directory
-        sectors = read_attribute(directory, "size") or "0"
-        rotational = read_attribute(disk / "queue", "rotational")
-        return BlockFacts(
-            size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # always of 512 bytes
-            read_only=read_attribute(directory, "ro") == "1",
-            removable=read_attribute(disk, "removable") == "1",
-            rotational=None if rotational is None else rotational == "1",
-            model=read_attribute(disk / "device", "model"),
-            disk=disk.name,
-            has_backing_file=(disk / "loop" / "backing_file").exists(),
-            partition=partition,
-            identity=self.disk_identity(disk),
-            lower=_lower(directory),
-            udev=udev,
-        )
-
-    def _listing(self, subsystem: str) -> list[Path] | None:
+    def _listing(self, subsystem: str) -> list[Path]:
         for directory in (
             self.root / "class" / subsystem,
             self.root / "bus" / subsystem / "devices",
             self.root / subsystem,  # /sys/block, where there is no /sys/class/block
         ):
-            try:
-                return list(directory.iterdir())
-            except OSError:
-                continue
-        return None
+            found = listing(directory)
+            if found is not None:
+                return found
+        if listing(self.root / "class") is None:
+            # Without sysfs, every device would count as unplugged.
+            raise UnreadableError(self.root / "class", "it is missing")
+        return []
 
     def _ancestors(self, directory: Path) -> Iterator[Path]:
         for parent in directory.parents:
             if parent == self.root or parent.parent == self.root:  # /sys/devices is no device
                 return
             yield parent
+
+
+def _block_facts(directory: Path) -> BlockFacts:
+    sectors = _whole(read_attribute(directory, "size")) or 0
+    backing_device = read_attribute(directory, "backing_dev")
+    return BlockFacts(
+        size_bytes=sectors * 512,  # always of 512 bytes
+        has_backing_file=read_attribute(directory, "loop/backing_file") is not None,
+        backing_device=None if backing_device == "none" else backing_device,
+    )
+
+
+def _resolved(entry: Path) -> Path | None:
+    """Return the device's own directory, without symbolic links; None if it is missing."""
+    try:
+        return entry.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python 3.12
+        if isinstance(error, OSError) and is_missing(error):
+            return None
+        raise UnreadableError(entry, error) from error
+
+
+def _inode(directory: Path) -> int | None:
+    """Return what identifies a directory in sysfs, which a replugged device does not get again."""
+    try:
+        return directory.stat().st_ino
+    except OSError as error:
+        if is_missing(error):
+            return None
+        raise UnreadableError(directory, error.strerror) from error
 
 
 def _uevent(directory: Path) -> dict[str, str]:
@@ -310,9 +329,7 @@ def _wwid(family: list[Path]) -> str | None:
     return next(filter(None, (read_attribute(part, "wwid") for part in scsi)), None)
 
 
-def _usb_parent(
-    family: list[Path], ancestors: Sequence[Ancestor], udev: UdevEntry
-) -> UsbParent | None:
+def _usb_parent(family: list[Path], ancestors: Sequence[Ancestor]) -> UsbParent | None:
     interface = next(filter(None, (read_attribute(p, "bInterfaceNumber") for p in family)), None)
     for part in family:
         vendor_id = read_attribute(part, "idVendor")
@@ -324,7 +341,8 @@ def _usb_parent(
                 port=part.name,
                 manufacturer=read_attribute(part, "manufacturer"),
                 product=read_attribute(part, "product"),
-                serial=read_attribute(part, "serial") or udev.properties.get("ID_USB_SERIAL_SHORT"),
+                # Not udev's copy, which is missing until udev has processed the device.
+                serial=read_attribute(part, "serial"),
                 interface=int(interface, 16) if interface else None,
                 version=_bcd(read_attribute(part, "bcdDevice")),
                 device_class=read_attribute(part, "bDeviceClass"),
@@ -382,16 +400,3 @@ def _whole(text: str | None) -> int | None:
 
 def _without_prefix(number: str | None) -> str | None:
     return number.removeprefix("0x") if number else None
-
-
-def _lower(directory: Path) -> frozenset[str]:
-    found: set[str] = set()
-    due = [directory]
-    while due:
-        device = due.pop()
-        below = [device.parent] if (device / "partition").exists() else []
-        with contextlib.suppress(OSError):
-            below += [slave.resolve() for slave in (device / "slaves").iterdir()]
-        due += [path for path in below if path.name not in found]
-        found.update(path.name for path in below)
-    return frozenset(found)

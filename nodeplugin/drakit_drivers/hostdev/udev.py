@@ -1,8 +1,8 @@
 """
 The host's udev database: the results of its rules for a device (serial, stable links).
 
-Most hosts have it, minimal ones do not; only disks need it. It has one file per device,
-``data/{b,c}MAJOR:MINOR``, with lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
+Most hosts have it, minimal ones do not. It has one file per device, ``data/{b,c}MAJOR:MINOR``, with
+lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
 
 It must not know sysfs, or the use of the properties.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from drakit_drivers.hostdev.files import read_attribute
 
 __all__ = ("UdevDatabase", "UdevEntry")
 
@@ -31,17 +33,14 @@ class UdevDatabase:
     def __init__(self, root: Path) -> None:
         self._data = root / "data"
 
-    def entry(self, node_type: str, number: str) -> UdevEntry | None:
+    def entry(self, node_type: str, number: str) -> UdevEntry:
         """
         Look up a device by its type (``b`` or ``c``) and ``MAJOR:MINOR``.
 
-        None means that udev has not processed the device, or does not run on the host. For a disk,
-        that differs from an entry without a signature.
+        The entry is empty if udev has not processed the device, or does not run on the host. Raises
+        UnreadableError.
         """
-        try:
-            text = (self._data / f"{node_type}{number}").read_text(errors="replace")
-        except OSError:
-            return None
+        text = read_attribute(self._data, f"{node_type}{number}") or ""
         properties: dict[str, str] = {}
         links: list[str] = []
         for line in text.splitlines():

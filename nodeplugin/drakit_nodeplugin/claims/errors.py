@@ -32,6 +32,7 @@ __all__ = (
     "FaultError",
     "NoAnswerError",
     "NoResultError",
+    "NumberTakenError",
     "OverAllocatedError",
     "SpecFailedError",
     "SpecNotRemovedError",
@@ -169,6 +170,29 @@ class DeviceTakenError(ClaimError):
             f"claim {claim}, request {request}: device {device} {problem}; this pod starts "
             f"automatically once the pod that uses {holder} is gone"
         )
+        self.device, self.holder = device, holder
+
+
+class NumberTakenError(ClaimError):
+    """The kernel gave the device the number of other hardware, which a claim still holds."""
+
+    reason = "NumberTaken"
+
+    def __init__(
+        self, *, claim: str, request: str, device: str, number: str, held: str, holder: str | None
+    ) -> None:
+        """`held` is the holder's device. `holder` is None if the claim itself contradicts."""
+        where = f"claim {claim}, request {request}: device {device} has device node {number}, which"
+        if holder is None:
+            super().__init__(
+                f"{where} the driver also returned for device {held}, with another identity of the "
+                "hardware; the kubelet retries; if this does not end, it is a bug in the driver"
+            )
+        else:
+            super().__init__(
+                f"{where} is still held for other hardware, device {held} of claim {holder}; this "
+                f"pod starts automatically once the pod that uses {holder} is gone"
+            )
         self.device, self.holder = device, holder
 
 

@@ -3,7 +3,8 @@ Events on a claim: its failures on this node, for its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
 unprepared. This module reports both on the claim, where they remain visible after the pod is gone.
-Only problems that a user can act on are reported, each once. Transient failures and slow work are
+Only problems that a user can act on are reported, each once. A device that got another number
+while its claim was prepared is one of them. Transient failures and slow work are
 reported only after three minutes. Success is reported only after a reported failure. No claim waits
 for an Event: Events are written from a bounded queue.
 
@@ -17,6 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from drakit.device import ClaimReference
 from drakit.kube.events import EventRecorder
@@ -60,7 +62,9 @@ _FAILED: Mapping[Operation, ClaimReason] = {
     "unprepare": "UnprepareFailed",
 }
 
-_Key = tuple[str, Operation]
+RENUMBERED: ClaimReason = "DeviceRenumbered"
+
+_Key = tuple[str, Operation | Literal["renumbered"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +74,17 @@ class _Pending:
     claim: ClaimReference
     operation: Operation
     note: str
-    failed: bool = True
+    reason: ClaimReason
+
+    @property
+    def key(self) -> _Key:
+        """One Event of a key waits: a later one replaces it."""
+        return self.claim.uid, "renumbered" if self.reason == RENUMBERED else self.operation
+
+    @property
+    def failed(self) -> bool:
+        """Whether it reports a failed operation."""
+        return self.reason == _FAILED[self.operation]
 
 
 @dataclass(slots=True)
@@ -90,8 +104,9 @@ class ClaimEvents:
     """Selects the results of one driver's claims to report, and writes the Events. An observer of
     the claim queue (:class:`.queue.ClaimObserver`)."""
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, *, node: str) -> None:
         self._driver = driver
+        self._node = node
         self._failures: OrderedDict[_Key, _Failure] = OrderedDict()
         self._waiting: dict[_Key, _Pending] = {}
         self._due = asyncio.Event()
@@ -103,6 +118,13 @@ class ClaimEvents:
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
         """A claim was prepared or unprepared, or could not be."""
+        if answer.renumbered:
+            note = (
+                f"claim {claim}: on node {self._node}, {'; '.join(answer.renumbered)}; running "
+                "containers keep the old number until they restart; delete the pods that use the "
+                "claim if they cannot use the device any more"
+            )
+            self._add(_Pending(claim=claim, operation=operation, note=note, reason=RENUMBERED))
         if answer.error is None:
             self._succeeded(claim, operation)
         elif answer.reason not in _SILENT:
@@ -127,7 +149,7 @@ class ClaimEvents:
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
             note = f"claim {claim}: driver {self._driver} has now prepared it"
-            self._add(_Pending(claim=claim, operation=operation, note=note, failed=False))
+            self._add(_Pending(claim=claim, operation=operation, note=note, reason=PREPARED))
 
     def _failure(self, claim: ClaimReference, operation: Operation) -> _Failure:
         key = (claim.uid, operation)
@@ -148,10 +170,11 @@ class ClaimEvents:
         self, claim: ClaimReference, operation: Operation, failure: _Failure, text: str
     ) -> None:
         if failure.note != text or _now() - failure.reported_at >= REPEAT_SECONDS:
-            self._add(_Pending(claim=claim, operation=operation, note=text))
+            reason = _FAILED[operation]
+            self._add(_Pending(claim=claim, operation=operation, note=text, reason=reason))
 
     def _add(self, pending: _Pending) -> None:
-        key = (pending.claim.uid, pending.operation)
+        key = pending.key
         if len(self._waiting) >= MAX_WAITING and key not in self._waiting:
             if not self._overflowing:
                 self._overflowing = True
@@ -186,8 +209,8 @@ class ClaimEvents:
                     "name": claim.name,
                     "uid": claim.uid,
                 },
-                type="Warning" if pending.failed else "Normal",
-                reason=_FAILED[pending.operation] if pending.failed else PREPARED,
+                type="Normal" if pending.reason == PREPARED else "Warning",
+                reason=pending.reason,
                 action=GERUND[pending.operation].capitalize(),
                 note=pending.note,
             )

@@ -32,7 +32,8 @@ from drakit_nodeplugin.claims.allocation import (
     wanted_claim,
     with_consumption,
 )
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
+from drakit_nodeplugin.claims.checkpoint.numbers import with_former_nodes
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice, StoredNode
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
@@ -62,6 +63,7 @@ from drakit_nodeplugin.claims.work import (
 )
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.endpoints.policies import held_nodes
 
 __all__ = ("ClaimEngine",)
 
@@ -153,6 +155,32 @@ class ClaimEngine:
             ]
         )
 
+    async def prepare_again(self, works: Sequence[ClaimWork]) -> None:
+        """
+        Prepare claims that are prepared in this boot a second time, without an unprepare.
+
+        The row gets the new edits first, and then the CDI file: after a crash in between, the next
+        start replaces the file. A claim that is not prepared any more needs nothing. So does one
+        whose requests and configs are unknown: it is prepared when the kubelet asks.
+        """
+        if not await self._unpreparing.is_complete(works):
+            return
+        try:
+            known = await self._parts.checkpoint.find([work.claim.uid for work in works])
+        except CheckpointError as error:
+            for work in works:
+                self._refuse(work, not_stored(work.claim, error))
+            return
+        due: list[_Due] = []
+        for work in works:
+            old = known.get(work.claim.uid)
+            if old is not None and self._in_use(old) and old.rebuilt != "listed":
+                due.append(_Due(work=work, claim=old, former=old, in_use=True))
+            else:
+                work.finish(ClaimAnswer())
+        if due:
+            await self._work(due)
+
     # ------------------------------------------------------------ answers
 
     def _refuse(self, work: ClaimWork, error: ClaimError) -> None:
@@ -162,9 +190,11 @@ class ClaimEngine:
         )
         work.refuse(error)
 
-    def _succeed(self, work: ClaimWork, claim: StoredClaim) -> None:
+    def _succeed(
+        self, work: ClaimWork, claim: StoredClaim, *, renumbered: tuple[str, ...] = ()
+    ) -> None:
         devices = prepared_devices(claim, self._parts.specs)
-        work.finish(ClaimAnswer(devices=devices))
+        work.finish(ClaimAnswer(devices=devices, renumbered=renumbered))
 
     # ------------------------------------------------------------ claims to prepare
 
@@ -412,6 +442,14 @@ class ClaimEngine:
                 replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
                 for device, edit in zip(devices, edits, strict=True)
             )
+        nodes = [_stored_nodes(edit) for edit in edits]
+        # Containers keep the numbers that they were started with.
+        former = _nodes(due.former) if due.in_use and due.former is not None else {}
+        if former or any(nodes):
+            devices = tuple(
+                replace(device, nodes=with_former_nodes(new, former.get(_key(device), ())))
+                for device, new in zip(devices, nodes, strict=True)
+            )
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
 
     def _call_error(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
@@ -439,10 +477,14 @@ class ClaimEngine:
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
-            self._succeed(due[claim.uid].work, claim)
+            each = due[claim.uid]
+            renumbered = () if each.former is None else _renumbered(each.former, claim)
+            self._succeed(each.work, claim, renumbered=renumbered)
         for claim in prepared:
             each = due[claim.uid]
-            if claim.uid not in outcome.written:
+            if claim.uid in outcome.taken:
+                rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
+            elif claim.uid not in outcome.written:
                 error = self._refused(claim, outcome)
                 rollbacks.create_task(self._refuse_late(each.work, claim, error))
             elif claim.uid in outcome.unplaced:
@@ -468,6 +510,53 @@ class ClaimEngine:
     async def _refuse_late(self, work: ClaimWork, claim: StoredClaim, error: ClaimError) -> None:
         await self._unpreparing.undo_late(claim)
         self._refuse(work, error)
+
+
+def _stored_nodes(edits: Edits) -> tuple[StoredNode, ...]:
+    return tuple(
+        [
+            StoredNode(type=n.type, major=n.major, minor=n.minor, identity=n.identity)
+            for n in held_nodes(edits)
+            if n.major is not None and n.minor is not None
+        ]
+    )
+
+
+def _key(device: StoredDevice) -> tuple[str, str, str | None]:
+    return device.pool, device.device, device.share_id
+
+
+def _nodes(claim: StoredClaim) -> dict[tuple[str, str, str | None], tuple[StoredNode, ...]]:
+    return {_key(device): device.nodes for device in claim.devices if device.nodes}
+
+
+def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
+    """Return a clause for each device of a claim in use whose number is not the one before."""
+    clauses: list[str] = []
+    known = _nodes(former) if former.boot_id == claim.boot_id else {}
+    for device in claim.devices:
+        before, now = _numbers(known.get(_key(device), ())), _numbers(device.nodes)
+        for identity, numbers in now.items():
+            # Hardware can have several device nodes, some of which keep their numbers.
+            had = before.get(identity, {})
+            new = [text for number, text in numbers.items() if number not in had]
+            old = [text for number, text in had.items() if number not in numbers]
+            if new and old:
+                clauses.append(
+                    f"device {device.device} is now {', '.join(new)}, and no longer "
+                    f"{', '.join(old)}"
+                )
+    return tuple(clauses)
+
+
+def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int], str]]:
+    """Return the current numbers of each identity, with their text."""
+    found: dict[str, dict[tuple[str, int, int], str]] = {}
+    for node in nodes:
+        if node.current:
+            text = f"{node.type} {node.major}:{node.minor}"
+            found.setdefault(node.identity, {})[node.number] = text
+    return found
 
 
 def _complete(claims: Mapping[str, _Due], hardware: Hardware | None) -> dict[str, StoredDevice]:

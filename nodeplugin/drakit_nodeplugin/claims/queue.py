@@ -3,9 +3,9 @@ One queue per claim: all work on a claim of one driver waits here for its turn.
 
 The kubelet's deadline ends only the call: the work belongs to the queue and continues. A call joins
 the last operation in the claim's queue if both are the same. Any other call waits for its turn, and
-an unprepare abandons the prepares before it. Recovery, the restorer of CDI files and the collector
-of stale claims take turns in the same queues. Claims of one call share a batch, but each has its
-own answer: a slow claim delays the others only until the call's timeout.
+an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of CDI files
+and the collector of stale claims take turns in the same queues. Claims of one call share a batch,
+but each has its own answer: a slow claim delays the others only until the call's timeout.
 
 :mod:`.prepare` and :mod:`.unprepare` do the work on a claim; :mod:`drakit_nodeplugin.kubelet.dra`
 handles malformed claims and the kubelet's messages.
@@ -37,7 +37,7 @@ from drakit_nodeplugin.claims.work import (
     all_answered,
 )
 
-__all__ = ("ClaimObserver", "ClaimQueue", "Engine")
+__all__ = ("NOT_DONE", "ClaimObserver", "ClaimQueue", "Engine")
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,11 @@ class Engine(Protocol):
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare a batch; every answer is resolved, each as soon as its claim is done."""
+        ...
+
+    async def prepare_again(self, works: Sequence[ClaimWork]) -> None:
+        """Prepare claims that are prepared a second time, with new edits; every answer is resolved.
+        A claim that is not prepared needs nothing, and its answer has no devices."""
         ...
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
@@ -182,6 +187,23 @@ class ClaimQueue:
                     self.release(uid)
         return undone
 
+    async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
+        """Prepare a prepared claim a second time, after all earlier turns. Calls of the kubelet for
+        it wait meanwhile; an unprepare abandons this work."""
+        turn, work = self._new("prepare", claim, again=True)
+        answered: asyncio.Future[ClaimAnswer] = asyncio.get_running_loop().create_future()
+
+        def set_answer(answer: ClaimAnswer) -> None:
+            if not answered.done():  # the caller may have been cancelled
+                answered.set_result(answer)
+
+        work.callbacks.append(set_answer)
+        if self._add(turn):
+            self._begin([turn])
+        else:
+            turn.context = contextvars.copy_context()
+        return await answered
+
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
         return whether it is gone."""
@@ -249,7 +271,7 @@ class ClaimQueue:
         for claim in claims:
             queue = self._queues.get(claim.uid, ())
             last = queue[-1] if queue else None
-            if last is not None and last.work is not None and last.work.operation == operation:
+            if last is not None and last.work is not None and last.work.joins(operation):
                 turns[claim.uid] = last, last.work
                 joined.add(last.request_id)
                 continue
@@ -271,8 +293,10 @@ class ClaimQueue:
             self._begin(free)
         return turns
 
-    def _new(self, operation: Operation, claim: ClaimReference) -> tuple[_Turn, ClaimWork]:
-        work = ClaimWork(operation=operation, claim=claim)
+    def _new(
+        self, operation: Operation, claim: ClaimReference, *, again: bool = False
+    ) -> tuple[_Turn, ClaimWork]:
+        work = ClaimWork(operation=operation, claim=claim, again=again)
         turn = _Turn(
             uid=claim.uid,
             work=work,
@@ -298,7 +322,9 @@ class ClaimQueue:
     async def _run(self, operation: Operation, works: Sequence[ClaimWork]) -> None:
         slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._report_slow, works)
         try:
-            if operation == "prepare":
+            if works[0].again:
+                await self._engine.prepare_again(works)
+            elif operation == "prepare":
                 await self._engine.prepare(works)
             else:
                 await self._engine.unprepare(works)
@@ -356,7 +382,9 @@ class ClaimQueue:
                     "seconds": round(seconds, 3),
                 },
             )
-        if answer.reason != NOT_DONE:
+        # A second prepare of a claim that is not prepared did nothing, and shows nothing.
+        nothing = work.again and answer.error is None and not answer.devices
+        if answer.reason != NOT_DONE and not nothing:
             for observer in self._observers:
                 observer.finished(work.claim, work.operation, answer, seconds)
 

@@ -7,9 +7,11 @@ kubelet got no answer for it, and asks again if it still needs the claim. An ent
 finished. Both wait for the driver if it is unavailable. They are found at the start, and at most a
 few seconds after any write.
 
-**Lost CDI files.** The running kubelet does not ask again for a claim that it holds as prepared, so
-a deleted file would be missed only when a container restarts. It is restored within 2 s: files and
-entries are compared whenever the directory has changed.
+**Lost and outdated CDI files.** The running kubelet does not ask again for a claim that it holds as
+prepared, so a deleted file would be missed only when a container restarts. It is restored within
+2 s: files and entries are compared whenever the directory has changed. At the start, the contents
+are compared as well: a claim that was being prepared a second time has its new row before its new
+file.
 
 **Orphaned CDI files.** An entry is written before its file and deleted after it, so a file without
 an entry shows that entries were lost. Its containers may be running: the file is removed only after
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -144,15 +146,18 @@ class SpecRestorer:
         self._missing = False
         """Whether the last comparison found a missing file, or failed."""
 
-    async def restore(self) -> int:
+    async def restore(self, *, compare: bool = False) -> int:
         """
-        Write the missing files, and return their number.
+        Write the missing files, and return their number. With `compare`, files whose content is not
+        that of their row are replaced as well.
 
         Only claims of this boot: after a reboot their devices must be prepared again first, and
         the kubelet asks for that.
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await asyncio.to_thread(self._specs.uids)
+        if compare:
+            missing |= await self._outdated(prepared - missing)
         self._missing = bool(missing)
         restored = 0
         # The file of a claim that is being worked on is not lost.
@@ -161,6 +166,27 @@ class SpecRestorer:
                 restored += await self._restore(uids[start : start + BATCH])
         self._on_restored(restored)
         return restored
+
+    async def _outdated(self, uids: Collection[str]) -> set[str]:
+        """Return the claims whose file is not what their row says."""
+        outdated: set[str] = set()
+        ordered = sorted(uids)
+        for start in range(0, len(ordered), BATCH):
+            found = await self._checkpoint.find(ordered[start : start + BATCH])
+            texts = {uid: claim.cdi_spec for uid, claim in found.items() if claim.cdi_spec}
+            outdated |= await asyncio.to_thread(self._differing, texts)
+        return outdated
+
+    def _differing(self, texts: Mapping[str, str]) -> set[str]:
+        differing: set[str] = set()
+        for uid, text in texts.items():
+            try:
+                same = self._specs.read(uid) == text
+            except OSError:
+                same = False  # the write shows what is wrong, and for this claim alone
+            if not same:
+                differing.add(uid)
+        return differing
 
     async def _restore(self, uids: Sequence[str]) -> int:
         found = (await self._checkpoint.find(uids)).values()
@@ -171,7 +197,7 @@ class SpecRestorer:
             if (error := outcome.unplaced.get(uid)) is not None:
                 logger.error("CDI file not restored", extra=facts | {"error": str(error)})
             else:
-                logger.warning("lost CDI file restored", extra=facts)
+                logger.warning("lost or outdated CDI file restored", extra=facts)
         return len(outcome.written) - len(outcome.unplaced)
 
     async def run(self, poller: FilePoller) -> None:

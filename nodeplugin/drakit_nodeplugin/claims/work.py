@@ -40,6 +40,7 @@ from drakit_nodeplugin.claims.errors import (
     DeviceTakenError,
     DriverFailedError,
     FaultError,
+    NumberTakenError,
     OverAllocatedError,
     SpecFailedError,
 )
@@ -122,6 +123,9 @@ class ClaimAnswer:
     """The value for metrics and Events: one of a closed set of words, without data; None is
     success."""
 
+    renumbered: tuple[str, ...] = ()
+    """A clause for each device that got another device number while its claim was prepared."""
+
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ClaimWork:
@@ -129,6 +133,9 @@ class ClaimWork:
 
     operation: Operation
     claim: ClaimReference
+    again: bool = False
+    """It prepares a claim that is prepared already, because the edits of a device are outdated."""
+
     answer: ClaimAnswer | None = None
     """Set once, as soon as this claim is done, even if its batch is not."""
 
@@ -143,6 +150,11 @@ class ClaimWork:
     )
     """Called with the answer, in their order; each returns at once, and raises nothing. A future
     would call them one turn of the loop later."""
+
+    def joins(self, operation: Operation) -> bool:
+        """Return whether its answer also answers a call of the kubelet. A prepared claim stays
+        usable if its second prepare fails, so that one answers no call."""
+        return self.operation == operation and not self.again
 
     def abandon(self) -> None:
         """Abandon the work, whether it has begun or not."""
@@ -380,6 +392,18 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
     """
     if claim.uid in outcome.unplaced:
         return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
+    if (taken := outcome.taken.get(claim.uid)) is not None:
+        own = taken.holder.uid == claim.uid
+        return NumberTakenError(
+            claim=str(claim),
+            request=taken.device.request,
+            device=taken.device.device,
+            number=taken.number,
+            held=taken.held,
+            holder=None
+            if own
+            else _named(taken.holder, reader=claim, all_holders=name_all_holders),
+        )
     held = outcome.held.get(claim.uid)
     if held is None:
         return ClaimBusyError(claim=str(claim), cause="another process changed its entry")
@@ -397,7 +421,7 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
     )
 
 
-def _named(holder: StoredClaim, *, reader: StoredClaim, all_holders: bool) -> str:
+def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_holders: bool) -> str:
     """Return a claim's name for an error that appears in an Event of the reader's namespace."""
     if all_holders or holder.namespace == reader.namespace:
         return str(holder)

@@ -26,14 +26,17 @@ class DriverState:
         node: str,
         open_ended: bool,
         timing: HealthTiming,
+        gone_eviction_seconds: float,
         now: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`open_ended`: the number of endpoints is unknown. `now` returns the loop's time,
-        `wall_clock` seconds since 1970."""
+        """`open_ended`: the number of endpoints is unknown. Pods are evicted from devices that have
+        been gone for `gone_eviction_seconds`. `now` returns the loop's time, `wall_clock` seconds
+        since 1970."""
         self.node = node
         self.open_ended = open_ended
         self.timing = timing
+        self.gone_eviction_seconds = gone_eviction_seconds
         self.now = now
         self.wall = wall_clock
         self.held: Mapping[str, Collection[HeldDevice]] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
@@ -250,6 +250,10 @@ class EndpointState:
         self.phase = Phase.PRESENT
         self._listed_pools = contents.keys() - taken
         kept = {name: content for name, content in contents.items() if name not in taken}
+        withdrawn = frozenset(inventory.withdrawn)
+        if self.checked.left_out_count:
+            # Devices that cannot be published are still there: their pods must not be evicted.
+            withdrawn |= {each.name for each in inventory.devices if _has_name(each)}
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
             if pool.names and name not in kept and name not in taken:  # its devices are gone
@@ -258,7 +262,7 @@ class EndpointState:
             self._driver.changed()
         self.pools = {name: self._pool(name) for name in kept}
         for name, content in kept.items():
-            dirty = self.pools[name].replace(content, returned=returned)
+            dirty = self.pools[name].replace(content, returned=returned, withdrawn=withdrawn)
             self.pools[name].refresh(None if returned else dirty, unavailable=None)
 
     def report(self, health: Mapping[DeviceKey, Health]) -> None:
@@ -324,6 +328,15 @@ class EndpointState:
             return
         self.reason = reason
         self.refresh()
+
+    def excuse(self, seconds: float) -> None:
+        """If it has not listed its devices yet, do not count this time as its unavailability: it
+        was not allowed to list them."""
+        since = self.life.stopped_since
+        if not self.life.listed and since is not None:
+            now, wall = self._driver.now(), self._driver.wall()
+            self.life = replace(self.life, stopped_since=min(since + seconds, now))
+            self.stopped_at = min(self.stopped_at + seconds, wall)
 
     def age(self) -> None:
         """Apply the time that has passed to its life cycle and its devices."""
@@ -400,6 +413,10 @@ class EndpointState:
             )
             for pool, part in (parts or {"": _Parts()}).items()
         }
+
+
+def _has_name(device: object) -> bool:
+    return isinstance(device, Device) and isinstance(cast("object", device.name), str)
 
 
 def _sorted(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:

@@ -101,6 +101,8 @@ class DeviceManager:
         self.revision = Revision()
         """Advances when the publication or the health of devices changes."""
 
+        self._waiting: str | None = None
+        self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
         self._sources_ready = sources_ready
         self._on_left_out = on_left_out
@@ -111,6 +113,7 @@ class DeviceManager:
                 recovery_seconds=settings.health.recovery_period,
                 eviction_seconds=settings.health.eviction_delay,
             ),
+            gone_eviction_seconds=settings.gone_eviction_delay,
             now=self._now,
             wall_clock=wall_clock,
         )
@@ -217,6 +220,11 @@ class DeviceManager:
         return None
 
     @property
+    def waiting(self) -> str | None:
+        """The reason why the endpoints must not list their devices yet; None if they may."""
+        return self._waiting
+
+    @property
     def known(self) -> bool:
         """Whether any endpoint is available, may still appear, or has left devices or rows
         behind."""
@@ -244,10 +252,17 @@ class DeviceManager:
             EndpointStatus(
                 name=state.name,
                 state=_STATES[state.phase],
-                reason="" if state.phase is Phase.PRESENT else state.reason,
+                reason=self._reason(state),
             )
             for state in self._endpoints.values()
         ]
+
+    def _reason(self, state: EndpointState) -> str:
+        if state.phase is Phase.PRESENT:
+            return ""
+        if state.phase is Phase.AWAITED and self._waiting is not None:
+            return self._waiting
+        return state.reason
 
     def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
         """Return each pool once, with the endpoint that has it."""
@@ -370,9 +385,28 @@ class DeviceManager:
 
     # ------------------------------------------------------------ time
 
-    async def restore(self) -> None:
-        """Read the store, before anything runs; if that fails, it is tried again later."""
-        await self._writer.load()
+    async def restore(self) -> bool:
+        """Read the store, before any endpoint lists its devices; return whether that succeeded. If
+        not, it is tried again later."""
+        return await self._writer.load()
+
+    def wait(self, reason: str | None) -> None:
+        """
+        Let no grace period run, for this reason: the endpoints must not list their devices yet.
+
+        None ends that: the endpoints then have the grace period of a start. Endpoints that have
+        listed their devices are not affected.
+        """
+        now = self._now()
+        if reason is not None:
+            self._waiting_since = now if self._waiting is None else self._waiting_since
+            self._graces.start_until = math.inf
+        elif self._waiting is not None:
+            self._graces.start_until = now + self._start_seconds
+            for state in self._endpoints.values():
+                state.excuse(now - self._waiting_since)
+        self._waiting = reason
+        self._notify()
 
     async def run(self) -> None:
         """Follow the time, and write to the store, until cancelled."""

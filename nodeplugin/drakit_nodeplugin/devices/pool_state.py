@@ -2,7 +2,8 @@
 The devices of one pool of one endpoint: their health, their taints, and what claims block.
 
 A device that an inventory no longer lists is *gone*. It stays, tainted, until the manager has found
-that no claim holds it.
+that no claim holds it. Its pods are evicted only after a delay: a device that is unplugged for a
+moment returns within it. An eviction that has begun lasts until the device returns.
 
 The endpoint applies inventories, reports and time; what has changed by that is noted in
 :class:`.DriverState`. An object that is given out stays the same one while nothing changes, so
@@ -30,6 +31,7 @@ from drakit_nodeplugin.devices.model import (
 )
 from drakit_nodeplugin.devices.taints import (
     DOMAIN,
+    GONE,
     NOT_PUBLISHED,
     UNHEALTHY,
     UNKNOWN,
@@ -73,6 +75,13 @@ class PoolState:
         """Devices that the endpoint does not list any more. A claim holds each, or may hold it."""
         self.evicting: frozenset[str] = frozenset()
         """Devices whose pods are evicted when the device is gone. They need not be gone."""
+        self._withdrawn: frozenset[str] = frozenset()
+        """Devices that are still there, as of the last inventory: their pods are not evicted."""
+        self._evict_at: dict[str, float] = {}
+        """The times at which the pods of gone devices are evicted; loop time. There are none while
+        the endpoint is unavailable, because it is unknown whether the devices are back."""
+        self._evicted: frozenset[str] = frozenset()
+        """Gone devices whose pods are evicted."""
         self._desired: DesiredPool | None = None
         self.content: PoolContent | None = None
         """The last inventory of the endpoint; None if there is none since the plugin's start."""
@@ -124,7 +133,7 @@ class PoolState:
 
     def next_change(self) -> float | None:
         """Return the time of the next change that needs no event; None if there is none."""
-        return min(self._due.values(), default=None)
+        return min((*self._due.values(), *self._evict_at.values()), default=None)
 
     # ------------------------------------------------------------ changes
 
@@ -139,28 +148,34 @@ class PoolState:
         }
         self._counter_sets = None
         self._desired = None
+        self._evict_at.clear()
+        self._evicted &= self.gone & self.evicting
         self._forget_others(self._devices.keys())
 
-    def replace(self, content: PoolContent, *, returned: bool) -> set[str]:
+    def replace(
+        self, content: PoolContent, *, returned: bool, withdrawn: frozenset[str] = frozenset()
+    ) -> set[str]:
         """
         Replace the devices by those of an inventory; return those that must be refreshed.
 
         Devices that stay keep their health. An endpoint that has `returned` reports all health
-        again.
+        again. Pods of devices that are `withdrawn` and not listed are not evicted.
         """
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
+        old_evicted = self._evicted
         self.content = content
         self._devices = _merged(content.devices, old)
         fallback = content.fallback
         self._fallback = None if fallback is None else _merged(fallback, old_fallback or old)
-        self._keep_vanished(content, old, old_fallback)
+        self._keep_vanished(content, old, old_fallback, withdrawn)
+        self._plan_evictions()
         self._counter_sets = self._needed_sets(content, old_sets)
         present = self._devices.keys() | (self._fallback or {}).keys()
         dirty = {name for name in present if name not in self._health}
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
-        dirty |= self.gone ^ old_gone
+        dirty |= (self.gone ^ old_gone) | (self._evicted ^ old_evicted)
         if (self._devices.keys(), self.gone, self.evicting) != (old.keys(), old_gone, old_evicting):
             self._driver.stored_changed = True
         if (
@@ -187,6 +202,7 @@ class PoolState:
         content: PoolContent,
         old: Mapping[str, DesiredDevice],
         old_fallback: Mapping[str, DesiredDevice] | None,
+        withdrawn: frozenset[str],
     ) -> None:
         """Keep the devices that were listed before, and that an inventory does not list."""
         fallback = content.fallback or {}
@@ -199,9 +215,19 @@ class PoolState:
         inventories = (content.devices, fallback)
         asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}
         self.gone = frozenset(gone)
+        # A withdrawn device keeps its request: it may be unplugged later, and a driver that cannot
+        # read the host withdraws devices for a moment.
         self.evicting = frozenset(asking | (self.evicting & self.gone))
+        self._withdrawn = withdrawn
         if self.gone:
             self._driver.vanished = True
+
+    def _plan_evictions(self) -> None:
+        """Begin the delay of devices that are newly gone, and end that of others."""
+        due = self.gone & self.evicting - self._withdrawn
+        self._evicted &= due
+        at = self._driver.now() + self._driver.gone_eviction_seconds
+        self._evict_at = {name: self._evict_at.get(name, at) for name in due - self._evicted}
 
     def _needed_sets(
         self, content: PoolContent, old: tuple[CounterSet, ...] | None
@@ -250,9 +276,11 @@ class PoolState:
     def _forget_others(self, present: Collection[str]) -> bool:
         """Forget the health of all other devices; return whether there was any."""
         forgotten = False
+        self._evicted &= frozenset(present)
         for known in (
             self._conditions,
             self._due,
+            self._evict_at,
             self._health,
             self._inventory_health,
             self._published,
@@ -291,7 +319,8 @@ class PoolState:
         return self._know(name, new)
 
     def lose_sight(self) -> None:
-        """Record that the endpoint is unavailable, and no longer reports health."""
+        """Record that the endpoint is unavailable, and no longer reports health or devices."""
+        self._evict_at.clear()
         for name in list(self._conditions):
             self._lose_sight_of(name)
 
@@ -311,6 +340,9 @@ class PoolState:
     def adopt(self, name: str, published: PublishedTaints) -> None:
         """Take over the taints that a device had before a restart, as far as they are unknown."""
         self._published[name] = published
+        if name in self.gone & self.evicting and (GONE, "NoExecute") in published:
+            self._evicted |= {name}
+            self._evict_at.pop(name, None)
         effects = {effect for key, effect in published if key == UNHEALTHY}
         if effects:
             old = self._conditions.get(name, UNKNOWN)
@@ -323,7 +355,11 @@ class PoolState:
         due = [name for name, when in self._due.items() if when <= now]
         for name in due:
             self._know(name, settled(self._conditions[name], self._driver.timing, now=now))
-        return due
+        evicted = [name for name, when in self._evict_at.items() if when <= now]
+        for name in evicted:
+            del self._evict_at[name]
+        self._evicted |= frozenset(evicted)
+        return due + evicted
 
     def _know(self, name: str, condition: Condition) -> bool:
         if condition is self._conditions.get(name, UNKNOWN):
@@ -378,7 +414,7 @@ class PoolState:
         unpreparing = name in self._unpreparing
         gone: TaintEffect | None = None
         if name in self.gone:
-            gone = "NoExecute" if name in self.evicting else "NoSchedule"
+            gone = "NoExecute" if name in self._evicted else "NoSchedule"
         for entries in (self._devices, self._fallback or {}):
             if (entry := entries.get(name)) is None:
                 continue

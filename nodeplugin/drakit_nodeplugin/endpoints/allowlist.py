@@ -1,8 +1,10 @@
 """
-The allow lists of backends and device plugins: the names that may register, and their rights.
+The rights of backends and device plugins: the edits that an entry of the admin allows.
 
-An entry lists the owner of the socket, device nodes, mounts, hooks and so on. It refuses every edit
-that it does not list. Environment variables are exempt, because a pod can set them itself.
+An entry lists the owner of the socket, device nodes, mounts, hooks, environment variables and so
+on. It refuses every edit that it does not list. A variable such as ``LD_PRELOAD`` or ``BASH_ENV``
+runs code in the container of a tenant. No entry can allow CDI devices of claims: the claim of one
+pod must not bring the devices of another.
 
 Paths are compared by name. The node plugin's container does not see symbolic links outside
 ``/dev``. So a prefix is as safe as the permissions of the directories below it. Device nodes are
@@ -14,19 +16,18 @@ It must not know connections or claims.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from drakit.device import DeviceNode, Edits, Hook, Mount
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, HostNode, SocketFile
+from drakit_nodeplugin.endpoints.host_paths import HostNode, SocketFile
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
 
-__all__ = ("AllowList", "Rights", "allow_list")
+__all__ = ("Rights",)
 
 MAX_SHOWN = 200
 """Characters of a path in an error: the vendor's program chooses the path."""
@@ -39,6 +40,9 @@ MOUNT_OPTIONS = frozenset(
 """Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift restrictions of the host,
 and a shared mount propagates the container's mounts to the host."""
 
+CLAIM_CLASS = "claim"
+"""The class of the CDI devices of claims: those of this release's drivers, and of any other's."""
+
 DEVICE_TYPES = (None, "b", "c", "u")
 
 PERMISSIONS = 0o777
@@ -46,36 +50,8 @@ PERMISSIONS = 0o777
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllowList:
-    """All names that may register, with their rights."""
-
-    setting: str
-    entries: Mapping[str, Rights]
-
-    def missing(self, name: str) -> str:
-        """Return the reason to refuse a name that is not listed, as the end of a sentence."""
-        return f"{self.setting} has no entry for {name}; add one, or remove the program"
-
-
-def allow_list(
-    setting: str, given: Mapping[str, AllowedEndpoint] | None, *, devices: HostDevices
-) -> AllowList | None:
-    """Return the allow list of a setting; None if it has none. `devices` is the host's
-    ``/dev``."""
-    if given is None:
-        return None
-    entries = {
-        name: Rights(
-            where=f"{setting}[{json.dumps(name)}]", allowed=allowed, find_node=devices.node
-        )
-        for name, allowed in given.items()
-    }
-    return AllowList(setting=setting, entries=entries)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Rights:
-    """The rights of one driver or resource."""
+    """The rights of one backend or device plugin."""
 
     where: str
     """The place of its entry in the configuration, for the remedy."""
@@ -117,8 +93,16 @@ class Rights:
                 yield self._refused(f"group {gid}", "additionalGids")
         if edits.intel_rdt is not None and not self.allowed.intel_rdt:
             yield self._refused("Intel RDT settings", "intelRdt")
+        for name in edits.env:
+            if not self._allows_variable(name):
+                yield self._refused(f"environment variable {_shown(name)}", "env")
         for name in edits.cdi_devices:
-            if not self._allows_cdi_device(name):
+            if name.partition("=")[0].partition("/")[2] == CLAIM_CLASS:
+                yield (
+                    f"asks for CDI device {_shown(name)}, which is a claim's; no entry can allow "
+                    "the devices of claims"
+                )
+            elif not self._allows_cdi_device(name):
                 yield self._refused(f"CDI device {_shown(name)}", "cdiDevices")
 
     # ------------------------------------------------------------ device nodes
@@ -196,6 +180,12 @@ class Rights:
                 f"asks for {what} with environment variables, which no allow list permits; "
                 f"the vendor must omit them"
             )
+
+    def _allows_variable(self, name: str) -> bool:
+        return any(
+            name.startswith(each[:-1]) if each.endswith("*") else name == each
+            for each in self.allowed.env
+        )
 
     def _allows_cdi_device(self, name: str) -> bool:
         kind, _, device = name.partition("=")

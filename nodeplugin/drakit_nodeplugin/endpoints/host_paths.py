@@ -1,9 +1,13 @@
 """
-Paths from vendors' processes: device nodes of the host, and sockets.
+Paths from vendors' processes: device nodes of the host, directories and sockets.
 
 For the kubelet, a runtime follows a symbolic link to a device node, and takes all device nodes of a
 directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
 this process sees it. An invisible path stays unchanged, and the runtime reports its problem.
+
+A vendor's process owns the content of its directory: it can replace a socket by a link, or rename
+it, at any time. So a socket is opened once, without following links, and all checks and connections
+use the open file.
 
 The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is no directory. All
 other functions block. It must not know where a path comes from, or which program listens on a
@@ -15,20 +19,23 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 __all__ = (
     "MAX_NODES",
-    "MAX_PATH_BYTES",
     "DirectoryError",
     "HostDevices",
     "HostNode",
+    "OpenSocket",
     "SocketFile",
     "TooManyNodesError",
+    "open_directory",
+    "open_socket",
+    "path_of",
     "socket_file",
 )
 
@@ -47,10 +54,6 @@ MAX_NODES = 256
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
 """Entries of a directory that runtimes omit as well."""
-
-
-MAX_PATH_BYTES = 107
-"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
 
 
 class DirectoryError(Exception):
@@ -210,9 +213,51 @@ class SocketFile(NamedTuple):
         return stat.S_ISSOCK(self.mode)
 
 
-def socket_file(path: Path | str) -> SocketFile:
-    """Stat a path without following a symbolic link; raises OSError. Blocks."""
-    found = os.lstat(path)
+def socket_file(found: os.stat_result) -> SocketFile:
+    """Return the identity of a file from its status."""
     return SocketFile(
         found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mode, found.st_uid, found.st_gid
     )
+
+
+class OpenSocket:
+    """A socket's file, held open. It is closed with its last reference at the latest, so that a
+    cancelled call leaks none."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.file = socket_file(os.fstat(descriptor))
+
+    @property
+    def path(self) -> str:
+        """A path that leads to this file, and to no other, until it is closed."""
+        return path_of(self._descriptor)
+
+    def close(self) -> None:
+        """Close it; its path must not be used any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close
+
+
+def path_of(descriptor: int) -> str:
+    """Return a path that leads to an open file."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+@contextmanager
+def open_directory(path: Path) -> Generator[int]:
+    """Open a directory, unless it is a symbolic link; raises OSError. Blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_socket(path: Path) -> OpenSocket:
+    """Open a file as a socket, without following a symbolic link; raises OSError. Blocks."""
+    with open_directory(path.parent) as directory:
+        return OpenSocket(os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory))

@@ -6,9 +6,10 @@ driver did with it: the policies are in force, or the driver refused them and th
 remain. A driver that restarts first gets the policies in force. Otherwise it would have none if it
 refused the newest ones.
 
-It also has the devices that claims hold, for the driver. The host reads the checkpoint every few
-seconds; a device of a claim that a call has just prepared counts at once. Otherwise, another policy
-could take the device, and its new name could be prepared for a second claim.
+It also has the devices that claims hold, for the driver, with the claims and the numbers of their
+device nodes. The host reads the checkpoint every few seconds; what a call has just prepared counts
+at once. Otherwise, another policy could take the device, and its new name could be prepared for a
+second claim.
 
 It is used in the daemon's loop only, except for `held`. It must not know the API server, files,
 threads, or the content of a policy.
@@ -17,12 +18,14 @@ threads, or the content of a policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+from drakit.device import ClaimReference, DeviceNode, Edits, HeldDevice, HeldNode
 from drakit.driver import Policy
 
-__all__ = ("AnyPolicies", "PolicyFeed")
+__all__ = ("AnyPolicies", "HeldClaims", "PolicyFeed", "held_nodes")
 
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the
@@ -30,6 +33,19 @@ time for two reads of it on a slow disk. A claim that is not stored by then has 
 
 AnyPolicies = Mapping[str, Policy[Any]]
 """Policies by name."""
+
+
+HeldClaims = Mapping[str, Mapping[ClaimReference, Collection[HeldNode]]]
+"""The claims that hold each device, by the device's name, with the nodes that each claim holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prepared:
+    """A device that a call has prepared for a claim."""
+
+    nodes: frozenset[HeldNode]
+    until: float
+    """The end of its grace period; loop clock."""
 
 
 class PolicyFeed:
@@ -45,34 +61,52 @@ class PolicyFeed:
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""
 
-        self._stored: frozenset[str] = frozenset()
+        self._stored: HeldClaims = {}
         """Devices that claims hold according to the checkpoint."""
-        self._prepared: Mapping[str, float] = {}
-        """Devices that a call has prepared since then, and when they are released, loop clock."""
+        self._prepared: Mapping[tuple[str, ClaimReference], _Prepared] = {}
+        """Devices that a call has prepared for a claim since then."""
+        self._unreadable = False
+        """Whether the checkpoint could not be read the last time."""
         self._offered: AnyPolicies | None = None
         self._changed = asyncio.Event()
 
-    @property
-    def held(self) -> frozenset[str]:
-        """The names of the driver's devices that claims hold. The driver's thread reads it."""
-        # In this order: a name moves from the first to the second.
-        return frozenset(self._prepared) | self._stored
+    def held(self) -> Mapping[str, HeldDevice]:
+        """Return the driver's devices that claims hold, by name. The driver's thread calls it."""
+        # In this order: a device moves from the first to the second.
+        prepared, stored = self._prepared, self._stored
+        claims = {name: dict(of_device) for name, of_device in stored.items()}
+        for (name, claim), each in prepared.items():
+            of_device = claims.setdefault(name, {})
+            of_device[claim] = _renewed(each.nodes, of_device.get(claim, ()))
+        return {name: _held_device(of_device) for name, of_device in claims.items() if of_device}
 
-    def stored(self, names: Iterable[str]) -> None:
-        """The checkpoint lists these devices as held."""
-        self._stored = frozenset(names)
-        self._prepared = {n: at for n, at in self._prepared.items() if n not in self._stored}
+    def stored(self, held: HeldClaims) -> None:
+        """The checkpoint lists these devices, with the claims that hold them."""
+        self._stored = held
+        self._unreadable = False
+        self._prepared = {
+            key: each
+            for key, each in self._prepared.items()
+            if not _is_stored(each, held.get(key[0], {}).get(key[1]))
+        }
+        self._expire(asyncio.get_running_loop().time())
 
-    def prepared(self, names: Iterable[str]) -> None:
-        """A call has prepared claims with these devices."""
+    def unreadable(self) -> None:
+        """The checkpoint cannot be read: all devices that claims held stay held until it can."""
+        self._unreadable = True
+
+    def prepared(self, claim: ClaimReference, device: str, nodes: Iterable[HeldNode] = ()) -> None:
+        """A call has prepared a device for a claim, with these current nodes."""
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_SECONDS
-        # Also those that are stored: that may be an earlier claim, which was just released.
-        self._prepared = {**self._prepared, **dict.fromkeys(names, until)}
+        # Also if the claim is stored: these may be other nodes.
+        each = _Prepared(nodes=frozenset(nodes), until=until)
+        self._prepared = {**self._prepared, (device, claim): each}
         loop.call_at(until, self._expire, until)
 
     def _expire(self, until: float) -> None:
-        self._prepared = {n: at for n, at in self._prepared.items() if at > until}
+        if not self._unreadable:
+            self._prepared = {k: each for k, each in self._prepared.items() if each.until > until}
 
     @property
     def known(self) -> bool:
@@ -103,3 +137,44 @@ class PolicyFeed:
             self.refusal = refusal
         if self.on_applied is not None:
             self.on_applied()
+
+
+def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
+    """Return the device nodes of edits that have an identity. Edits of a wrong type, which the
+    rules of CDI refuse later, have none."""
+    given = cast("object", edits.device_nodes)
+    nodes = cast("tuple[object, ...]", given) if isinstance(given, tuple | list) else ()
+    return tuple(
+        [
+            HeldNode(type=node.type, major=node.major, minor=node.minor, identity=node.identity)
+            for node in nodes
+            if isinstance(node, DeviceNode)
+            and isinstance(node.identity, str)
+            and isinstance(node.type, str)
+            and isinstance(node.major, int)
+            and isinstance(node.minor, int)
+        ]
+    )
+
+
+def _is_stored(prepared: _Prepared, stored: Collection[HeldNode] | None) -> bool:
+    return stored is not None and prepared.nodes == frozenset(
+        node for node in stored if node.current
+    )
+
+
+def _renewed(nodes: Iterable[HeldNode], stored: Iterable[HeldNode]) -> tuple[HeldNode, ...]:
+    """Return the nodes of a claim that was prepared again: its containers can still use those that
+    are stored."""
+    current = dict.fromkeys(nodes)
+    former = [replace(node, current=False) for node in stored if node not in current]
+    return (*current, *(node for node in former if replace(node, current=True) not in current))
+
+
+def _held_device(claims: Mapping[ClaimReference, Iterable[HeldNode]]) -> HeldDevice:
+    nodes = dict.fromkeys(node for of_claim in claims.values() for node in of_claim)
+    return HeldDevice(
+        claims=tuple(claims),
+        # Current for one claim is current.
+        nodes=tuple(n for n in nodes if n.current or replace(n, current=True) not in nodes),
+    )

@@ -182,7 +182,17 @@ def inventory_of(listed: object) -> Inventory:
         fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
         left_out=_all_of(listed.left_out, LeftOut, "left-out devices"),
         policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
+        withdrawn=_names(listed.withdrawn),
     )
+
+
+def _names(listed: object) -> tuple[str, ...]:
+    if isinstance(listed, str):  # its characters would be names
+        raise DriverError(
+            "it listed str, which is not a collection of withdrawn devices; this is a bug in the "
+            "driver"
+        )
+    return tuple([str.__str__(name) for name in _all_of(listed, str, "withdrawn devices")])
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
@@ -232,6 +242,7 @@ class InventorySnapshots:
             fallback=fallback,
             left_out=_reports(given.left_out),
             policies=_reports(given.policies),
+            withdrawn=given.withdrawn,
         )
 
 

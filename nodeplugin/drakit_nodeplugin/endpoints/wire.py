@@ -16,11 +16,9 @@ It must not know the purpose of a method, or the meaning of a message.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
-from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -28,6 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from drakit.rate_limiter import RateLimiter
 from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 __all__ = (
     "MAX_FIELDS",
@@ -114,11 +113,12 @@ class CallFailedError(Exception):
 class Client:
     """The calls of one service at a unix socket, with messages as bytes."""
 
-    def __init__(self, socket: Path, service: str) -> None:
-        """Create a client, which connects with its first call."""
+    def __init__(self, socket: OpenSocket, service: str) -> None:
+        """Create a client, which connects with its first call. It takes over the socket, and closes
+        it."""
         self._service = service
-        target = f"unix:{quote(os.fsencode(socket))}"
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._socket = socket
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket.path}", options=_OPTIONS)
 
     async def call(
         self,
@@ -166,7 +166,10 @@ class Client:
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
         """Close the channel; after the grace period, its calls are cancelled."""
-        await self._channel.close(grace_seconds)
+        try:
+            await self._channel.close(grace_seconds)
+        finally:
+            self._socket.close()
 
 
 def _failed(error: BaseException, method: str) -> CallFailedError:

@@ -1,11 +1,12 @@
 """
 One hosted driver: its checkpoint, endpoint, devices, slices, engine and kubelet-facing servers.
 
-Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
-the reverse, and the sockets drain first. The endpoint reports to the device manager, which never
-calls it; the manager notifies the publisher. Problems become log lines, Events of the Node, and
-metrics. :mod:`.drivers` manages the set of drivers; :mod:`.maintenance` maintains claims between
-the kubelet's calls.
+Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. A driver with
+policies starts only once it is known which devices claims hold; the sockets do not wait for that.
+Stop order is the reverse, and the sockets drain first. The endpoint reports to the device manager,
+which never calls it; the manager notifies the publisher. Problems become log lines, Events of the
+Node, and metrics. :mod:`.drivers` manages the set of drivers; :mod:`.maintenance` maintains claims
+between the kubelet's calls.
 
 It must not know the internals of the parts.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from drakit.device import Inventory
 from drakit.driver import DriverError
@@ -81,6 +83,7 @@ class HostedDriver:
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
             files=specs,
+            numbers=environment.numbers,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -127,7 +130,7 @@ class HostedDriver:
                 listener=_ReportingListener(
                     self._devices.manager,
                     on_stopped=self._stopped,
-                    on_listed=self.report.listed,
+                    on_listed=self._listed,
                 ),
                 node=environment.node.name,
                 primary=self._instances.primary,
@@ -135,6 +138,7 @@ class HostedDriver:
                 policies=feed,
             )
         )
+        self._endpoint_started = False
         parts = EngineParts(
             driver=driver.name,
             node=environment.node,
@@ -152,7 +156,7 @@ class HostedDriver:
             name_all_holders=config.events.name_holders == "all",
         )
         engine = ClaimEngine(parts)
-        events = ClaimEvents(driver.name)
+        events = ClaimEvents(driver.name, node=environment.node.name)
         queue = ClaimQueue(driver.name, engine, observers=(self._metrics, events))
         self._server = DriverServer(
             self._ownership,
@@ -186,10 +190,12 @@ class HostedDriver:
         await self._devices.restore()
         if self._policies is not None:
             await self._policies.restore()
-        try:
-            await self._endpoint.start()
-        except DriverError as error:
-            raise ConfigError(f"{self._where}: {error}") from error
+        if self._devices.holds_known.is_set():
+            try:
+                await self._endpoint.start()
+            except DriverError as error:
+                raise ConfigError(f"{self._where}: {error}") from error
+            self._endpoint_started = True
         try:
             await self._server.start()
             await self._instances.check()
@@ -203,13 +209,20 @@ class HostedDriver:
         return {
             **policies,
             f"{self.name} report": self.report.run,
-            f"{self.name} endpoint": self._endpoint.run,
+            f"{self.name} endpoint": self._run_endpoint,
             f"{self.name} server": lambda: self._server.run(poller),
             f"{self.name} instances": lambda: self._instances.run(poller),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
             **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
+
+    async def _run_endpoint(self) -> None:
+        if not self._endpoint_started:
+            await self._devices.holds_known.wait()
+            with suppress(DriverError):  # `run` tries again, and reports it
+                await self._endpoint.start()
+        await self._endpoint.run()
 
     async def stop(self) -> None:
         """Stop in reverse order; a step that fails does not prevent the next."""
@@ -254,6 +267,8 @@ class HostedDriver:
         """Return the problem that prevents pods from getting devices; None if there is none."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
+        if (waiting := self._devices.manager.waiting) is not None:
+            return f"the driver waits: {waiting}"
         reason = None if self._foreign else self._devices.manager.stop_reason
         if reason is not None:
             return f"the driver is stopped: {reason}"
@@ -261,9 +276,10 @@ class HostedDriver:
 
     async def measure(self) -> None:
         """Update the gauges."""
+        manager = self._devices.manager
         self._metrics.set(
             driver_registered=self._server.status.readiness_problem() is None,
-            driver_running=self._devices.manager.stop_reason is None,
+            driver_running=manager.stop_reason is None and manager.waiting is None,
             driver_blocked=self._endpoint.blocked is not None,
             checkpoint_damaged=self._maintenance.damaged,
             checkpoint_unusable=self._checkpoint.unusable is not None,
@@ -281,8 +297,13 @@ class HostedDriver:
         )
         self._emit(diagnostic)
 
+    def _listed(self, endpoint: str, inventory: Inventory) -> None:
+        self.report.listed(inventory)
+        self._maintenance.outdated.listed(endpoint, inventory)
+
     def _stopped(self, endpoint: str, reason: str) -> None:
         """Report a stopped endpoint to users; the log already has it."""
+        self._maintenance.outdated.stopped(endpoint)
         which = "" if endpoint == self.name else f", {endpoint}"
         note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
         self._emit(Diagnostic(reason="EndpointStopped", note=note))
@@ -304,7 +325,7 @@ class _ReportingListener:
         listener: EndpointListener,
         *,
         on_stopped: Callable[[str, str], None],
-        on_listed: Callable[[Inventory], None],
+        on_listed: Callable[[str, Inventory], None],
     ) -> None:
         self._listener = listener
         self._on_stopped = on_stopped
@@ -313,7 +334,7 @@ class _ReportingListener:
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         self._listener.replaced(endpoint, inventory)
-        self._on_listed(inventory)
+        self._on_listed(endpoint, inventory)
 
     def stopped(self, endpoint: str, reason: str) -> None:
         self._listener.stopped(endpoint, reason)

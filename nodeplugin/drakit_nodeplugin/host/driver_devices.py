@@ -1,17 +1,27 @@
 """
 The devices of one hosted driver: device manager, publisher, and the notifications between them.
 
-Devices that are left out, and fields that the API server drops, become Events of the Node. A claim
-whose unprepare does not end taints the hardware that it holds. :mod:`.driver` assembles the other
-parts of a driver. It must not know endpoints, or the internals of the parts.
+Devices that are left out, names of slices that are taken, and fields that the API server drops,
+become Events of the Node. A claim whose unprepare does not end taints the hardware that it holds.
+:mod:`.driver` assembles the other parts of a driver.
+
+A driver with policies must know which devices claims hold before it lists any: otherwise a held
+device could be published as free, under another name. Until the checkpoint can be read and is
+complete, its endpoint waits, and its slices stay as they are.
+
+This module must not know endpoints, or the internals of the parts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
+from drakit.device import ClaimReference, HeldNode
+from drakit.logs import ProblemLog
+from drakit_nodeplugin.claims.checkpoint.records import StoredNode
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
@@ -25,6 +35,8 @@ from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 
 __all__ = ("HostedDevices",)
+
+logger = logging.getLogger(__name__)
 
 UNPREPARING_ROUNDS = 5
 """Seconds between two checks for devices that are still being unprepared; those that both find are
@@ -48,15 +60,30 @@ class HostedDevices:
         registered: Callable[[], bool],
         policies: PolicyFeed | None = None,
     ) -> None:
-        """Create the parts. `policies` receives the devices that claims hold."""
+        """Create the parts. `policies` receives the devices that claims hold; None if the driver
+        does not need to know them."""
         self._driver = driver
         self._checkpoint = checkpoint
+        self._boot_id = environment.boot_id
         self._events = events
         self._metrics = metrics
         self._registered = registered
         self._policies = policies
+        self.holds_known = asyncio.Event()
+        """Set once the driver may list its devices: what claims hold was read since the start."""
+        if policies is None:
+            self.holds_known.set()
+        self._waiting = ProblemLog(
+            logger,
+            "driver waits: the devices that claims hold are unknown",
+            recovered="the devices that claims hold are known",
+            facts={"driver": driver},
+        )
+        self._is_outdated = False
+        """Whether the last read of the claims failed."""
         self._has_health = traits.health
-        self._unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self._unpreparing: frozenset[tuple[str, str]] | None = None
+        """Devices that were being unprepared at the last check; None before the first one."""
         self._file_poller = environment.file_poller
         self._watch = checkpoint.watch()
         self.manager = DeviceManager(
@@ -77,6 +104,7 @@ class HostedDevices:
             on_first_list=self.adopt,
             on_pools=self.manager.observe_published,
             on_left_out=self._left_out,
+            on_name_taken=self._name_taken,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,
         )
@@ -84,14 +112,7 @@ class HostedDevices:
     async def restore(self) -> None:
         """Restore the state of an earlier process, before anything is published."""
         await self.manager.restore()
-        try:
-            held = await self._checkpoint.held_beside_unpreparing()
-            await self._pass_held()
-        except CheckpointError:
-            return  # readiness reports it
-        # An unprepare that an earlier process began has been pending for at least a restart.
-        self._unpreparing = _unpreparing(held)
-        self.manager.set_unpreparing(held)
+        await self._follow_claims()
 
     def adopt(self, slices: Collection[StoredSlice]) -> None:
         """Adopt the taints of published slices after a restart; but not those of health if the
@@ -159,6 +180,11 @@ class HostedDevices:
                 note=f"driver {self._driver}: device {name} is not published: {problem}",
             )
 
+    def _name_taken(self, note: str) -> None:
+        self._events.emit(
+            reason="SliceNameTaken", action="Publish", note=f"driver {self._driver}: {note}"
+        )
+
     def _dropped(self, note: str) -> None:
         self._events.emit(
             reason="FieldsDropped", action="Publish", note=f"driver {self._driver}: {note}"
@@ -166,24 +192,70 @@ class HostedDevices:
 
     async def _watch_unpreparing(self) -> None:
         while True:
+            known = self.holds_known.is_set()
             await self._file_poller.until(
-                lambda: self._watch.changed() or bool(self._unpreparing), rounds=UNPREPARING_ROUNDS
+                lambda: self._watch.changed() or self._is_outdated or bool(self._unpreparing),
+                rounds=UNPREPARING_ROUNDS if known else 1,
             )
-            try:
-                held = await self._checkpoint.held_beside_unpreparing()
-                await self._pass_held()
-            except CheckpointError:
-                continue
-            before, self._unpreparing = self._unpreparing, _unpreparing(held)
-            lasting = before & self._unpreparing
-            self.manager.set_unpreparing(
-                [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
-            )
+            await self._follow_claims()
 
-    async def _pass_held(self) -> None:
-        if self._policies is not None:
-            held = await self._checkpoint.held_devices()
-            self._policies.stored(frozenset[str]().union(*held.values()))
+    async def _follow_claims(self) -> None:
+        """Pass on what claims hold. If that is unknown now, what was known before still counts."""
+        try:
+            held = await self._checkpoint.held_beside_unpreparing()
+            if self._policies is not None:
+                await self._pass_held(self._policies)
+        except CheckpointError as error:
+            self._is_outdated = True
+            if self._policies is not None:
+                self._policies.unreadable()
+            if not self.holds_known.is_set():
+                self._waiting.report(str(error))
+                self.manager.wait(f"the devices that claims hold are unknown: {error}")
+            return
+        self._is_outdated = False
+        before, self._unpreparing = self._unpreparing, _unpreparing(held)
+        # An unprepare that an earlier process began has been pending for at least a restart.
+        lasting = self._unpreparing if before is None else before & self._unpreparing
+        self.manager.set_unpreparing(
+            [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
+        )
+
+    async def _pass_held(self, policies: PolicyFeed) -> None:
+        claims_of_devices = await self._checkpoint.claims_of_devices()
+        if (damage := self._checkpoint.damage) is not None:
+            path = self._checkpoint.path
+            raise CheckpointError(f"the checkpoint {path} is being rebuilt: {damage}")
+        of_this_boot = await self._checkpoint.uids(boot_id=self._boot_id)
+        held: dict[str, dict[ClaimReference, tuple[HeldNode, ...]]] = {}
+        for (_, device), claims in claims_of_devices.items():
+            of_device = held.setdefault(device, {})
+            for claim, nodes in claims.items():
+                has_numbers = claim.uid in of_this_boot
+                of_device[claim] = (
+                    *of_device.get(claim, ()),
+                    *(_held_node(node, has_number=has_numbers) for node in nodes),
+                )
+        policies.stored(held)
+        if self.holds_known.is_set():
+            return
+        # The names of devices that vanished since the last start are in the store.
+        if not await self.manager.restore():
+            raise CheckpointError("the names of the driver's former devices cannot be read")
+        self.holds_known.set()
+        self._waiting.report(None)
+        self.manager.wait(None)
+
+
+def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:
+    """Return a node for the driver; the number of an earlier boot means nothing."""
+    return HeldNode(
+        type=node.type,
+        major=node.major if has_number else None,
+        minor=node.minor if has_number else None,
+        identity=node.identity,
+        current=node.current,
+    )
 
 
 def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:

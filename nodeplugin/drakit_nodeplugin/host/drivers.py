@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drakit import tasks
 from drakit.layout import private_directory, private_file, write_private
 from drakit.resource.names import is_driver_name
-from drakit_nodeplugin.config import ConfigError, NodePluginConfig
+from drakit_nodeplugin.config import MAX_BACKENDS, ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
@@ -45,10 +45,6 @@ RETRY_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 """Time between two checks for backends' drivers without devices and claims. It is shorter if
 devices of a stopped driver stay for a shorter time."""
-
-MAX_BACKENDS = 64
-"""Drivers of backends on one node. Each takes about 1 MiB and ten open files. A program that keeps
-changing its name must not exceed that."""
 
 RECORD = "backend.json"
 RECORD_VERSION = 1
@@ -79,7 +75,6 @@ class Hosting:
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
             # Imported here: a node without backends does not load it.
-            from drakit_nodeplugin.endpoints.allowlist import allow_list
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
             from drakit_nodeplugin.endpoints.host_paths import HostDevices
 
@@ -88,9 +83,8 @@ class Hosting:
                 node=environment.node.name,
                 taken=self._taken,
                 report=self._report,
-                allowed=allow_list(
-                    "backends.allowed", config.backends.allowed, devices=HostDevices.found()
-                ),
+                allowed=config.backends.allowed,
+                devices=HostDevices.found(),
             )
 
     @property
@@ -101,18 +95,27 @@ class Hosting:
     async def start(self) -> None:
         """Start all known drivers. Raises :class:`ConfigError` if a driver of the configuration
         cannot start."""
+        known: Sequence[str] = ()
+        if self._directory is not None:
+            known = await asyncio.to_thread(known_drivers, self._data, self._registrations)
+        # Before any driver is served: a claim of one must not get a number that another one holds.
+        self._environment.numbers.expect({*self._names, *known})
         # Concurrently: a slow driver must not delay the others.
         async with asyncio.TaskGroup() as group:
             for driver in self._drivers:
                 group.create_task(driver.start())
-            if (directory := self._directory) is not None:
-                for name in await asyncio.to_thread(known_drivers, self._data, self._registrations):
-                    if (refusal := self._taken(name)) is not None:
-                        self._report(Diagnostic(reason="BackendRefused", note=refusal))
-                        continue
-                    self._hosting.add(name)
-                    # Not awaited: the start must not wait for another process.
-                    self._known[name] = asyncio.create_task(self._host(name, directory), name=name)
+            for name in known:
+                if (refusal := self._taken(name)) is not None:
+                    if name not in self._names:
+                        self._environment.numbers.give_up(name)
+                    self._report(Diagnostic(reason="BackendRefused", note=refusal))
+                    continue
+                assert self._directory is not None
+                self._hosting.add(name)
+                # Not awaited: the start must not wait for another process.
+                self._known[name] = asyncio.create_task(
+                    self._host(name, self._directory), name=name
+                )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the daemon stops, by name."""
@@ -147,11 +150,7 @@ class Hosting:
     # ------------------------------------------------------------ backends
 
     def _taken(self, name: str) -> str | None:
-        if name in self._names:
-            return f"the node plugin hosts driver {name} itself"
-        if name not in self._hosting and len(self._hosting) >= MAX_BACKENDS:
-            return f"the node plugin already hosts {MAX_BACKENDS} backends, the maximum"
-        return None
+        return refusal_of(name, own=self._names, hosted=self._hosting)
 
     def _appeared(self, name: str) -> None:
         if name not in self._hosting:
@@ -205,6 +204,8 @@ class Hosting:
             # Any error: a name that a backend chose must not stop other drivers.
             if not isinstance(error, ConfigError | SocketError | OSError):
                 logger.exception("backend's driver cannot be started", extra={"driver": name})
+            # Its rows stay unread, and claims of the other drivers must not wait for them.
+            self._environment.numbers.give_up(name)
             note = f"backend {name} cannot be served: {text_of(error)}"
             self._report(Diagnostic(reason="BackendRefused", note=note))
             if driver is not None:
@@ -261,6 +262,16 @@ class Hosting:
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
 
+def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
+    """Return why a backend cannot have a name; None if it can. `own` are the drivers of the
+    configuration, `hosted` those of backends."""
+    if name in own:
+        return f"the node plugin hosts driver {name} itself"
+    if name not in hosted and len(hosted) >= MAX_BACKENDS:
+        return f"the node plugin already hosts {MAX_BACKENDS} backends, the maximum"
+    return None
+
+
 def _configured(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> Sequence[DriverSource]:
@@ -288,7 +299,7 @@ def _device_plugins(
         config.device_plugins.driver_name,
         config.device_plugins_directory,
         where=f"{file}: devicePlugins",
-        allowed=config.device_plugins.allowed,
+        plugins=config.device_plugins.plugins,
         kubelet_resources=environment.podresources.device_manager,
     )
 

@@ -1,9 +1,10 @@
 """
 Maintenance of one driver's claims: the background work beside the kubelet's calls.
 
-At the start, half-written files are removed and lost CDI files restored, before claims are
-answered. Then, until the daemon stops: lost files are restored, unfinished work of a crash is
-finished, lost entries are rebuilt, stale claims and orphaned files are removed, Events are sent.
+At the start, half-written files are removed, and lost and outdated CDI files restored, before
+claims are answered. Then, until the daemon stops: lost files are restored, claims with outdated
+edits are prepared again, unfinished work of a crash is finished, lost entries are rebuilt, stale
+claims and orphaned files are removed, Events are sent.
 
 It must not know the internals of the parts.
 """
@@ -18,6 +19,7 @@ from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubeletview import Grace
+from drakit_nodeplugin.claims.outdated import OutdatedClaims
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import OrphanRemover, Recovery, SpecRestorer
@@ -47,7 +49,8 @@ class Maintenance:
         metrics: DriverMetrics,
         responsible: Callable[[], bool],
     ) -> None:
-        """`responsible` returns whether this process collects stale claims now."""
+        """`responsible` returns whether this process collects stale claims, and prepares claims
+        again, now."""
         config = environment.config
         stale = config.stale_claims
         self._parts = parts
@@ -68,6 +71,12 @@ class Maintenance:
             queue=queue,
             on_restored=metrics.restored,
         )
+        self.outdated = OutdatedClaims(
+            node=parts.node.name,
+            checkpoint=parts.checkpoint,
+            queue=queue,
+            responsible=responsible,
+        )
         self._recovery = Recovery(checkpoint=parts.checkpoint, queue=queue)
         self._rebuilder = Rebuilder(parts, kubelet=kubelet)
         orphans = OrphanRemover(parts, queue=queue, kubelet=kubelet, grace=grace)
@@ -87,10 +96,11 @@ class Maintenance:
         return self._rebuilder.damaged
 
     async def begin(self) -> None:
-        """Remove half-written CDI files and restore lost ones, before the driver is served."""
+        """Remove half-written CDI files, and restore lost and outdated ones, before the driver is
+        served."""
         try:
             await asyncio.to_thread(self._parts.specs.clean)
-            await self._restorer.restore()
+            await self._restorer.restore(compare=True)
         except (OSError, CheckpointError) as error:
             # Claims can still be unprepared, and the repair is retried.
             logger.error(
@@ -103,6 +113,7 @@ class Maintenance:
         environment = self._environment
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),
+            "outdated claims": self.outdated.run,
             "recovery": lambda: self._recovery.run(environment.file_poller),
             "stale claims": self._collector.run,
             "Events": self._send_events,

@@ -25,6 +25,7 @@ from drakit.kube.events import EventRecorder
 from drakit.layout import write_private
 from drakit.logs import ProblemLog
 from drakit.resource.raw import child, text
+from drakit_nodeplugin.claims.checkpoint.numbers import HeldNumbers
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.podresources import PodResources
@@ -214,6 +215,9 @@ class Environment:
     """The only client of the kubelet's podresources API, which limits all clients together."""
 
     metrics: Metrics
+    numbers: HeldNumbers = field(default_factory=HeldNumbers)
+    """The device numbers that claims of all drivers hold."""
+
     file_poller: FilePoller = field(default_factory=FilePoller)
     """Polls the kubelet's disk: sockets, locks and checkpoints."""
 

@@ -15,15 +15,16 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
 
 from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, PreparedDevice
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
@@ -85,6 +86,11 @@ def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     return None
 
 
+def _refused(claim: ClaimReference) -> ClaimAnswer:
+    text = f"claim {claim}: the node plugin is stopping; the kubelet retries"
+    return ClaimAnswer(error=text, reason=NOT_DONE)
+
+
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 64 else text[:64] + "...")
 
@@ -106,6 +112,27 @@ class ClaimCalls:
         self._driver = driver
         self._queue = queue
         self._answer_seconds = answer_seconds
+        self._refusing = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def began(self, context: _Context) -> None:
+        """Count a call until its answer is sent, or its caller has left."""
+        self._in_flight += 1
+        self._idle.clear()
+        # The stubs of gRPC accept only instances of a class of theirs.
+        context.add_done_callback(cast("Any", self._ended))
+
+    def refuse(self) -> None:
+        """Answer each new call for claims with "ask again"."""
+        self._refusing = True
+
+    async def drain(self, *, timeout_seconds: float) -> None:
+        """Wait until no call is in flight, at most this long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
 
     async def answer(
         self, operation: Operation, claims: Sequence[ClaimReference], *, method: str
@@ -130,8 +157,16 @@ class ClaimCalls:
                 "claim refused", extra={"driver": self._driver, "error": str(answer.error)}
             )
         good = [claim for claim in claims if claim.uid not in bad]
-        answers = await self._queue.ask(operation, good, timeout_seconds=self._answer_seconds)
+        if self._refusing:
+            answers = {claim.uid: _refused(claim) for claim in good}
+        else:
+            answers = await self._queue.ask(operation, good, timeout_seconds=self._answer_seconds)
         return {uid: _sendable(answer) for uid, answer in {**bad, **answers}.items()}
+
+    def _ended(self, _: _Context) -> None:
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
 
     def _log(
         self,
@@ -222,6 +257,7 @@ class _Dra:
     async def _ask(
         self, operation: Operation, method: str, request: Any, context: _Context
     ) -> Mapping[str, ClaimAnswer]:
+        self._calls.began(context)
         claims: Sequence[_Claim] = request.claims
         if len(claims) > MAX_CLAIMS:
             await context.abort(

@@ -36,9 +36,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit.layout import driver_directory, home_directory, private_directory
+from drakit.layout import MAX_SOCKET_PATH_BYTES, driver_directory, home_directory, private_directory
 from drakit.logs import ProblemLog
-from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 
 __all__ = (
@@ -145,12 +144,12 @@ def _hash(text: bytes, size: int) -> str:
 
 def _first_that_fits(candidates: Sequence[Path]) -> Path:
     for path in candidates:
-        if len(os.fsencode(path)) <= MAX_PATH_BYTES:
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
     shortest = candidates[-1]
     raise SocketError(
         f"the path of a socket is too long: {shortest} has {len(os.fsencode(shortest))} bytes, and "
-        f"Linux allows {MAX_PATH_BYTES}; use a kubelet root with a shorter path"
+        f"Linux allows {MAX_SOCKET_PATH_BYTES}; use a kubelet root with a shorter path"
     )
 
 

@@ -3,10 +3,10 @@ The kubelet-facing servers of one driver: registration and gRPC, their start and
 their probe.
 
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
-once. Stop: the registration socket goes first (no new pods), calls and work in flight drain, then
-the DRA socket goes, then the lock. In between, a lost socket is recreated. A kubelet that restarts
-registers the driver again. One that rejected it retries only after the registration socket was
-recreated.
+once. Stop: new calls are refused, and calls and work in flight end. Only then the registration
+socket goes, because the kubelet closes its connection within a second of that. The DRA socket
+follows, then the lock. In between, a lost socket is recreated. A kubelet that restarts registers
+the driver again. One that rejected it retries only after the registration socket was recreated.
 
 :mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` implement the other services.
 This module must not know the steps of a prepare.
@@ -41,7 +41,8 @@ ANSWER_SECONDS = 40.0
 """The time limit of a call's answer, independent of its work: the kubelet hangs up at 45 s."""
 
 DRAIN_SECONDS = 40.0
-"""Maximum time that a stop waits for calls and work in flight."""
+"""Maximum time that a stop waits for calls and work in flight. With the other steps of a stop, it
+must be shorter than the pod's grace period."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
 """The time for which the kubelet trusts a device's health."""
@@ -54,7 +55,7 @@ PROBE_SECONDS = 1.0
 """Time limit of each call of a probe, as long as the kubelet waits for GetInfo."""
 
 _CUT_SECONDS = 1.0
-"""The grace period of calls whose server is only replaced: their work continues in any case."""
+"""The grace period of calls whose server ends: their work has ended, or continues in any case."""
 
 _MAX_CALLS = 1024
 """Concurrent calls on one socket; the kubelet makes a few per pod that starts or stops."""
@@ -306,18 +307,19 @@ class DriverServer:
 
     async def stop(self) -> None:
         """
-        Deregister, drain, and stop serving. May be called at any time, and raises nothing.
+        Refuse new calls, drain, deregister, and stop serving. May be called at any time, and raises
+        nothing.
 
         The driver may still be working afterwards. Other instances see this one as alive until the
         ownership is released, which removes what is left of the sockets.
         """
-        until = asyncio.get_running_loop().time() + self._drain_seconds
+        self._calls.refuse()
+        await self._step(self._queue.drain(timeout_seconds=self._drain_seconds))
+        # Their work has its answer, which may not have been sent yet.
+        await self._step(self._calls.drain(timeout_seconds=_CUT_SECONDS))
         await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
-        await self._step(self._dra_server.stop(grace_seconds=self._drain_seconds))
-        # Work whose call the kubelet abandoned has no call whose grace could cover it.
-        left_seconds = until - asyncio.get_running_loop().time()
-        await self._step(self._queue.drain(timeout_seconds=left_seconds))
+        await self._step(self._dra_server.stop(grace_seconds=_CUT_SECONDS))
 
     async def _step(self, step: Coroutine[Any, Any, None]) -> None:
         try:

@@ -78,6 +78,7 @@ class SliceApi:
     # ------------------------------------------------------------ single slices
 
     async def get(self, name: str) -> StoredSlice:
+        """Return the slice of this name, which may be another driver's or another node's."""
         version = await self._served()
         async with self._guarded():
             body = await self._session.get(_path(version, name))

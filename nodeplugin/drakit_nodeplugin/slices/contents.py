@@ -56,12 +56,14 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSlice:
-    """A slice of our driver on our node."""
-
     name: str
     uid: str
     version: str
     """``metadata.resourceVersion``."""
+
+    driver: str
+    node: str
+    """Empty if the slice does not name one node."""
 
     pool: str
     generation: int
@@ -91,17 +93,20 @@ class StoredSlice:
     def of(cls, body: Object) -> StoredSlice:
         """Project a ResourceSlice of ``resource.k8s.io/v1``."""
         devices, sets = children(body, "spec", "devices"), children(body, "spec", "sharedCounters")
+        spec = child(body, "spec")
         metadata = {k: v for k, v in child(body, "metadata").items() if k != "managedFields"}
-        pool = child(body, "spec", "pool")
+        pool = child(spec, "pool")
         return cls(
             name=text(metadata, "name"),
             uid=text(metadata, "uid"),
             version=text(metadata, "resourceVersion"),
+            driver=text(spec, "driver"),
+            node=text(spec, "nodeName"),
             pool=text(pool, "name"),
             generation=int(pool.get("generation") or 0),
             count=int(pool.get("resourceSliceCount") or 0),
             owners=tuple(text(owner, "uid") for owner in children(metadata, "ownerReferences")),
-            foreign_selection=any(child(body, "spec").get(key) for key in _SELECTIONS),
+            foreign_selection=any(spec.get(key) for key in _SELECTIONS),
             devices=tuple(text(device, "name") for device in devices),
             counter_sets=tuple(text(each, "name") for each in sets),
             metadata=metadata,

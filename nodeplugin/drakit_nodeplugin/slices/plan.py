@@ -46,13 +46,16 @@ __all__ = (
     "PoolIdentity",
     "SliceWrite",
     "planning",
-    "slice_index",
     "slice_name",
+    "slices_by_index",
 )
 
 API_VERSION = "resource.k8s.io/v1"
 
 MAX_OBJECT_NAME = 253
+
+MAX_MIDDLE = MAX_OBJECT_NAME - len("00000-0123456789abcdef--01234567")
+"""Characters of driver and pool in a slice's name. The chart's admission policy knows it, too."""
 
 _INDEX = re.compile(r"(?P<index>[0-9a-f]{5})-")
 
@@ -67,27 +70,46 @@ class PoolIdentity:
     pool: str
     """Its name in the API: that of the node, or one that begins with it."""
 
+    secret: bytes = b""
+    """Makes the names of new slices unguessable, once another object has taken one of them."""
+
 
 def slice_name(pool: PoolIdentity, index: int) -> str:
     """
-    Return the name of a pool's slice: the same after a restart and for every instance.
+    Return the name of a new slice: without a secret, the same after a restart and for every
+    instance.
 
     It begins with the index in hexadecimal, because the allocator reads slices in the order of
     their names. It ends in a digest, because two drivers and two pools may join to the same text.
     """
-    identity = f"{pool.driver}/{pool.pool}".encode()
-    end = f"-{hashlib.sha256(identity).hexdigest()[:8]}"
-    name = f"{index:05x}-{pool.driver}-{pool.pool.replace('/', '-')}"
-    return name[: MAX_OBJECT_NAME - len(end)].rstrip(".-") + end
+    start = f"{index:05x}-"
+    if pool.secret:
+        # No name reveals another one.
+        start += hashlib.blake2s(start.encode(), key=pool.secret, digest_size=8).hexdigest() + "-"
+    middle = f"{pool.driver}-{pool.pool.replace('/', '-')}"[:MAX_MIDDLE].rstrip(".")
+    return start + middle + _name_end(pool)
 
 
-def slice_index(pool: PoolIdentity, name: str) -> int | None:
-    """Return the index in the name of a pool's slice; None for a name that is not ours."""
-    form = _INDEX.match(name)
-    if form is None:
-        return None
-    index = int(form["index"], 16)
-    return index if slice_name(pool, index) == name else None
+def _name_end(pool: PoolIdentity) -> str:
+    return f"-{hashlib.sha256(f'{pool.driver}/{pool.pool}'.encode()).hexdigest()[:8]}"
+
+
+def slices_by_index(
+    pool: PoolIdentity, stored: Collection[StoredSlice], *, known: Collection[str] = ()
+) -> dict[int, StoredSlice]:
+    """
+    Return the slices that we keep, by their index.
+
+    Names may contain a random part, so two slices can have one index, for example after a create
+    whose answer was lost and a restart. One in `known` is kept, or the newer one.
+    """
+    kept: dict[int, StoredSlice] = {}
+    end = _name_end(pool)
+    for each in sorted(stored, key=lambda s: (s.name in known, s.generation, s.name)):
+        form = _INDEX.match(each.name)
+        if form is not None and each.name.endswith(end):
+            kept[int(form["index"], 16)] = each
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +129,7 @@ class SliceWrite:
     """A slice to write. Its body is made on demand, because all bodies together are large."""
 
     pool: PoolIdentity
-    index: int
+    name: str
     count: int
     generation: int
     content: SliceContent
@@ -116,10 +138,6 @@ class SliceWrite:
 
     sources: Sequence[StoredSlice]
     """The slices that hold its devices so far."""
-
-    @property
-    def name(self) -> str:
-        return slice_name(self.pool, self.index)
 
     @property
     def may_lose_taints(self) -> bool:
@@ -207,7 +225,7 @@ def planning(
     """
     left = left or {}
     chosen = choose(pool, dropped)
-    held = _HeldSlices(stored, identity=identity, left=left)
+    held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
     sets: dict[str, CounterSet | None] = {}
     if chosen.keeps_counter_sets:
         sets |= dict.fromkeys(held.counter_sets)
@@ -232,11 +250,11 @@ class _HeldSlices:
         stored: Collection[StoredSlice],
         *,
         identity: PoolIdentity,
+        known: Collection[str],
         left: Mapping[str, SliceContent],
     ) -> None:
         self.identity = identity
-        named = {slice_index(identity, each.name): each for each in stored}
-        ours = {index: each for index, each in named.items() if index is not None}
+        ours = slices_by_index(identity, stored, known=known)
         # A slice that another client has changed does not describe the pool.
         reliable = [each for each in ours.values() if each.name not in left] or [*ours.values()]
         self.generation = max((each.generation for each in reliable), default=0)
@@ -362,13 +380,14 @@ class _Planner:
 
         def write(index: int) -> SliceWrite:
             content = SliceContent(devices=devices[index], counter_sets=counter_sets[index])
+            stored = held.slices.get(index)
             return SliceWrite(
                 pool=held.identity,
-                index=index,
+                name=slice_name(held.identity, index) if stored is None else stored.name,
                 count=count,
                 generation=generation,
                 content=content,
-                stored=held.slices.get(index),
+                stored=stored,
                 sources=_sources(content, held),
             )
 

@@ -7,6 +7,8 @@ pool delays no other. Changes that other clients make to our slices are undone, 
 
 The answers of the API server show what it does not accept:
 
+* Another client may have created a slice of another driver or node under the name of ours. Our
+  slices then get names that nobody can guess.
 * A slice that it rejects is retried later, since a policy of the cluster may have rejected it. The
   other slices are still written.
 * A device that a rejection names is left out until it changes.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,7 +49,7 @@ from drakit_nodeplugin.slices.plan import (
     PoolIdentity,
     SliceWrite,
     planning,
-    slice_index,
+    slices_by_index,
 )
 
 __all__ = ("PoolContext", "PoolPublisher", "qualified")
@@ -90,6 +93,9 @@ class PoolContext:
 
     taints_kept: asyncio.Event
     """Set once a dry run has shown that the API server keeps taints."""
+
+    on_name_taken: Callable[[str], None]
+    """Receives a sentence on an object that has the name of a slice."""
 
     on_left_out: Callable[[Mapping[str, str]], None]
     """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
@@ -225,11 +231,9 @@ class PoolPublisher:
         if foreign and now < self._undo_not_before:
             self._check_again(self._undo_not_before)
             left |= {name: known.content for name in foreign if (known := writer.known.get(name))}
-            stored = [
-                each
-                for each in stored
-                if each.name not in foreign or slice_index(identity, each.name) is not None
-            ]
+            kept = slices_by_index(identity, stored, known=writer.known)
+            names = {each.name for each in kept.values()}
+            stored = [each for each in stored if each.name not in foreign or each.name in names]
         steps = planning(
             pool,
             identity=identity,
@@ -273,7 +277,11 @@ class PoolPublisher:
             # An admin may have replaced the Node.
             uid = await context.owner.uid(again=True)
         return PoolIdentity(
-            driver=context.manager.driver, node=context.node, node_uid=uid, pool=self.name
+            driver=context.manager.driver,
+            node=context.node,
+            node_uid=uid,
+            pool=self.name,
+            secret=self._writer.secret,
         )
 
     def _foreign(self, stored: Collection[StoredSlice]) -> set[str]:
@@ -335,6 +343,12 @@ class _Writer:
         self.retry_at = 0.0
         """The time at which rejected slices are retried."""
 
+        self.secret = b""
+        """The secret in the names of new slices; empty until a name is taken."""
+
+        self._renaming = False
+        """Whether a name was taken in the last round."""
+
         self._context = context
         self._pool = pool
         self._facts = {"driver": context.manager.driver, "pool": pool}
@@ -374,6 +388,7 @@ class _Writer:
         again = False
         if not plan.empty:
             again = await self._write_all(plan, errors)
+        self._renaming = False
         if errors:
             self.error = "; ".join(map(str, errors.values()))
             self.retry_at = asyncio.get_running_loop().time() + self._retry.next_seconds()
@@ -421,7 +436,12 @@ class _Writer:
         except InvalidError as error:
             errors[write.name] = error
             return self._refuse(write, body, error)
-        except (ConflictError, AlreadyExistsError, NotFoundError):
+        except AlreadyExistsError:
+            found = await self._read(write.name)
+            if found is None or not self._is_ours(found):
+                self._rename(write.name, found)
+            raise
+        except (ConflictError, NotFoundError):
             # The store is outdated.
             await self._read(write.name)
             raise
@@ -461,15 +481,39 @@ class _Writer:
             self._refused_devices[name] = (device, f"the API server rejects it: {why}")
         return bool(named)
 
-    async def _read(self, name: str) -> None:
-        """Read one slice: the stored one is outdated."""
+    def _rename(self, name: str, found: StoredSlice | None) -> None:
+        """Give new slices names that nobody can guess, from the next round on."""
+        self.secret = secrets.token_bytes(16)
+        if found is not None:  # else it is deleted already, and may have been ours
+            note = (
+                f"ResourceSlice {name} belongs to driver {found.driver}, pool {found.pool} and "
+                f"{f'node {found.node}' if found.node else 'no single node'}, so pool {self._pool} "
+                f"is published under other names; find out who created this slice, and delete it"
+            )
+            logger.warning("a slice's name is taken", extra=self._facts | {"error": note})
+            self._context.on_name_taken(note)
+        if not self._renaming:
+            self._renaming = True
+            raise _StaleError
+
+    def _is_ours(self, found: StoredSlice) -> bool:
+        context = self._context
+        ours = (context.manager.driver, context.node, self._pool)
+        return (found.driver, found.node, found.pool) == ours
+
+    async def _read(self, name: str) -> StoredSlice | None:
+        """Read one slice, because the stored one is outdated; it may be another node's now."""
         store = self._context.store
         held = store.find(name)
         try:
-            store.correct(await self._context.api.get(name), held=held)
+            found = await self._context.api.get(name)
         except NotFoundError:
-            if (gone := store.find(name)) is not None:
-                store.remove(name, gone.uid)
+            found = None
+        if found is not None and self._is_ours(found):
+            store.correct(found, held=held)
+        elif (gone := store.find(name)) is not None and gone.pool == self._pool:
+            store.remove(name, gone.uid)
+        return found
 
 
 def _alone(device: DesiredDevice) -> SliceContent:

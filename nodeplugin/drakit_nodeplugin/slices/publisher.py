@@ -51,6 +51,7 @@ class SlicePublisher:
         on_first_list: Callable[[Collection[StoredSlice]], None],
         on_pools: Callable[[Collection[str]], None],
         on_left_out: Callable[[Mapping[str, str]], None],
+        on_name_taken: Callable[[str], None],
         on_dropped: Callable[[str], None],
         on_write: OnWrite,
     ) -> None:
@@ -61,7 +62,8 @@ class SlicePublisher:
         `on_first_list` receives the slices that were published before, and is called before the
         manager is; `on_pools` the pools that the API server holds, whenever these or the desired
         ones change; `on_left_out` the reasons for devices that are newly not published, as in
-        `left_out`; `on_dropped` a sentence on the fields that the API server drops, once.
+        `left_out`; `on_name_taken` a sentence on an object that has the name of one of our slices;
+        `on_dropped` a sentence on the fields that the API server drops, once.
         """
         self._manager = manager
         self._session = session
@@ -70,6 +72,7 @@ class SlicePublisher:
         self._on_first_list = on_first_list
         self._on_pools = on_pools
         self._on_left_out = on_left_out
+        self._on_name_taken = on_name_taken
         self._on_dropped = on_dropped
         self._on_write = on_write
         self._store = SliceStore()
@@ -134,6 +137,7 @@ class SlicePublisher:
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
             taints_kept=self._taints_kept,
+            on_name_taken=self._on_name_taken,
             on_left_out=self._on_left_out,
         )
         async with asyncio.TaskGroup() as group:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from drakit import CounterSet, Device, DriverError, Health, Inventory
+from drakit import CounterSet, Device, DeviceNode, DriverError, Health, Inventory
 from tests.fakes.broken.tidy import Tidy
 
 
@@ -36,6 +37,26 @@ class RefusesAdmin(Tidy):
         if any(place != mine for place in self.run.glob(f"*-{device.name}-whole")):
             raise DriverError("the lamp is another claim's")
         return super().make(claim, device, mode)
+
+
+class OneController(Tidy):
+    """Without a fault: all lamps have a common device node."""
+
+    def make(self, claim, device, mode):
+        node = DeviceNode(
+            path="/dev/null", type="c", major=1, minor=3, identity=self.identity(device)
+        )
+        return replace(super().make(claim, device, mode), device_nodes=(node,))
+
+    def identity(self, device) -> str:
+        return "controller"
+
+
+class ManyControllers(OneController):
+    """The common device node has the identity of each lamp."""
+
+    def identity(self, device) -> str:
+        return device.name
 
 
 class Panels(Tidy):

@@ -188,6 +188,11 @@ def test_the_lowest_version_that_works(name, edits, version):
     assert build_spec(KIND, [(name, edits)])["cdiVersion"] == version
 
 
+def test_the_identity_of_a_device_node_is_not_written():
+    edit = node(type="c", major=188, minor=0, identity="usb:" + "a" * 252)
+    assert one(edit) == one(node(type="c", major=188, minor=0))
+
+
 @pytest.mark.parametrize(
     ("edits", "reason"),
     [
@@ -202,6 +207,30 @@ def test_the_lowest_version_that_works(name, edits, version):
         pytest.param(node(major=-1, minor=1), "major must be from 0 to 4095", id="negative"),
         pytest.param(node(gid=2**32), "not 4294967296", id="too-large"),
         pytest.param(node(uid=10**5000), "a number with thousands of digits", id="far-too-large"),
+        pytest.param(
+            node(identity="usb:a"), "must have the type b or c, and a major and a minor", id="bare"
+        ),
+        pytest.param(
+            node(identity="a", type="u", major=1, minor=1), "type b or c", id="identity-of-a-pipe"
+        ),
+        pytest.param(
+            node(identity="a" * 257, type="c", major=1, minor=1),
+            "deviceNodes[0].identity must have 1 to 256 characters",
+            id="long-identity",
+        ),
+        pytest.param(
+            node(identity="", type="c", major=1, minor=1), "1 to 256", id="empty-identity"
+        ),
+        pytest.param(
+            node(identity="a\n", type="c", major=1, minor=1),
+            "deviceNodes[0].identity must contain printable characters only",
+            id="identity-with-a-newline",
+        ),
+        pytest.param(
+            node(identity=7, type="c", major=1, minor=1),
+            "deviceNodes[0].identity must be of type str",
+            id="identity-that-is-no-text",
+        ),
         pytest.param(node(permissions="rx"), "letters of 'rwm', or 'none'", id="permission"),
         pytest.param(node(permissions="rr"), "has a letter twice", id="permission-twice"),
         pytest.param(node(permissions=""), "for no permission, write 'none'", id="no-permission"),

@@ -7,10 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_strings
 
 from drakit.device import Health
 from drakit_drivers.hostdev import HostDevices
 from drakit_nodeplugin.devices.taints import DOMAIN, Condition, taints
+from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
 from tests.unit.chart.reading import pod_spec, the
 
 SLICES = "drakit-nodeplugin"
@@ -35,7 +38,8 @@ def bound_drivers(objects: list[dict[str, Any]]) -> list[str] | None:
 
 
 def allowing(*drivers: str) -> dict[str, Any]:
-    return {"backends": {"enabled": True, "allowed": {name: {} for name in drivers}}}
+    allowed = {name.partition(".")[0]: {"driver": name} for name in drivers}
+    return {"backends": {"enabled": True, "allowed": allowed}}
 
 
 @pytest.mark.parametrize("name", [SLICES, EVENTS])
@@ -118,7 +122,9 @@ def test_the_policies_cover_everything_that_the_plugin_may_write(render):
             id="backends-that-are-allowed",
         ),
         pytest.param({**NO_HOSTDEV, **allowing()}, [], id="no-backend-is-allowed"),
-        pytest.param({"backends": {"enabled": True}}, None, id="backends-choose-their-names"),
+        pytest.param(
+            {"backends": {"enabled": True}}, [HostDevices.name], id="backends-without-entries"
+        ),
     ],
 )
 def test_drivers_are_bound_where_the_values_name_them_all(render, values, drivers):
@@ -141,3 +147,87 @@ def test_slices_of_a_driver_that_left_the_values_can_be_tainted_and_deleted(rend
         assert taint.key.startswith(DOMAIN)
         assert taint.effect != "None"
     assert f'taint.key.startsWith("{DOMAIN}") && taint.effect != "None"' in update
+
+
+# ------------------------------------------------------------ names of slices
+
+
+class Names:
+    """The rule for the names of slices, evaluated as the API server does."""
+
+    def __init__(self, objects: list[dict[str, Any]]) -> None:
+        spec = policy(objects, SLICES)
+        (rule,) = [each for each in spec["validations"] if "metadata.?name" in each["expression"]]
+        # The library has no optional fields; at a create, an object always has a name.
+        self._rule = rule["expression"].replace('.?name.orValue("")', ".name")
+        self.message = rule["messageExpression"]
+        self._variables = {each["name"]: each["expression"] for each in spec["variables"]}
+        self._environment = cel.NewEnv(
+            variables=dict.fromkeys(("object", "request", "variables"), cel.Type.DYN),
+            extensions=[ext_strings.ExtStrings()],
+        )
+
+    def allow(self, name: str, *, driver: str, pool: str, operation: str = "CREATE") -> bool:
+        body = {"metadata": {"name": name}, "spec": {"driver": driver, "pool": {"name": pool}}}
+        data: dict[str, Any] = {"object": body, "request": {"operation": operation}}
+        variables: dict[str, Any] = {}
+        for variable in ("driverAndPool", "middleOfName"):
+            variables[variable] = self._evaluate(
+                self._variables[variable], {**data, "variables": variables}
+            )
+        return self._evaluate(self._rule, {**data, "variables": variables})
+
+    def _evaluate(self, expression: str, data: dict[str, Any]) -> Any:
+        return self._environment.compile(expression).eval(data=data).plain_value()
+
+
+@pytest.fixture
+def names(render) -> Names:
+    return Names(render())
+
+
+LONG = ".".join(["n" * 60] * 4)
+
+
+@pytest.mark.parametrize("secret", [b"", b"s"], ids=["plain", "random"])
+@pytest.mark.parametrize(
+    ("driver", "pool"),
+    [
+        pytest.param("hostdev.drakit.dev", "node-1", id="the-nodes-own-pool"),
+        pytest.param("hostdev.drakit.dev", "node-1/gpus/2", id="a-further-pool"),
+        pytest.param("hostdev.drakit.dev", "ip-10-0-0-1.lab.example.com", id="a-node-with-dots"),
+        pytest.param("d" * 63, LONG, id="a-long-driver-and-node"),
+        *(pytest.param("d" * i, LONG, id=f"cut-at-{i}") for i in range(35, 45)),
+    ],
+)
+def test_the_policy_allows_the_names_of_the_plugin(names: Names, driver, pool, secret):
+    identity = PoolIdentity(driver=driver, node="n", node_uid="u", pool=pool, secret=secret)
+    for index in (0, 1, 0xFFFFF):
+        assert names.allow(slice_name(identity, index), driver=driver, pool=pool)
+
+
+@pytest.mark.parametrize("secret", [b"", b"s"], ids=["plain", "random"])
+@pytest.mark.parametrize(
+    ("driver", "pool"),
+    [
+        pytest.param("a.test", "node-2", id="of-another-node"),
+        pytest.param("a.test", "node-10", id="of-a-node-whose-name-begins-alike"),
+        pytest.param("a.test", "nodeX1", id="of-a-node-with-another-character-for-a-dot"),
+        pytest.param("a.test", "node-2/gpus", id="of-another-nodes-pool"),
+        pytest.param("b.test", "node.1", id="of-another-driver"),
+        pytest.param("a.test", "node.1/gpus", id="of-another-pool-of-the-node"),
+    ],
+)
+def test_the_policy_refuses_names_of_slices(names: Names, driver, pool, secret):
+    other = PoolIdentity(driver=driver, node="n", node_uid="u", pool=pool, secret=secret)
+    for own in ("node-1", "node.1"):
+        assert not names.allow(slice_name(other, 0), driver="a.test", pool=own)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["forged", "0-a.test-node-1-01234567", "00000-a.test-node-1", "00000-a.test-node-1-0123456x"],
+)
+def test_the_policy_refuses_other_forms_of_names(names: Names, name: str):
+    assert not names.allow(name, driver="a.test", pool="node-1")
+    assert names.allow(name, driver="a.test", pool="node-1", operation="UPDATE"), "of before"

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 import yaml
 
-from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
 from drakit_nodeplugin.endpoints.host_paths import MOUNTED
 from tests.unit.chart.conftest import CHART
@@ -20,6 +20,14 @@ DRIVER = "deviceplugin.drakit.dev"
 EXAMPLES = CHART.parents[1] / "examples" / "device-plugin"
 HOME = "/var/lib/kubelet/plugins/drakit.dev"
 ALONE: dict[str, Any] = {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
+NAMES: dict[str, dict[str, Any]] = {
+    "backends": {"driver": "gpu.example.com"},
+    "devicePlugins": {"resources": ["vendor.example/thing"]},
+}
+"""The required key of an entry."""
+
+ENTRIES = {"backends": "allowed", "devicePlugins": "plugins"}
+"""The key of the entries."""
 
 
 def classes(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -46,7 +54,7 @@ def test_the_keys_and_defaults_are_those_of_the_node_plugin(values, schema, kind
     settings = {"backends": Backends, "devicePlugins": DevicePlugins}[kind]
     known = {field.alias for field in settings.model_fields.values()}
     # Classes are the chart's business.
-    assert set(values[kind]) - {"resources", "extendedResources"} == known
+    assert set(values[kind]) - {"extendedResources"} == known
     assert set(values[kind]) == set(schema["properties"][kind]["properties"])
     given = {key: values[kind][key] for key in known if values[kind][key] != ""}
     assert settings.model_validate(given) == settings()
@@ -69,7 +77,8 @@ def test_the_example_of_device_plugins_fits_the_chart(render, tmp_path):
         if mount["mountPath"] == "/var/lib/kubelet/device-plugins"
     ]
     config = load_config(written(objects, tmp_path, "nodeplugin"))
-    assert paths[name] == str(config.device_plugins_directory)
+    (entry,) = config.device_plugins.plugins
+    assert paths[name] == str(config.device_plugins_directory / entry)
 
     found = classes(objects)
     (unchanged,) = example("extended-resource-pod.yaml")
@@ -131,46 +140,48 @@ FULL_ENTRY: dict[str, Any] = {
     "additionalGids": [44],
     "intelRdt": True,
     "cdiDevices": ["gpu.example.com/card", "gpu.example.com/link=port*"],
+    "env": ["GPU", "NVIDIA_*"],
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("backends", "gpu.example.com"), ("devicePlugins", "vendor.example/thing")]
-)
-@pytest.mark.parametrize("entry", [{}, FULL_ENTRY], ids=["empty-entry", "full-entry"])
-def test_an_allow_list_reaches_the_node_plugin(render, tmp_path, kind, name, entry):
-    objects = render({**ALONE, kind: {"enabled": True, "allowed": {name: entry}}})
+@pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
+@pytest.mark.parametrize("rights", [{}, FULL_ENTRY], ids=["no-rights", "all-rights"])
+def test_entries_reach_the_node_plugin(render, tmp_path, kind, rights):
+    model = {"backends": AllowedBackend, "devicePlugins": AllowedPlugin}[kind]
+    entry = {**NAMES[kind], **rights}
+    objects = render({**ALONE, kind: {"enabled": True, ENTRIES[kind]: {"gpu": entry}}})
     config = load_config(written(objects, tmp_path, "nodeplugin"))
-    allowed = (config.backends if kind == "backends" else config.device_plugins).allowed
-    assert allowed == {name: AllowedEndpoint.model_validate(entry)}
-    assert set(FULL_ENTRY) == {field.alias for field in AllowedEndpoint.model_fields.values()}
+    found = config.backends.allowed if kind == "backends" else config.device_plugins.plugins
+    assert found == {"gpu": model.model_validate(entry)}
+    assert {*FULL_ENTRY, *NAMES[kind]} == {field.alias for field in model.model_fields.values()}
 
 
 @pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
-@pytest.mark.parametrize("allowed", [None, {}], ids=["no-list", "an-empty-list"])
-def test_no_list_and_an_empty_list_differ(render, tmp_path, kind, allowed):
-    objects = render({**ALONE, kind: {"enabled": True, "allowed": allowed}})
+@pytest.mark.parametrize("given", [{}, {"allowed": {}, "plugins": {}}], ids=["default", "empty"])
+def test_nothing_is_allowed_by_default(render, tmp_path, kind, given):
+    values = {key: value for key, value in given.items() if key == ENTRIES[kind]}
+    objects = render({**ALONE, kind: {"enabled": True, **values}})
     config = load_config(written(objects, tmp_path, "nodeplugin"))
-    assert (config.backends if kind == "backends" else config.device_plugins).allowed == allowed
+    assert config.backends.allowed == config.device_plugins.plugins == {}
 
 
-def test_device_plugins_name_links_of_the_host_and_so_does_a_backend_with_a_list(render):
-    def seen(kind: str, **values: Any) -> set[str]:
-        objects = render({**ALONE, kind: {"enabled": True, **values}})
-        spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
-        mounts = spec["containers"][0]["volumeMounts"]
-        return {m["mountPath"] for m in mounts if m["mountPath"].startswith("/host/")}
-
-    assert seen("devicePlugins") == {str(MOUNTED)}
-    assert seen("backends") == set()
-    assert seen("backends", allowed={}) == {str(MOUNTED)}
+@pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
+def test_device_nodes_are_compared_with_those_of_the_host(render, kind):
+    objects = render({**ALONE, kind: {"enabled": True}})
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    mounts = spec["containers"][0]["volumeMounts"]
+    seen = {m["mountPath"] for m in mounts if m["mountPath"].startswith("/host/")}
+    assert seen == {str(MOUNTED)}
 
 
 def test_what_is_not_enabled_leaves_nothing_behind(render, tmp_path):
     objects = render(
         {
             "backends": {"directory": "/srv/backends"},
-            "devicePlugins": {"directory": "/srv/plugins", "resources": ["vendor.example/a"]},
+            "devicePlugins": {
+                "directory": "/srv/plugins",
+                "plugins": {"things": {"resources": ["vendor.example/a"]}},
+            },
         }
     )
     assert writable(objects) == writable(render())
@@ -180,14 +191,19 @@ def test_what_is_not_enabled_leaves_nothing_behind(render, tmp_path):
     assert not config.device_plugins.enabled
 
 
-def test_each_resource_has_a_class(render):
-    resources = [
-        "vendor.example/thing",
-        "vendor.example/mig-1g.5GB_x2",
-        {"name": "other.example/fpga", "deviceClass": "fpga"},
-    ]
-    plugins = {"enabled": True, "driverName": "dp.x", "resources": resources}
-    found = classes(render({**ALONE, "devicePlugins": plugins}))
+def test_each_resource_has_a_class(render, tmp_path):
+    entries = {
+        "things": {"resources": ["vendor.example/thing", "vendor.example/mig-1g.5GB_x2"]},
+        "fpga": {"resources": [{"name": "other.example/fpga", "deviceClass": "fpga"}]},
+    }
+    plugins = {"enabled": True, "driverName": "dp.x", "plugins": entries}
+    objects = render({**ALONE, "devicePlugins": plugins})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert {name: each.resources for name, each in config.device_plugins.plugins.items()} == {
+        "things": ("vendor.example/thing", "vendor.example/mig-1g.5GB_x2"),
+        "fpga": ("other.example/fpga",),
+    }
+    found = classes(objects)
     assert {name: spec["extendedResourceName"] for name, spec in found.items()} == {
         "thing.vendor.example": "vendor.example/thing",
         "mig-1g-5gb-x2.vendor.example": "vendor.example/mig-1g.5GB_x2",
@@ -200,7 +216,8 @@ def test_each_resource_has_a_class(render):
 
 
 def test_classes_can_be_for_claims_alone(render):
-    plugins = {"enabled": True, "resources": ["vendor.example/a"], "extendedResources": False}
+    entries = {"a": {"resources": ["vendor.example/a"]}}
+    plugins = {"enabled": True, "plugins": entries, "extendedResources": False}
     (spec,) = classes(render({**ALONE, "devicePlugins": plugins})).values()
     assert "extendedResourceName" not in spec
 
@@ -221,6 +238,42 @@ def test_classes_can_be_for_claims_alone(render):
             },
             "set them to different directories",
             id="one-directory-for-both",
+        ),
+        pytest.param(
+            {
+                "backends": {
+                    "enabled": True,
+                    "allowed": {name: {"driver": "gpu.example.com"} for name in ("a", "b")},
+                }
+            },
+            "two entries have the driver gpu.example.com",
+            id="one-driver-in-two-directories",
+        ),
+        pytest.param(
+            {
+                "devicePlugins": {
+                    "enabled": True,
+                    "plugins": {
+                        name: {"resources": [f"vendor.example/{name}", "vendor.example/thing"]}
+                        for name in ("a", "b")
+                    },
+                }
+            },
+            "two entries have the resource vendor.example/thing",
+            id="one-resource-in-two-directories",
+        ),
+        pytest.param(
+            {
+                "devicePlugins": {
+                    "enabled": True,
+                    "plugins": {
+                        name: {"resources": [f"vendor.example/{name}{n}" for n in range(129)]}
+                        for name in ("a", "b")
+                    },
+                }
+            },
+            "devicePlugins.plugins has 258 resources, and a node plugin serves at most 256",
+            id="too-many-resources",
         ),
         *(
             pytest.param(
@@ -252,11 +305,10 @@ def test_what_cannot_work_is_refused(helm, tmp_path, changes, told):
     assert told in done.stderr
 
 
-BAD_LISTS: dict[str, Any] = {
-    name: {"gpu.example.com": entry}
+BAD_RIGHTS: dict[str, Any] = {
+    name: {"gpu": {"driver": "gpu.example.com", **entry}}
     for name, entry in {
         "unknown-key": {"device": []},
-        "no-entry": None,
         "owner-by-name": {"owner": {"uid": "root"}},
         "device-outside-dev": {"devices": ["/opt/gpu0"]},
         "relative-device": {"devices": ["gpu0"]},
@@ -269,7 +321,24 @@ BAD_LISTS: dict[str, Any] = {
         "mount-with-a-slash": {"mounts": {"/opt/": "ro"}},
         "relative-hook": {"hooks": ["gpu-hook"]},
         "no-cdi-kind": {"cdiDevices": ["card"]},
+        "devices-of-claims": {"cdiDevices": ["gpu.example.com/claim"]},
+        "devices-of-claims-by-name": {"cdiDevices": ["tpu.example.com/claim=*"]},
+        "every-variable": {"env": ["*"]},
+        "variable-with-a-value": {"env": ["A=b"]},
+        "wildcard-within-a-variable": {"env": ["A*B"]},
+        "resources-of-a-backend": {"resources": ["vendor.example/thing"]},
+        "no-driver": {"driver": "Gpu"},
     }.items()
+}
+BAD_LISTS: dict[str, Any] = {
+    **BAD_RIGHTS,
+    "null": None,
+    "no-entry": {"gpu": None},
+    "entry-without-a-driver": {"gpu": {}},
+    "name-of-a-driver": {"gpu.example.com": {"driver": "gpu.example.com"}},
+    "name-in-capitals": {"GPU": {"driver": "gpu.example.com"}},
+    "name-that-goes-back": {"..": {"driver": "gpu.example.com"}},
+    "name-that-is-too-long": {"g" * 21: {"driver": "gpu.example.com"}},
 }
 """Lists that neither the chart nor the node plugin accepts."""
 
@@ -288,23 +357,28 @@ def test_the_node_plugin_refuses_lists_as_the_chart_does(allowed):
         pytest.param("backends", {"directory": "backends"}, id="relative-directory"),
         pytest.param("backends", {"directory": "/srv/../backends"}, id="directory-that-goes-back"),
         pytest.param("backends", {"directory": "/srv/backends/"}, id="directory-with-a-slash"),
-        pytest.param("backends", {"directory": "/" + "s" * 90}, id="no-room-for-a-sockets-name"),
+        pytest.param("backends", {"directory": "/" + "s" * 61}, id="no-room-for-a-sockets-name"),
         pytest.param("devicePlugins", {"driverName": "Drakit"}, id="name-that-is-no-drivers"),
-        pytest.param("devicePlugins", {"resources": ["thing"]}, id="resource-without-a-domain"),
-        pytest.param(
-            *("devicePlugins", {"resources": [f"vendor.example/{'t' * 50}"]}),
-            id="resource-that-no-attribute-can-hold",
-        ),
-        pytest.param(
-            *("devicePlugins", {"resources": [{"name": "vendor.example/thing"}]}),
-            id="resource-without-a-class",
+        *(
+            pytest.param("devicePlugins", {"plugins": {"things": entry}}, id=name)
+            for name, entry in {
+                "no-resources": {},
+                "an-empty-list-of-resources": {"resources": []},
+                "resource-without-a-domain": {"resources": ["thing"]},
+                "resource-that-no-attribute-can-hold": {
+                    "resources": [f"vendor.example/{'t' * 50}"]
+                },
+                "resource-without-a-class": {"resources": [{"name": "vendor.example/thing"}]},
+                "driver-of-a-device-plugin": {
+                    "resources": ["vendor.example/thing"],
+                    "driver": "gpu.example.com",
+                },
+            }.items()
         ),
         *(
             pytest.param("backends", {"allowed": allowed}, id=f"backends-{name}")
             for name, allowed in BAD_LISTS.items()
         ),
-        pytest.param("devicePlugins", {"allowed": {"thing": {}}}, id="no-resource"),
-        pytest.param("backends", {"allowed": {"vendor.example/thing": {}}}, id="no-driver"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(values, schema, kind, changes):

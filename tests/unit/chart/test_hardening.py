@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -150,8 +151,7 @@ def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
     assert scc["apiVersion"] == "security.openshift.io/v1"
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     used = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
-    # The kubelet's token comes in a projected volume, which admission adds.
-    assert set(scc["volumes"]) == used | {"projected"}
+    assert set(scc["volumes"]) == used
     assert scc["allowHostDirVolumePlugin"] is True
     (container,) = spec["containers"]
     assert scc["allowPrivilegedContainer"] is False
@@ -162,44 +162,39 @@ def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
         assert scc[f"allowHost{power}"] is False
 
 
-# ------------------------------------------------------------ the disk helper
+# ------------------------------------------------------------ no privileges
 
 
-def test_a_plain_install_has_no_disk_helper(render):
-    objects = render({"hostdev": {"allowDisks": True}})
-    assert "disk-helper" not in str(objects)
+def switched_on(values: Any) -> Any:
+    """The values with every switch on."""
+    if isinstance(values, dict):
+        return {key: switched_on(value) for key, value in values.items()}
+    return True if values is False else values
 
 
-def test_only_the_disk_helper_is_privileged_and_it_has_no_token(render):
-    objects = render({"hostdev": {"diskHelper": {"enabled": True}}})
-    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
-    plugin, helper = spec["containers"]
-    assert not plugin["securityContext"]["privileged"]
-    assert helper["securityContext"] == {
-        "runAsUser": 0,
-        "privileged": True,
-        "readOnlyRootFilesystem": True,
-    }
-    mounts = {mount["mountPath"]: mount["name"] for mount in helper["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    token = "/var/run/secrets/kubernetes.io/serviceaccount"
-    assert "emptyDir" in volumes[mounts[token]]
-    assert {path for path, name in mounts.items() if "hostPath" in volumes[name]} == {"/host/dev"}
-    assert mounts.keys() == {"/run/drakit-disk-helper", "/host/dev", token}
+def containers(body: Any) -> Iterator[dict[str, Any]]:
+    """The containers of all pods in objects."""
+    if isinstance(body, list):
+        for each in body:
+            yield from containers(each)
+    if isinstance(body, dict):
+        for key, value in body.items():
+            if key in ("containers", "initContainers") and value:
+                yield from value
+            yield from containers(value)
 
 
-def test_the_driver_finds_the_disk_helper_where_it_listens(render):
-    objects = render({"hostdev": {"diskHelper": {"enabled": True}}})
-    plugin, helper = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"]
-    config = yaml.safe_load(
-        the(objects, "ConfigMap", "drakit-nodeplugin")["data"]["nodeplugin.yaml"]
-    )
-    (driver,) = config["drivers"]
-    assert driver["driver"] == "hostdev-disks"
-    socket = driver["config"]["diskHelper"]
-    assert helper["args"][0] == socket
-    directory = socket.rpartition("/")[0]
-    assert all(
-        directory in {mount["mountPath"] for mount in container["volumeMounts"]}
-        for container in (plugin, helper)
-    )
+def test_with_every_switch_on_no_container_is_privileged_or_has_a_capability(render, values):
+    everything = switched_on(values)
+    everything["nodeplugin"] |= {"kubeletStateDirectory": "/srv/kubelet", "bootIDFile": "/srv/id"}
+    everything["openShift"]["scc"] = {"nodeplugin": "privileged", "operator": "nonroot-v2"}
+    objects = render(everything)
+    owners = {body["metadata"]["name"] for body in objects if any(containers(body))}
+    assert {"drakit-nodeplugin", "drakit-operator"} <= owners
+    for container in containers(objects):
+        context, name = container["securityContext"], container["name"]
+        assert not context.get("privileged"), name
+        assert context["allowPrivilegeEscalation"] is False, name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+    for power in ("hostNetwork", "hostPID", "hostIPC"):
+        assert power not in yaml.dump_all(objects)

@@ -12,8 +12,11 @@ from tests.unit.chart.conftest import CHART
 
 EVERYTHING: dict[str, Any] = {
     "simulated": {"enabled": True},
-    "backends": {"enabled": True},
-    "devicePlugins": {"enabled": True, "resources": ["vendor.example/thing"]},
+    "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.example.com"}}},
+    "devicePlugins": {
+        "enabled": True,
+        "plugins": {"things": {"resources": ["vendor.example/thing"]}},
+    },
     "networkPolicy": {"enabled": True},
     "openShift": {"scc": {"nodeplugin": "privileged", "operator": "nonroot-v2"}},
     "image": {"digest": {"nodeplugin": "sha256:" + "1" * 64}},

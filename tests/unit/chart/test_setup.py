@@ -63,7 +63,8 @@ def test_each_hook_has_its_account_and_rights_before_it_runs(render):
 
 
 def test_the_hooks_may_change_only_drakits_definitions_and_policies(render):
-    rules = the(render(), "ClusterRole", "drakit-setup")["rules"]
+    objects = render({"hostdev": {"policies": POLICIES}})
+    rules = the(objects, "ClusterRole", "drakit-setup")["rules"]
     names = {body["metadata"]["name"] for body in read_definitions()}
     for rule in rules:
         if set(rule["verbs"]) != {"create"} and "apiextensions.k8s.io" in rule["apiGroups"]:

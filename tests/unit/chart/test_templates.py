@@ -287,6 +287,25 @@ def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_p
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
 
 
+@pytest.mark.parametrize(
+    ("values", "allowed"),
+    [
+        pytest.param({}, False, id="default"),
+        pytest.param({"allowDangerous": True}, True, id="allowed"),
+        pytest.param({"allowDangerous": False}, False, id="refused"),
+    ],
+)
+def test_the_values_decide_whether_policies_can_publish_dangerous_devices(
+    render, tmp_path, values, allowed
+):
+    wants = {"match": [{"subsystem": "mem"}], "allow": {"dangerous": True}}
+    objects = render({"hostdev": {**values, "policies": {"mem": wants}}})
+    (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
+    assert HostDevicesConfig.model_validate(entry.config).allow_dangerous is allowed
+    # The node decides: the object is the same.
+    assert policies_of(objects)["mem"]["allow"] == {"dangerous": True}
+
+
 def test_the_operator_makes_the_classes_of_policies_and_the_chart_none(render):
     overrides = {"policies": {"serial": SERIAL, "tun": {"enabled": True}}}
     objects = render({"hostdev": overrides})
@@ -338,7 +357,10 @@ def test_classes_have_the_newest_version_that_the_cluster_serves(render, served,
     values = {
         "hostdev": {"policies": {"serial": SERIAL}},
         "simulated": {"enabled": True},
-        "devicePlugins": {"enabled": True, "resources": ["vendor.example/thing"]},
+        "devicePlugins": {
+            "enabled": True,
+            "plugins": {"things": {"resources": ["vendor.example/thing"]}},
+        },
     }
     api_versions = [f"resource.k8s.io/{each}/DeviceClass" for each in served]
     objects = render(values, api_versions=api_versions)
@@ -368,6 +390,7 @@ def test_without_hostdev_the_host_is_not_mounted(render):
     spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
     assert {volume["name"] for volume in spec["volumes"]} == {
         "config",
+        "token",
         "drakit",
         "registry",
         "cdi",
@@ -381,7 +404,7 @@ def test_new_configuration_replaces_the_pods(render):
         return template["metadata"]["annotations"]["checksum/config"]
 
     assert checksum({}) == checksum({"operator": {"replicas": 2}})
-    assert checksum({}) != checksum({"hostdev": {"allowDisks": True}})
+    assert checksum({}) != checksum({"hostdev": {"rescanInterval": "20s"}})
 
 
 def test_every_rendered_document_has_our_labels(render):
@@ -393,13 +416,12 @@ def test_a_driver_gets_what_it_needs_of_the_host_besides(render):
     plain = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     volume = {"name": "lamps", "hostPath": {"path": "/srv/lamps", "type": "Directory"}}
     mount = {"name": "lamps", "mountPath": "/srv/lamps", "readOnly": True}
-    more = {"volumes": [volume], "volumeMounts": [mount], "capabilities": ["SYS_ADMIN"]}
+    more = {"volumes": [volume], "volumeMounts": [mount]}
     spec = pod_spec(render({"nodeplugin": more}), "DaemonSet", "drakit-nodeplugin")
     (container,), (before,) = spec["containers"], plain["containers"]
     assert spec["volumes"] == [*plain["volumes"], volume]
     assert container["volumeMounts"] == [*before["volumeMounts"], mount]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"] == before["securityContext"]
 
 
 def test_a_release_can_keep_the_names_that_were_fixed_once(render):

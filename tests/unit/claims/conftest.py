@@ -7,6 +7,7 @@ import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.numbers import HeldNumbers
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -29,7 +30,14 @@ class Plugin:
     """An engine with its real parts, and fakes for its dependencies."""
 
     def __init__(
-        self, folder: Path, *, boot_id: str, owner: str, claims: FakeClaims, devices: FakeDevices
+        self,
+        folder: Path,
+        *,
+        boot_id: str,
+        owner: str,
+        claims: FakeClaims,
+        devices: FakeDevices,
+        numbers: HeldNumbers | None = None,
     ):
         self.cdi = folder / "cdi"
         self.claims = claims
@@ -37,7 +45,9 @@ class Plugin:
         self.instances = FakeInstances()
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, files=self.specs)
+        self.checkpoint = Checkpoint(
+            folder / "checkpoint.db", owner=owner, files=self.specs, numbers=numbers
+        )
         self.parts = EngineParts(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),

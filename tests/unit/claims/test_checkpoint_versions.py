@@ -14,6 +14,7 @@ from drakit_nodeplugin.claims.checkpoint.inspect import forget, inspect
 from drakit_nodeplugin.claims.checkpoint.records import (
     StoredClaim,
     StoredDevice,
+    StoredNode,
     checksum,
     dump,
     load,
@@ -40,6 +41,7 @@ CLAIM = StoredClaim(
             configs=(0,),
             consumes={"card-0": {"memory": "20Gi"}},
             cdi_devices=("vendor.example/gpu=0",),
+            nodes=(StoredNode(type="c", major=188, minor=0, identity="usb:a", current=False),),
         ),
     ),
     configs=('{"mode":"fast"}',),
@@ -54,7 +56,8 @@ BODY = (
     b'"devices":[{"pool":"node-1","device":"cam-0","request":"main/small","share_id":"share-1",'
     b'"admin_access":false,"consumed_capacity":{"memory":"1Gi"},"configs":[0],'
     b'"consumes":{"card-0":{"memory":"20Gi"}},'
-    b'"cdi_devices":["vendor.example/gpu=0"]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
+    b'"cdi_devices":["vendor.example/gpu=0"],"nodes":[{"type":"c","major":188,"minor":0,'
+    b'"identity":"usb:a","current":false}]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
     b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7,"owner":"pod-1"}'
 )
 """A stored row. Its format may change only as :data:`.schema.VERSION` permits."""
@@ -87,6 +90,12 @@ def test_a_row_is_what_it_was():
     assert load(BODY, expected=checksum(BODY)) == CLAIM
 
 
+def test_a_device_node_of_a_successor_is_read():
+    body = BODY.replace(b'"minor":0', b'"minor":0,"later":{"x":1}')
+    claim = load(body, expected=checksum(body))
+    assert claim.devices[0].nodes == CLAIM.devices[0].nodes
+
+
 def test_a_row_without_the_fields_that_have_defaults_is_read():
     fields = {name: json.loads(BODY)[name] for name in ("uid", "namespace", "name", "state")}
     device = {"pool": "node-1", "device": "cam-0", "request": "main", "later": 1}
@@ -94,6 +103,7 @@ def test_a_row_without_the_fields_that_have_defaults_is_read():
     claim = load(body, expected=checksum(body))
     assert claim.devices == (stored_device("cam-0"),)
     assert claim.devices[0].consumes is None, "its consumption is unknown"
+    assert claim.devices[0].nodes == (), "nothing is known of its numbers"
     assert (claim.configs, claim.rebuilt, claim.generation) == ((), None, 0)
 
 

@@ -51,7 +51,7 @@ class Lab:
     def __init__(self) -> None:
         self.engine = Engine()
         self.recorder = Recorder()
-        self.events = ClaimEvents(DRIVER)
+        self.events = ClaimEvents(DRIVER, node="node-1")
         self.queue = ClaimQueue(DRIVER, self.engine, observers=[self.events])
 
     async def attempt(
@@ -204,7 +204,7 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
 
 async def test_the_event_stands_at_the_claim(api_server, session):
     recorder = EventRecorder(session, controller="drakit.dev/nodeplugin", instance="node-1")
-    events = ClaimEvents(DRIVER)
+    events = ClaimEvents(DRIVER, node="node-1")
     writer = asyncio.create_task(events.run(recorder))
     answer = ClaimAnswer(error="cam-0 is broken", reason="DriverFailed")
     events.finished(A, "prepare", answer, 0.0)
@@ -228,3 +228,16 @@ async def test_the_event_stands_at_the_claim(api_server, session):
         "Preparing",
         "cam-0 is broken",
     )
+
+
+@pytest.mark.looptime
+async def test_a_device_with_another_number_is_reported_on_each_of_its_claims(lab):
+    clause = "device tty-0 is now c 188:1, and no longer c 188:0"
+    for claim in (A, B):
+        lab.events.finished(claim, "prepare", ClaimAnswer(renumbered=(clause,)), 0.0)
+    assert await lab.news() == [
+        f"Warning DeviceRenumbered claim-{claim.uid}: claim {claim}: on node node-1, {clause}; "
+        "running containers keep the old number until they restart; delete the pods that use the "
+        "claim if they cannot use the device any more"
+        for claim in (A, B)
+    ]

@@ -86,9 +86,9 @@ def test_generic_device_plugin(capsys):
             id="nodes-without-hardware",
         ),
         pytest.param(
-            ("/dev/sda", "/dev/sdb"),
-            [{"subsystem": "block", "paths": ["/dev/sda", "/dev/sdb"]}],
-            id="disks",
+            ("/dev/loop0", "/dev/loop1"),
+            [{"subsystem": "block", "paths": ["/dev/loop0", "/dev/loop1"]}],
+            id="loop-devices",
         ),
     ],
 )
@@ -101,7 +101,25 @@ def test_paths_that_are_no_unit_become_devices_of_their_own(capsys, tmp_path, pa
     assert "claim separately, without the extended resource" in remarks[0]
 
 
-def test_akri_does_not_group_the_partitions_of_a_disk(capsys, tmp_path):
+DISKS = "not converted: hostdev publishes no disks; use a CSI driver"
+
+
+def test_disks_are_left_out_and_the_other_devices_of_their_group_stay(capsys, tmp_path):
+    nodes = ", ".join(f"{{path: /dev/{name}}}" for name in ("sda", "disk/by-id/x", "loop0", "kvm"))
+    other = "{name: y, groups: [{paths: [{path: /dev/nvme0n1}]}]}"
+    file = given(tmp_path, f"devices: [{{name: x, groups: [{{paths: [{nodes}]}}]}}, {other}]")
+    code, policies, remarks = convert(capsys, "generic-device-plugin", file)
+    assert code == 1
+    assert [each["match"] for each in policies.values()] == [
+        [
+            {"subsystem": "block", "paths": ["/dev/loop0"]},
+            {"subsystem": "misc", "paths": ["/dev/kvm"]},
+        ]
+    ]
+    assert len([line for line in remarks if DISKS in line]) == 2
+
+
+def test_akri_converts_no_disks(capsys, tmp_path):
     file = given(
         tmp_path,
         """
@@ -113,12 +131,12 @@ spec:
     name: udev
     discoveryDetails: |
       groupRecursive: true
-      udevRules: ['SUBSYSTEM=="block", KERNEL=="sd[a-z]"']
+      udevRules: ['SUBSYSTEM=="block", KERNEL=="sd[a-z]"', 'SUBSYSTEM=="block", DRIVERS=="nvme"']
 """,
     )
     code, policies, remarks = convert(capsys, "akri", file)
-    assert (code, "group" in policies["disks"]) == (1, False)
-    assert any("groupRecursive: not converted" in line for line in remarks)
+    assert (code, policies) == (1, {})
+    assert any(DISKS in line for line in remarks)
 
 
 def test_akri(capsys):

@@ -232,7 +232,7 @@ def test_the_page_shows_the_files_and_the_commands_of_the_project(lamps):
     others = [line for line in given if line not in shown]
     assert others[:2] == [
         "python3 -m venv .venv",
-        "pip install $DRAKIT --editable '.[dev]'",
+        "pip install $DRAKIT[testing] --editable '.[dev]'",
     ]
     assert {" ".join(line.split()[:2]) for line in others[2:]} <= {
         *("kubectl describe", "kubectl -n", "kubectl get")

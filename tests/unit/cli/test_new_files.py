@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import tomllib
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from drakit.cli.new import FILES, MAX_NAME, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
     commands,
+    files_of,
     readme,
     run,
     values_of,
@@ -119,33 +121,87 @@ def test_its_readme_names_what_its_values_name(lamps):
     assert label in (ROOT / "README.md").read_text()
 
 
-def test_it_asks_for_drakit_as_it_is_and_not_for_one_that_may_break_it(lamps):
+def test_its_metadata_require_only_packages_that_an_index_has(lamps):
     project = tomllib.loads((lamps / "pyproject.toml").read_text())["project"]
-    (text,) = project["dependencies"]
-    wanted = Requirement(text)
-    assert wanted.name == "drakit"
-    assert wanted.specifier.contains(version("drakit"), prereleases=True)
-    assert not wanted.specifier.contains("0.2.0")
-    extras = [Requirement(text) for text in project["optional-dependencies"]["dev"]]
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {extra.name for extra in extras} == {"drakit", "pytest", "ruff"}
-    for extra in extras:
-        assert extra.extras <= own["optional-dependencies"].keys()
+    assert project["dependencies"] == []
+    extras = [Requirement(text).name for text in project["optional-dependencies"]["dev"]]
+    assert extras == ["pytest", "ruff"]
 
 
 @pytest.mark.parametrize(
-    ("drakit", "requirement", "tag"),
+    ("drakit", "tag"),
     [
-        pytest.param("0.1.0.dev0", "drakit>=0.1.0.dev0,<0.2", "0.1.0", id="before-a-release"),
-        pytest.param("0.3.2", "drakit>=0.3.2,<0.4", "0.3.2", id="before-1"),
-        pytest.param("1.4.2", "drakit>=1.4.2,<2", "1.4.2", id="after-1"),
-        pytest.param("2.0rc1+local.7", "drakit>=2.0rc1,<3", "2.0.0", id="a-build-of-ones-own"),
+        pytest.param("0.1.0.dev0", "0.1.0", id="before-a-release"),
+        pytest.param("0.3.2", "0.3.2", id="before-1"),
+        pytest.param("1.4.2", "1.4.2", id="after-1"),
+        pytest.param("2.0rc1+local.7", "2.0.0", id="a-build-of-ones-own"),
     ],
 )
-def test_what_it_asks_for_follows_from_the_version_that_wrote_it(drakit, requirement, tag):
+def test_its_base_follows_from_the_version_that_wrote_it(drakit, tag):
     project = project_of("lamps", driver=None, image=None, drakit=drakit)
-    assert project.requirement == requirement
     assert project.base == f"registry.example.com/drakit-nodeplugin:{tag}"
+
+
+def test_nothing_in_it_installs_drakit_by_name(lamps):
+    """Until a release, the name is free in the public index: anyone could register it."""
+    for name in files_of(lamps):
+        for line in (lamps / name).read_text().splitlines():
+            if re.search(r"\bpip3? install\b", line):
+                words = re.findall(r"""[^\s"'`]+""", line.partition(" install ")[2])
+                assert not [word for word in words if re.match(r"drakit\b(?![-/])", word)], line
+
+
+def install_step(project: Path) -> str:
+    workflow = yaml.safe_load((project / ".github" / "workflows" / "ci.yaml").read_text())
+    (step,) = [step for step in workflow["jobs"]["check"]["steps"] if step.get("name") == "install"]
+    # Without the variable, its value is empty: there is no default.
+    assert step["env"] == {"DRAKIT": "${{ vars.DRAKIT }}"}
+    return step["run"]
+
+
+@pytest.mark.parametrize(
+    ("drakit", "accepted"),
+    [
+        pytest.param("", False, id="not-set"),
+        pytest.param("drakit", False, id="a-name"),
+        pytest.param("drakit[testing]", False, id="a-name-with-an-extra"),
+        pytest.param("drakit[testing]==0.1.0", False, id="a-version"),
+        pytest.param(
+            "drakit[testing] @ git+https://git.example.com/drakit@0123abc", True, id="a-commit"
+        ),
+        pytest.param(
+            "drakit[testing] @ https://files.example.com/drakit-0.1.0-py3-none-any.whl",
+            True,
+            id="a-wheel",
+        ),
+    ],
+)
+def test_its_workflow_fails_instead_of_installing_drakit_from_an_index(
+    drakit, accepted, lamps, tmp_path
+):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/arguments\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-e", "-c", install_step(lamps)],
+        cwd=lamps,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "DRAKIT": drakit},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    arguments = tmp_path / "arguments"
+    if accepted:
+        assert done.returncode == 0, done.stderr
+        assert arguments.read_text().splitlines() == [
+            *("-m", "pip", "install", drakit, "--editable", ".[dev]")
+        ]
+    else:
+        assert (done.returncode, arguments.exists()) == (1, False)
+        (line,) = done.stdout.splitlines()
+        assert line.startswith("::error::drakit has no release yet")
+        assert "Set the repository variable DRAKIT to a requirement that pins a commit" in line
 
 
 def test_its_workflow_runs_what_its_readme_describes_and_needs_no_secret(lamps):
@@ -162,6 +218,8 @@ def test_its_workflow_runs_what_its_readme_describes_and_needs_no_secret(lamps):
     said = readme(lamps).replace(".venv/bin/", "").replace("'", '"')
     for step in steps:
         for line in step.get("run", "").splitlines():
+            if step.get("name") == "install":
+                continue
             program = line.removeprefix("python -m ")
             if not program.startswith(("pytest", "docker")):
                 assert program in said, line

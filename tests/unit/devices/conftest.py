@@ -23,6 +23,7 @@ DRIVER = "camera.example.com"
 SETTINGS = Devices(
     endpoint_stop_grace_period=300.0,
     start_grace_period=30.0,
+    gone_eviction_delay=10.0,
     health=DeviceHealthSettings(recovery_period=30.0, eviction_delay=10.0, timeout=30.0),
 )
 

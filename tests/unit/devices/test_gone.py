@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -13,6 +14,7 @@ from drakit_nodeplugin.devices.model import DeviceHealth
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,
+    SETTINGS,
     Node,
     inventory,
     pass_time,
@@ -25,9 +27,12 @@ pytestmark = pytest.mark.looptime
 
 BAD = Health.unhealthy("too hot")
 
+DELAY = SETTINGS.gone_eviction_delay
 
-def evicting(*names: str) -> Inventory:
-    return Inventory(devices=[Device(name=name, evict_if_gone=True) for name in names])
+
+def evicting(*names: str, withdrawn: Collection[str] = ()) -> Inventory:
+    devices = [Device(name=name, evict_if_gone=True) for name in names]
+    return Inventory(devices=devices, withdrawn=withdrawn)
 
 
 def added_at(manager, name: str) -> int:
@@ -90,12 +95,149 @@ async def test_all_devices_of_a_driver_can_be_gone(node: Node):
         assert shown(manager.publication()) == {NODE: {}}
 
 
-async def test_a_device_that_asks_for_it_evicts_its_pods(node: Node):
-    node.store.used = {NODE: {"a"}}
+async def test_a_device_that_stays_away_evicts_its_pods_after_a_delay(node: Node):
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b", "c"))
+        manager.replaced(DRIVER, evicting("b", "c"))
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": [], "c": []}}
+        await pass_time(4)
+        manager.replaced(DRIVER, evicting("c"))
+        seen = manager.revision.number
+        await pass_time(DELAY - 5)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": ["gone"], "c": []}}
+        assert manager.revision.number == seen
+        await pass_time(1)
+        assert shown(manager.publication())[NODE]["a"] == ["gone:NoExecute"]
+        assert shown(manager.publication())[NODE]["b"] == ["gone"], "it vanished later"
+        assert added_at(manager, "a") == int(node.epoch + DELAY), "a toleration counts from then"
+        await pass_time(4)
+        assert shown(manager.publication())[NODE]["b"] == ["gone:NoExecute"]
+        await pass_time(3600)
+        assert added_at(manager, "a") == int(node.epoch + DELAY)
+
+
+async def test_devices_that_return_within_the_delay_are_never_evicted(node: Node):
+    """A hub that resets unplugs its devices for a moment, perhaps again and again."""
+    node.store.used = {NODE: {"a"}, f"{NODE}/usb": {"a"}}
+    both = [Device(name="a", pool=pool, evict_if_gone=True) for pool in ("", "usb")]
+    async with node.plugin() as manager:
+        for _ in range(3):
+            manager.replaced(DRIVER, Inventory(devices=both))
+            await pass_time(1)
+            assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/usb": {"a": []}}
+            manager.replaced(DRIVER, inventory("x"))
+            await pass_time(DELAY - 1)
+            gone = {NODE: {"a": ["gone"], "x": []}, f"{NODE}/usb": {"a": ["gone"]}}
+            assert shown(manager.publication()) == gone
+
+
+async def test_each_device_of_two_pools_and_two_endpoints_has_its_own_delay(node: Node):
+    node.store.used = {f"{NODE}/one": {"a"}, f"{NODE}/two": {"a"}}
+
+    def listed(pool: str, *names: str) -> Inventory:
+        devices = [Device(name=name, pool=pool, evict_if_gone=True) for name in names]
+        return Inventory(devices=devices)
+
+    async with node.plugin("any", endpoints=()) as manager:
+        for pool in ("one", "two"):
+            manager.replaced(pool, listed(pool, "a", "b"))
+        await pass_time(1)
+        manager.replaced("one", listed("one", "b"))
+        await pass_time(4)
+        manager.replaced("two", listed("two", "b"))
+        await pass_time(DELAY - 4)
+        assert shown(manager.publication()) == {
+            f"{NODE}/one": {"a": ["gone:NoExecute"], "b": []},
+            f"{NODE}/two": {"a": ["gone"], "b": []},
+        }
+        manager.replaced("two", listed("two", "a", "b"))
+        await pass_time(DELAY)
+        assert shown(manager.publication()) == {
+            f"{NODE}/one": {"a": ["gone:NoExecute"], "b": []},
+            f"{NODE}/two": {"a": [], "b": []},
+        }
+
+
+async def test_a_device_that_does_not_ask_for_it_never_evicts_its_pods(node: Node):
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("b"))
+        await pass_time(3600)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
+
+
+async def test_while_the_driver_is_stopped_no_device_is_evicted(node: Node):
+    """Nobody knows then whether the device is back."""
+    node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:
         manager.replaced(DRIVER, evicting("a", "b"))
-        manager.replaced(DRIVER, evicting("b"))
         await pass_time(1)
+        manager.replaced(DRIVER, evicting("b"))
+        await pass_time(DELAY - 1)
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(100)
+        stopped = {NODE: {"a": ["stopped", "gone"], "b": ["stopped"]}}
+        assert shown(manager.publication()) == stopped
+        manager.replaced(DRIVER, evicting("b"))
+        await pass_time(DELAY - 1)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone:NoExecute"], "b": []}}
+        manager.stopped(DRIVER, "it ended")
+        assert shown(manager.publication())[NODE]["a"] == ["stopped", "gone:NoExecute"]
+
+
+@pytest.mark.parametrize(
+    "after_seconds", [pytest.param(2, id="at-once"), pytest.param(60, id="after-the-delay")]
+)
+async def test_a_withdrawn_device_is_gone_and_its_pods_are_not_evicted_until_it_is_unplugged(
+    node: Node, after_seconds: float
+):
+    """It may have been unplugged before, when it returns without a policy that matches it."""
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b", "c"))
+        manager.replaced(DRIVER, evicting("c"))
+        await pass_time(after_seconds)
+        manager.replaced(DRIVER, evicting("c", withdrawn=["a", "c", "no-such"]))
+        await pass_time(60)
+        expected = {NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}}
+        assert shown(manager.publication()) == expected
+        manager.replaced(DRIVER, evicting("c"))
+        await pass_time(DELAY - 1)
+        assert shown(manager.publication()) == expected
+        await pass_time(1)
+        expected = {NODE: {"a": ["gone:NoExecute"], "b": ["gone:NoExecute"], "c": []}}
+        assert shown(manager.publication()) == expected, "now it is unplugged"
+        node.store.used = {NODE: {"b"}}
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"b": ["gone:NoExecute"], "c": []}}
+
+
+async def test_a_device_that_can_no_longer_be_published_does_not_evict_its_pods(node: Node):
+    """It is still there: its driver has a bug."""
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b", "c"))
+        bad = Device(name="a", attributes={"no name": 1}, evict_if_gone=True)
+        manager.replaced(DRIVER, Inventory(devices=[bad, Device(name="c"), Device(name=None)]))
+        await pass_time(60)
+        assert shown(manager.publication()) == {
+            NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}
+        }
+
+
+async def test_a_withdrawn_device_that_is_listed_again_can_be_evicted_again(node: Node):
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b"))
+        manager.replaced(DRIVER, evicting("b", withdrawn=["a"]))
+        await pass_time(1)
+        manager.replaced(DRIVER, evicting("a", "b"))
+        manager.replaced(DRIVER, evicting("b"))
+        await pass_time(DELAY)
         assert shown(manager.publication()) == {NODE: {"a": ["gone:NoExecute"], "b": []}}
 
 
@@ -228,8 +370,8 @@ async def test_a_restart_keeps_a_gone_device_as_it_is(node: Node, listing, word)
         manager.replaced(DRIVER, listing("a", "b"))
         await pass_time(5)
         manager.replaced(DRIVER, listing("b"))
+        await pass_time(DELAY + 5)
         since = added_at(manager, "a")
-        await pass_time(5)
     writes = node.store.writes
     async with node.plugin() as manager:
         assert manager.publication().held == {NODE}
@@ -259,9 +401,62 @@ async def test_a_device_that_vanished_during_a_restart_is_gone(node: Node, listi
         manager.replaced(DRIVER, listing("a", "b", "c"))
         await pass_time(5)
     async with node.plugin() as manager:
+        await pass_time(15)
         manager.replaced(DRIVER, listing("b"))
+        await pass_time(DELAY - 1)
+        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
         await pass_time(1)
         assert shown(manager.publication()) == {NODE: {"a": [word], "b": []}}
+
+
+async def test_a_restart_within_the_delay_begins_it_again_and_forgets_nothing(node: Node):
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b", "c"))
+        await pass_time(5)
+        manager.replaced(DRIVER, evicting("c"))
+        since = added_at(manager, "a")
+        await pass_time(DELAY - 1)
+    for _ in range(2):
+        async with node.plugin() as manager:
+            manager.adopt({(NODE, name): published("gone", at=since) for name in ("a", "b")})
+            await pass_time(2)
+            manager.replaced(DRIVER, evicting("b", "c"))
+            await pass_time(DELAY - 1)
+            assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": [], "c": []}}
+            assert added_at(manager, "a") == since
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "a"): published("gone", at=since)})
+        manager.replaced(DRIVER, evicting("b", "c"))
+        await pass_time(DELAY)
+        assert shown(manager.publication())[NODE] == {"a": ["gone:NoExecute"], "b": [], "c": []}
+
+
+async def test_a_device_that_is_withdrawn_before_or_after_a_restart_is_not_evicted(node: Node):
+    node.store.used = {NODE: {"a", "b"}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("a", "b", "c"))
+        await pass_time(5)
+        manager.replaced(DRIVER, evicting("c", withdrawn=["a"]))
+        await pass_time(5)
+    async with node.plugin() as manager:
+        await pass_time(60)
+        manager.replaced(DRIVER, evicting("c", withdrawn=["a"]))
+        await pass_time(60)
+        assert shown(manager.publication()) == {
+            NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}
+        }
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("c", withdrawn=["a", "b"]))
+        await pass_time(60)
+        assert shown(manager.publication())[NODE] == {"a": ["gone"], "b": ["gone"], "c": []}
+        manager.replaced(DRIVER, evicting("c"))
+        await pass_time(DELAY)
+        assert shown(manager.publication())[NODE] == {
+            "a": ["gone:NoExecute"],
+            "b": ["gone:NoExecute"],
+            "c": [],
+        }
 
 
 async def test_a_driver_that_does_not_return_leaves_its_gone_devices_gone(node: Node):

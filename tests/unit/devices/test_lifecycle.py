@@ -6,8 +6,18 @@ import asyncio
 
 import pytest
 
+from drakit import Device
+from drakit.device import Inventory
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from tests.unit.devices.conftest import DRIVER, NODE, Node, inventory, pass_time, shown
+from tests.unit.devices.conftest import (
+    DRIVER,
+    NODE,
+    Node,
+    inventory,
+    pass_time,
+    published,
+    shown,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -395,6 +405,83 @@ async def test_names_are_stored_when_they_change_and_at_most_once_a_second(node:
         await pass_time(2)
         assert node.store.rows[DRIVER].stopped_at == node.wall_clock() - 2
         assert node.store.writes == writes + 1
+
+
+# ------------------------------------------------------------ waiting before the first inventory
+
+
+@pytest.mark.parametrize(
+    ("returns", "stays_away", "seconds"),
+    [
+        pytest.param("one", "two", 300, id="and-one-was-available"),
+        pytest.param("two", "one", 100, id="and-one-was-stopped"),
+    ],
+)
+async def test_while_endpoints_must_not_list_no_grace_period_runs_and_slices_stay(
+    node: Node, returns: str, stays_away: str, seconds: int
+):
+
+    def devices(pool: str) -> Inventory:
+        return Inventory(devices=[Device(name=name, pool=pool) for name in ("a", "b")])
+
+    async with node.plugin("one", "two") as manager:
+        for name in ("one", "two"):
+            manager.replaced(name, devices(name))
+        await pass_time(1)
+        manager.stopped("one", "it ended")
+        await pass_time(200)
+    writes = node.store.writes
+    async with node.plugin("one", "two") as manager:
+        manager.wait("the checkpoint cannot be read")
+        await pass_time(3600)
+        before = manager.publication()
+        assert (before.pools, before.held) == ({}, {f"{NODE}/one", f"{NODE}/two"})
+        assert not before.complete
+        assert manager.stop_reason is None
+        assert {(each.state, each.reason) for each in manager.endpoint_statuses()} == {
+            ("Waiting", "the checkpoint cannot be read")
+        }
+        assert manager.capacity().inactive == set()
+        assert node.store.writes == writes
+
+        manager.wait(None)
+        await pass_time(29)
+        assert manager.publication() == before, "the grace period of a start begins now"
+        manager.replaced(returns, devices(returns))
+        await pass_time(1)
+        assert shown(manager.publication()) == {
+            f"{NODE}/{returns}": {"a": [], "b": []},
+            f"{NODE}/{stays_away}": {"a": ["stopped"], "b": ["stopped"]},
+        }
+        await pass_time(seconds - 31)
+        assert manager.capacity().inactive == set()
+        await pass_time(1)
+        assert manager.capacity().inactive == {f"{NODE}/{stays_away}"}
+
+
+async def test_while_endpoints_must_not_list_pools_without_a_row_stay_as_well(node: Node):
+    """Nobody knows yet whether a driver still has them: its rows were lost with the checkpoint."""
+    async with node.plugin() as manager:
+        manager.wait("the checkpoint is being rebuilt")
+        await pass_time(3600)
+        assert not manager.publication().complete
+        manager.wait(None)
+        await pass_time(29)
+        assert not manager.publication().complete
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        assert manager.publication().complete
+
+
+async def test_taints_from_before_the_restart_outlast_the_wait(node: Node):
+    await life(node)
+    async with node.plugin() as manager:
+        manager.wait("the checkpoint cannot be read")
+        manager.adopt({(NODE, "a"): published("unhealthy", at=17)})
+        await pass_time(3600)
+        manager.wait(None)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
 
 
 # ------------------------------------------------------------ for people

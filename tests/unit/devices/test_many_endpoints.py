@@ -336,6 +336,7 @@ class Cluster:
                 on_first_list=lambda slices: manager.adopt(published_taints(slices)),
                 on_pools=manager.observe_published,
                 on_left_out=self.node.left_out.append,
+                on_name_taken=lambda note: None,
                 on_dropped=lambda note: None,
                 on_write=lambda verb, seconds, ok: None,
             )

@@ -17,14 +17,14 @@ import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit import Health
+from drakit import Device, Health
+from drakit.device import Inventory
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,
     Node,
-    inventory,
     pass_time,
     published,
     report,
@@ -41,6 +41,7 @@ WORDS = {
 SETTINGS = Devices(
     endpoint_stop_grace_period=20.0,
     start_grace_period=6.0,
+    gone_eviction_delay=5.0,
     health=DeviceHealthSettings(recovery_period=5.0, eviction_delay=2.0, timeout=30.0),
 )
 
@@ -48,11 +49,13 @@ START_GRACE = SETTINGS.start_grace_period
 STOP_GRACE = SETTINGS.endpoint_stop_grace_period
 RECOVERY = SETTINGS.health.recovery_period
 EVICTION = SETTINGS.health.eviction_delay
+GONE_EVICTION = SETTINGS.gone_eviction_delay
 SILENCE = 60.0
 
 names = st.sampled_from("ab")
 sleep = st.tuples(st.just("sleep"), st.sampled_from([1, 2, 3, 4, 5, 6, 14, 20, 23, 59]))
 listing = st.tuples(st.just("list"), st.sets(names, min_size=1).map(sorted))
+withdrawing = st.tuples(st.just("withdraw"), st.sets(names, min_size=1).map(sorted))
 listing_all = st.tuples(st.just("list"), st.just(["a", "b"]))
 stop = st.tuples(st.just("stop"), st.none())
 reporting = st.tuples(st.just("report"), st.tuples(names, st.sampled_from(sorted(WORDS))))
@@ -68,6 +71,7 @@ healths = st.lists(
         sleep,
         sleep,
         listing,
+        withdrawing,
         listing_all,
         stop,
         reporting,
@@ -104,6 +108,10 @@ class Model:
     stop_stored: bool = False
     devices: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    asking: set[str] = field(default_factory=set)
+    """Devices whose pods are evicted when they are gone; of all devices, "b" asks for that."""
+    evict_at: dict[str, float] = field(default_factory=dict)
+    evicted: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     sick: dict[str, Sick] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -113,6 +121,7 @@ class Model:
         return self.listed and self.away_since is None
 
     def pass_time(self, now: float) -> None:
+        self.evicted |= {name for name, at in self.evict_at.items() if now >= at}
         for name, sick in list(self.sick.items()):
             if sick.well_since is not None and sick.well + now - sick.well_since >= RECOVERY:
                 del self.sick[name]
@@ -142,7 +151,15 @@ class Model:
         found = ["stopped"] if self.away_since is not None else []
         if (sick := self.sick.get(name)) is not None:
             found += ["unhealthy"] + ["unhealthy:NoExecute"] * sick.evicting
-        return found + ["gone"] * (name in self.gone)
+        gone = "gone:NoExecute" if name in self.evicted else "gone"
+        return found + [gone] * (name in self.gone)
+
+    def plan_evictions(self, listed: set[str], now: float, *, withdrawn: bool) -> None:
+        self.asking = (listed & {"b"}) | (self.asking & self.gone)
+        due = set() if withdrawn else self.gone & self.asking
+        self.evicted &= due
+        at = now + GONE_EVICTION
+        self.evict_at = {name: self.evict_at.get(name, at) for name in due - self.evicted}
 
     def lose_sight(self, name: str, now: float) -> None:
         said = self.sick[name].said
@@ -196,8 +213,10 @@ class World:
         match what:
             case "sleep":
                 await pass_time(how)
-            case "list":
-                self.manager.replaced(DRIVER, inventory(*how))
+            case "list" | "withdraw":
+                devices = [Device(name=name, evict_if_gone=name == "b") for name in how]
+                withdrawn = {"a", "b"} - {*how} if what == "withdraw" else ()
+                self.manager.replaced(DRIVER, Inventory(devices=devices, withdrawn=withdrawn))
                 await pass_time(0)
                 returned = not model.present
                 model.listed, model.away_since, model.stop_stored = True, None, False
@@ -206,6 +225,7 @@ class World:
                 for name in vanished & model.sick.keys():
                     model.lose_sight(name, now)
                 model.gone = (model.devices - set(how)) & model.held
+                model.plan_evictions(set(how), now, withdrawn=what == "withdraw")
                 model.devices = set(how) | model.gone
                 model.sick = {n: sick for n, sick in model.sick.items() if n in model.devices}
                 for name, sick in model.sick.items():
@@ -218,6 +238,7 @@ class World:
                 self.manager.stopped(DRIVER, "it ended")
                 if model.present:
                     model.away_since, model.stop_stored = now, True
+                    model.evict_at.clear()
                     for name in model.sick:
                         model.lose_sight(name, now)
             case "report":
@@ -237,6 +258,8 @@ class World:
                 if not model.stop_stored:
                     model.away_since = now
                 published = self.slices.get(NODE, {})
+                model.evict_at.clear()
+                model.evicted = {n for n, taints in published.items() if "gone:NoExecute" in taints}
                 model.sick = {
                     name: Sick(evicting="unhealthy:NoExecute" in taints, said=False)
                     for name, taints in published.items()

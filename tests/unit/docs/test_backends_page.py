@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from drakit.testing.conformance.targets import parse_target
-from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
@@ -90,7 +90,7 @@ class TestPage:
         assert set(meant) == set(pb.DESCRIPTOR.services_by_name["Backend"].methods_by_name)
 
     def test_names_where_the_node_plugin_searches(self):
-        assert f"`{_directory()}`" in _page()
+        assert f"`{_parent()}/gpu`" in _page()
 
     def test_makes_the_stubs_for_python_that_it_lists(self, folder):
         command = command_of("python -m grpc_tools.protoc ")
@@ -116,7 +116,13 @@ class TestPage:
 
     def test_holds_the_example_to_the_contract_with_flags_that_there_are(self):
         words = shlex.split(command_of("drakit conformance "))
-        assert parse_target(words[2], setup=words[words.index("--setup") + 1]).kind == "backend"
+        entry = yaml.safe_load(listing(PAGE, words[words.index("--config") + 1]))
+        setup = words[words.index("--setup") + 1]
+        assert parse_target(words[2], config=entry, setup=setup).kind == "backend"
+        (own,) = entries_of_the_example().values()
+        assert {key: entry[key] for key in ("driver", "env")} == {
+            key: own[key] for key in ("driver", "env")
+        }
         known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
         assert set(re.findall(r" -([a-z-]+)", words[2])) <= set(known)
 
@@ -173,13 +179,19 @@ class TestManifest:
         mounts = {mount["mountPath"]: hosts[mount["name"]] for mount in container["volumeMounts"]}
         # What containers get mounted is a path of the host.
         assert mounts[given["blinkers"]] == given["blinkers"]
-        assert mounts[str(Path(given["socket"]).parent)] == str(_directory())
+        (name, entry), *_ = entries_of_the_example().items()
+        assert mounts[str(Path(given["socket"]).parent)] == str(_parent() / name)
+        assert [path for path in hosts.values() if path.startswith(str(_parent()))] == [
+            str(_parent() / name)
+        ], "no directory of another backend"
+        assert entry["mounts"] == {given["blinkers"]: "rw"}
         assert given["state"] in mounts
 
     def test_names_one_driver_and_one_class(self):
         made = manifests("backend.yaml")["DeviceClass"]
         claimed = manifests("pod.yaml")["ResourceClaimTemplate"]["spec"]["spec"]["devices"]
         name = made["metadata"]["name"]
+        assert [entry["driver"] for entry in entries_of_the_example().values()] == [name]
         assert claimed["requests"][0]["exactly"]["deviceClassName"] == name
         assert made["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{name}"'
         assert claimed["config"][0]["opaque"]["driver"] == name
@@ -203,21 +215,29 @@ class TestTheAllowList:
         chart = ROOT / "charts" / "drakit"
         schema = json.loads((chart / "values.schema.json").read_text())
         values = yaml.safe_load((chart / "values.yaml").read_text())
-        given = yaml.safe_load(listing(PAGE, "values.yaml"))
-        values["backends"] |= given["backends"]
-        jsonschema.validate(values, schema)
-        assert NodePluginConfig.model_validate(given).backends.allowed
+        page = yaml.safe_load(listing(PAGE, "values.yaml"))
+        example = yaml.safe_load((FOLDER / "values.yaml").read_text())
+        for given in (page, example):
+            jsonschema.validate(
+                {**values, "backends": {**values["backends"], **given["backends"]}}, schema
+            )
+            assert NodePluginConfig.model_validate(given).backends.allowed
 
     def test_has_the_keys_of_an_entry(self):
         section = _page().split("### The allow list")[1].split("\n## ")[0]
         keys = re.findall(r"^\| `(\w+)` \|", section, re.M)
-        assert set(keys) == {field.alias for field in AllowedEndpoint.model_fields.values()}
+        assert set(keys) == {field.alias for field in AllowedBackend.model_fields.values()}
 
 
 def _page() -> str:
     return (ROOT / PAGE).read_text()
 
 
-def _directory() -> Path:
-    """The registration directory if nobody chooses another."""
+def entries_of_the_example() -> dict[str, dict[str, Any]]:
+    """The entries in the values of the example, by name."""
+    return yaml.safe_load((FOLDER / "values.yaml").read_text())["backends"]["allowed"]
+
+
+def _parent() -> Path:
+    """The parent of the directories of backends if nobody chooses another."""
     return NodePluginConfig.model_validate({"backends": {"enabled": True}}).backends_directory

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from drakit.testing.conformance.rule import rules
 from drakit.testing.conformance.targets import parse_target
@@ -68,7 +69,8 @@ def test_the_programs_of_the_page_are_targets_of_the_kit(kind):
         and words[2].startswith(f"{kind}:")
     ]
     setup = words[words.index("--setup") + 1] if "--setup" in words else None
-    assert parse_target(words[2], setup=setup).kind == kind
+    entry = yaml.safe_load(listing(PAGE, words[words.index("--config") + 1]))
+    assert parse_target(words[2], config=entry, setup=setup).kind == kind
     if kind == "backend":
         flags = set(re.findall(r" -([a-z-]+)", words[2]))
         assert all(f'"{flag}"' in (ROOT / "examples/backend/main.go").read_text() for flag in flags)
@@ -78,7 +80,8 @@ def test_the_sample_device_plugin_that_is_built_is_a_tool_of_the_tests():
     (words,) = [shlex.split(line) for line in commands(PAGE) if "sample-device-plugin" in line][:1]
     assert words[:3] == ["go", "-C", "$DRAKIT/e2e/deviceplugins"]
     assert f"tool {words[-1]}\n" in (ROOT / "e2e/deviceplugins/go.mod").read_text()
-    assert f"drakit conformance device-plugin:./{Path(words[-1]).name}" in commands(PAGE)
+    command = f"drakit conformance device-plugin:./{Path(words[-1]).name} --config sample.yaml"
+    assert command in commands(PAGE)
 
 
 def test_the_table_has_all_rules():

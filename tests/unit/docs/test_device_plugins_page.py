@@ -49,12 +49,17 @@ def test_the_chart_and_the_node_plugin_accept_the_values(name):
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     values["devicePlugins"] |= shown(name)["devicePlugins"]
     jsonschema.validate(values, schema)
-    keys = ("enabled", "allowed")
-    DevicePlugins.model_validate({key: values["devicePlugins"][key] for key in keys})
+    plugins = values["devicePlugins"]["plugins"]
+    for entry in plugins.values():
+        entry["resources"] = [
+            each if isinstance(each, str) else each["name"] for each in entry["resources"]
+        ]
+    assert DevicePlugins.model_validate({"plugins": plugins}).plugins
 
 
 def test_another_name_of_a_class_differs_from_nvidias():
-    (resource,) = shown("other-name.yaml")["devicePlugins"]["resources"]
+    (entry,) = shown("other-name.yaml")["devicePlugins"]["plugins"].values()
+    (resource,) = entry["resources"]
     assert resource["deviceClass"] != "gpu.nvidia.com"
 
 

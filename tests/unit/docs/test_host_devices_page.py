@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from drakit_drivers.hostdev import HostDevicePolicySpec
-from drakit_drivers.hostdev.dangerous import is_dangerous
+from drakit_drivers.hostdev.dangerous import DANGEROUS_NODES
 from drakit_drivers.hostdev.matchers import Matcher
 from drakit_drivers.hostdev.selection import select
 from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
+from drakit_drivers.hostdev.usb_descriptors import danger_of_descriptors
 from tests.fakes.sysfs import as_policies, policy
+from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT
 
 TEXT = (ROOT / "docs/admin/host-devices.md").read_text()
@@ -96,17 +96,19 @@ def test_the_name_of_the_adapter_is_that_of_the_page():
     assert f"`{name}`" in TEXT
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for line in section("Dangerous devices").splitlines()
-        if line.startswith("- ")
-        for name in re.findall(r"`([^`]+)`", line)
-    ],
-)
-def test_a_device_that_the_page_calls_dangerous_is_refused(name):
-    assert is_dangerous(f"/dev/{name.replace('*', '0')}")
+def test_the_page_lists_the_dangerous_device_nodes_with_their_reasons():
+    table = section("Dangerous devices").partition("For other devices")[0]
+    listed = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:3] == "| `"]
+    found = [(tuple(re.findall(r"`([^`]+)`", globs)), danger) for globs, danger in listed]
+    assert found == list(DANGEROUS_NODES.items())
+
+
+def test_the_page_names_the_usb_classes_that_are_dangerous():
+    text = section("Dangerous devices")
+    for kind in range(256):
+        made = device(configuration(interface(0, kind)))
+        is_listed = f" {kind:02x} (" in text or kind == 9  # hubs
+        assert bool(danger_of_descriptors(made)) is is_listed, f"{kind:02x}"
 
 
 def code(*modules: str) -> str:
@@ -127,13 +129,13 @@ def test_the_node_plugin_logs_the_messages_of_the_page():
         assert f'"{message}"' in code("reports")
 
 
-def test_the_driver_gives_the_reasons_of_the_page_on_disks():
+def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
     page = (ROOT / "docs/admin/disks.md").read_text()
-    table = page.partition("## Find out why a disk is missing")[2].partition("\n## ")[0]
+    table = page.partition("## Find out why a block device is missing")[2].partition("\n## ")[0]
     firsts = "\n".join(
         line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")
     )
     reasons = quoted(firsts, r"`([^`]+)`")
     for fragment in (part.strip() for reason in reasons for part in reason.split("...")):
-        # The verb is put before a variable: "it has {what}", "{name} is {use}".
-        assert re.sub(r"^(it has|is) ", "", fragment) in code("disks", "selection", "host")
+        # "it is" is put before a variable: "it is {use}".
+        assert re.sub(r"^it is ", "", fragment) in code("block_devices", "host")

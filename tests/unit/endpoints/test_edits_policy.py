@@ -13,7 +13,7 @@ from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.host_paths import HostDevices, HostNode
 
-WHERE = 'backends.allowed["gpu.example.com"]'
+WHERE = "backends.allowed.gpu"
 HOST = {
     "/dev/gpu0": HostNode(path="/dev/gpu0", device=("c", 195, 0)),
     "/dev/gpu1": HostNode(path="/dev/sda", device=("b", 8, 0)),
@@ -27,6 +27,7 @@ ALLOWED = AllowedEndpoint(
     additional_gids=(44,),
     intel_rdt=True,
     cdi_devices=("gpu.example.com/card", "gpu.example.com/link=port*"),
+    env=("GPU", "NVIDIA_*"),
 )
 
 
@@ -53,7 +54,8 @@ def mount(path: str, *options: str, at: str = "/gpu", type: str | None = None) -
     "edits",
     [
         pytest.param({}, id="nothing"),
-        pytest.param({"env": {"LD_PRELOAD": "/x"}}, id="variables-as-a-pod-can-set-them"),
+        pytest.param({"env": {"GPU": "0"}}, id="a-variable"),
+        pytest.param({"env": {"NVIDIA_A": "0", "NVIDIA_": "1"}}, id="variables-with-a-prefix"),
         pytest.param(node("/dev/gpu0"), id="a-device-node"),
         pytest.param(node("/dev/x", host_path="/dev//./gpu0"), id="a-path-that-is-not-normalised"),
         pytest.param(node("/dev/gpu0", type="c", major=195, minor=0), id="the-hosts-numbers"),
@@ -149,6 +151,10 @@ def test_edits_that_an_entry_lists_are_allowed(edits):
             "netDevices",
             id="a-network-interface",
         ),
+        *(
+            pytest.param({"env": {name: "x"}}, f"environment variable {name}", "env", id=name)
+            for name in ("LD_PRELOAD", "BASH_ENV", "http_proxy", "GPU_0", "nvidia_a", "NVIDIA")
+        ),
         pytest.param({"additional_gids": (44, 6)}, "group 6", "additionalGids", id="a-group"),
         pytest.param(
             {"cdi_devices": ("gpu.example.com/cards=1",)},
@@ -216,6 +222,14 @@ def test_edits_that_an_entry_does_not_list_are_refused_with_the_remedy(edits, wh
             "environment variables",
             id="a-hook-with-variables",
         ),
+        *(
+            pytest.param(
+                {"cdi_devices": (f"{driver}/claim=uid-b",)},
+                "no entry can allow the devices of claims",
+                id=f"a-claim-of-{driver}",
+            )
+            for driver in ("gpu.example.com", "hostdev.drakit.dev", "of-another-release.example")
+        ),
     ],
 )
 def test_edits_that_no_entry_can_allow_are_refused(edits, text):
@@ -225,7 +239,7 @@ def test_edits_that_no_entry_can_allow_are_refused(edits, text):
     assert refused.isprintable()
 
 
-def test_each_field_of_edits_but_variables_is_refused_by_default():
+def test_each_field_of_edits_is_refused_by_default():
     full = Edits(
         env={"A": "b"},
         device_nodes=(DeviceNode(path="/dev/gpu0"),),
@@ -242,7 +256,7 @@ def test_each_field_of_edits_but_variables_is_refused_by_default():
         assert value, f"{field.name} is a new field: decide whether an allow list covers it"
         if problem(AllowedEndpoint(), **{field.name: value}) is not None:
             refused.add(field.name)
-    assert refused == {field.name for field in dataclasses.fields(Edits)} - {"env"}
+    assert refused == {field.name for field in dataclasses.fields(Edits)}
 
 
 def test_a_long_path_is_cut_off():

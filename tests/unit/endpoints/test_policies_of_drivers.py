@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, DriverError, Edits, Policy
+from drakit import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimReference,
+    DeviceNode,
+    DriverError,
+    Edits,
+    HeldDevice,
+    HeldNode,
+    Policy,
+)
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import STORED_SECONDS, PolicyFeed
 from drakit_nodeplugin.endpoints.python import driver_calls, driver_thread
@@ -30,10 +41,17 @@ class Bright(Lamps):
         return Edits(env={"LAMP": device.name})
 
 
+def ref(name: str) -> ClaimReference:
+    return ClaimReference(namespace="default", name=name, uid=f"uid-{name}")
+
+
 def claim(name: str) -> AllocatedClaim:
     device = AllocatedDevice(name=name, pool="node-1", request="main")
-    reference = ClaimReference(namespace="default", name=name, uid=f"uid-{name}")
-    return AllocatedClaim(claim=reference, devices=(device,))
+    return AllocatedClaim(claim=ref(name), devices=(device,))
+
+
+def held(minor: int) -> HeldNode:
+    return HeldNode(type="c", major=188, minor=minor, identity="usb:a")
 
 
 class Rig:
@@ -96,10 +114,51 @@ async def test_a_device_counts_as_held_as_soon_as_it_is_prepared(rig):
     await names(updates)
     answers = await connection.prepare([claim("hall-0")])
     assert answers == {"uid-hall-0": [Edits(env={"LAMP": "hall-0"})]}
-    assert rig.feed.held == {"hall-0"}
-    rig.feed.stored({"hall-0"})
-    rig.feed.stored(())
-    assert rig.feed.held == frozenset()
+    assert rig.feed.held() == {"hall-0": HeldDevice(claims=(ref("hall-0"),))}
+    rig.feed.stored({"hall-0": {ref("hall-0"): ()}})
+    rig.feed.stored({})
+    assert rig.feed.held() == {}
+
+
+async def test_the_numbers_that_a_call_returns_are_held_at_once(rig):
+    class Serial(Lamps):
+        async def prepare(self, claim, device) -> Edits:
+            tty = DeviceNode(path="/dev/tty", type="c", major=188, minor=0, identity="usb:a")
+            return Edits(device_nodes=(tty, DeviceNode(path="/dev/null")))
+
+    rig.kind = Serial
+    rig.feed.offer(policy("hall", 2))
+    connection, updates = await rig.connect()
+    await names(updates)
+    admin = replace(claim("hall-1").devices[0], admin_access=True)
+    await connection.prepare([claim("hall-0")])
+    await connection.prepare([replace(claim("hall-1"), devices=(admin,))])
+    assert rig.feed.held() == {
+        "hall-0": HeldDevice(claims=(ref("hall-0"),), nodes=(held(0),)),
+        "hall-1": HeldDevice(claims=(ref("hall-1"),)),
+    }
+
+
+async def test_a_claim_that_is_prepared_again_holds_its_new_and_its_old_numbers():
+    feed = PolicyFeed()
+    feed.stored({"tty": {ref("a"): (held(0),)}})
+    feed.prepared(ref("a"), "tty", [held(1)])
+    old = replace(held(0), current=False)
+    expected = {"tty": HeldDevice(claims=(ref("a"),), nodes=(held(1), old))}
+    assert feed.held() == expected
+    feed.stored({"tty": {ref("a"): (held(0),)}})  # read before the new row was written
+    assert feed.held() == expected
+    feed.stored({"tty": {ref("a"): (held(1), old)}})
+    assert feed.held() == expected
+    feed.stored({"tty": {ref("b"): (held(0),)}})
+    assert feed.held() == {"tty": HeldDevice(claims=(ref("b"),), nodes=(held(0),))}
+
+
+async def test_a_number_that_is_current_for_one_of_several_claims_is_current():
+    feed = PolicyFeed()
+    old = replace(held(0), current=False)
+    feed.stored({"tty": {ref("a"): (held(1), old), ref("b"): (held(0),)}})
+    assert feed.held() == {"tty": HeldDevice(claims=(ref("a"), ref("b")), nodes=(held(1), held(0)))}
 
 
 async def test_a_device_whose_prepare_fails_is_not_held(rig):
@@ -109,38 +168,38 @@ async def test_a_device_whose_prepare_fails_is_not_held(rig):
     await names(updates)
     answers = await connection.prepare([claim("missing-0")])
     assert isinstance(answers["uid-missing-0"], Exception)
-    assert rig.feed.held == frozenset()
+    assert rig.feed.held() == {}
 
 
 @pytest.mark.looptime
 async def test_a_prepared_device_whose_claim_is_never_stored_is_released():
     feed = PolicyFeed()
-    feed.prepared({"hall-0"})
+    feed.prepared(ref("a"), "hall-0")
     await asyncio.sleep(STORED_SECONDS - 1)
-    assert feed.held == {"hall-0"}
+    assert feed.held().keys() == {"hall-0"}
     await asyncio.sleep(2)
-    assert feed.held == frozenset()
+    assert feed.held() == {}
 
 
 async def test_a_device_stays_held_while_it_passes_from_one_claim_to_the_next():
     feed = PolicyFeed()
-    feed.stored({"hall-0"})
-    feed.prepared({"hall-0"})
-    feed.stored(())  # read after the first claim was released, before the second one was stored
-    assert feed.held == {"hall-0"}
+    feed.stored({"hall-0": {ref("a"): ()}})
+    feed.prepared(ref("b"), "hall-0")
+    feed.stored({})  # read after the first claim was released, before the second one was stored
+    assert feed.held() == {"hall-0": HeldDevice(claims=(ref("b"),))}
 
 
 async def test_a_driver_knows_from_the_start_which_devices_claims_hold(rig):
     made: list[Lamps] = []
     rig.make = lambda: made.append(Lamps(None, StaticNode(name="node-1"))) or made[0]
     rig.connector = PythonConnector(Lamps.name, rig.make, traits_of(Lamps), policies=rig.feed)
-    rig.feed.stored({"hall-0"})
+    rig.feed.stored({"hall-0": {ref("a"): ()}})
     rig.feed.offer(policy("hall"))
     _, updates = await rig.connect()
     await names(updates)
-    assert made[0].held_devices() == {"hall-0"}
-    rig.feed.stored(())
-    assert made[0].held_devices() == frozenset()
+    assert made[0].held_devices().keys() == {"hall-0"}
+    rig.feed.stored({})
+    assert made[0].held_devices() == {}
 
 
 async def test_no_policies_are_known_policies(rig):

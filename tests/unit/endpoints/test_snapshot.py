@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -325,15 +326,20 @@ async def test_a_driver_keeps_its_own_objects_for_itself(behaviour, listener):
 
 async def test_reports_other_than_devices_are_copied_too():
     left_out = [LeftOut(device="/dev/sda", reason="InUse")]
+    withdrawn = ["cam-0", Word.GPUS]
     conflicts = [PolicyConflict(device="/dev/sda", policy="other")]
     listed = Inventory(
         devices=(),
         left_out=left_out,
         policies=(PolicyOutcome(policy=Word.GPUS, matched=Number.TWO, conflicts=conflicts),),
+        withdrawn=withdrawn,
     )
     ours = await InventorySnapshots().of(inventory_of(listed))
     left_out.clear()
     conflicts.clear()
+    withdrawn.clear()
+    assert ours.withdrawn == ("cam-0", "gpus")
+    assert {*map(type, ours.withdrawn)} == {str}
     assert [each.device for each in ours.left_out] == ["/dev/sda"]
     (outcome,) = ours.policies
     assert (outcome.policy, outcome.matched, len(outcome.conflicts)) == ("gpus", 2, 1)
@@ -361,6 +367,19 @@ async def test_reports_other_than_devices_are_copied_too():
             {"policies": [PolicyOutcome(policy="a", conflicts=("b",))]},
             "it listed str, which is not a PolicyConflict",
             id="no-conflict",
+        ),
+        pytest.param(
+            {"withdrawn": "cam-0"},
+            "it listed str, which is not a collection of withdrawn devices",
+            id="withdrawn-text",
+        ),
+        pytest.param(
+            {"withdrawn": ["cam-0", 1]}, "it listed int, which is not a str", id="withdrawn-number"
+        ),
+        pytest.param(
+            {"withdrawn": map(str, itertools.count())},
+            "it listed more than 16,384 withdrawn devices",
+            id="withdrawn-without-end",
         ),
     ],
 )

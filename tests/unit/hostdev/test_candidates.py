@@ -9,6 +9,7 @@ from drakit_drivers.hostdev.candidates import Candidate, find_candidates
 from drakit_drivers.hostdev.host import Host
 from tests.fakes.recordings import plug
 from tests.fakes.sysfs import FakeHost, as_policies, policy
+from tests.fakes.usb_descriptors import FTDI, STICK
 
 
 def found(host: FakeHost, policies: dict | None = None, **options) -> dict[str, Candidate]:
@@ -78,7 +79,22 @@ def test_the_states_are_those_of_the_driver_s_scan(host):
     assert (kvm.policy, kvm.reason) == ("a", expected.refusal.message)
     assert states["/dev/null2"].policy is None
     assert states["/dev/mem"].suggestion is None
-    assert "control of the node" in (states["/dev/mem"].refusal or "")
+    assert "it is dangerous: it" in (states["/dev/mem"].refusal or "")
+
+
+def test_a_policy_for_a_dangerous_usb_device_is_suggested_with_its_refusal(host):
+    host.parent("pci0000:00/0000:00:14.0", "pci")
+    for number, descriptors in enumerate((FTDI, STICK), start=1):
+        where = f"pci0000:00/0000:00:14.0/usb1/1-{number}"
+        host.usb_device(where, f"189:{number}", descriptors, node=True)
+    adapter, stick = found(host, subsystem="usb").values()
+    assert adapter.suggestion
+    assert adapter.refusal is None
+    assert stick.suggestion
+    assert stick.refusal == (
+        "it is dangerous: it has a mass storage interface (USB class 08); to publish it, set "
+        "allow.dangerous: true in its policy and hostdev.allowDangerous: true in the chart's values"
+    )
 
 
 def test_copies_are_all_named(host):
@@ -87,8 +103,17 @@ def test_copies_are_all_named(host):
     assert found(host, shared)["/dev/fuse"].names == ("a-0", "a-1")
 
 
-def test_a_partition_is_not_refused_because_of_the_trial_of_its_disk(host):
-    host.block("virtual/block/loop0", "7:0", node=True)
-    host.block("virtual/block/loop0/loop0p1", "259:0", node=True)
-    refusal = found(host)["/dev/loop0p1"].refusal or ""
-    assert "which policy" not in refusal
+def test_no_policy_is_suggested_for_a_disk_and_one_for_each_zram_device(host):
+    disk = "pci0000:00/0000:00:17.0/block/sda"
+    host.parent("pci0000:00/0000:00:17.0", "pci", vendor="0x8086", device="0xa102")
+    host.block(disk, "8:0", node=True)
+    host.block(f"{disk}/sda1", "8:1", node=True)
+    for index in (0, 1):
+        host.block(f"virtual/block/zram{index}", f"253:{index}", node=True)
+    each = found(host, subsystem="block")
+    for path in ("/dev/sda", "/dev/sda1"):
+        assert each[path].suggestion is None
+        assert "use a CSI driver" in (each[path].refusal or "")
+    for path in ("/dev/zram0", "/dev/zram1"):
+        assert each[path].suggestion == {"match": [{"subsystem": "block", "paths": [path]}]}
+        assert each[path].refusal is None

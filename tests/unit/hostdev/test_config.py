@@ -22,10 +22,8 @@ def config(**options) -> HostDevicesConfig:
 def test_defaults():
     assert HostDevicesConfig().model_dump(mode="json") == {
         "policies": {},
-        "allow_disks": False,
+        "allow_dangerous": False,
         "rescan_interval": "10s",
-        "disk_helper": None,
-        "disk_records": None,
         "sys_root": "/sys",
         "udev_root": "/run/udev",
         "dev_root": "/dev",
@@ -35,7 +33,7 @@ def test_defaults():
 
 
 def test_a_serialized_config_can_be_read_back():
-    made = config(rescanInterval="1m30s", allowDisks=True, devRoot="/host/dev")
+    made = config(rescanInterval="1m30s", devRoot="/host/dev")
     assert made.rescan_interval == timedelta(seconds=90)
     written = made.model_dump_json(by_alias=True)
     assert '"rescanInterval":"90s"' in written
@@ -45,7 +43,7 @@ def test_a_serialized_config_can_be_read_back():
 @pytest.mark.parametrize(
     ("bad", "where", "reason"),
     [
-        pytest.param({"allowDisk": True}, "allowDisk", "Extra inputs", id="unknown-key"),
+        pytest.param({"allowDisks": True}, "allowDisks", "Extra inputs", id="unknown-key"),
         pytest.param({"rescanInterval": "10"}, "rescanInterval", "10s", id="without-unit"),
         pytest.param({"rescanInterval": 10}, "rescanInterval", "with its unit", id="number"),
         pytest.param({"rescanInterval": ""}, "rescanInterval", "not a duration", id="empty"),

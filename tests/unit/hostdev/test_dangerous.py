@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import aclosing
+
 import pytest
 from pydantic import ValidationError
 
+from drakit import Inventory
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
-from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
+from drakit_drivers.hostdev.dangerous import (
+    DANGEROUS_NODES,
+    danger_of_path,
+    matches_everything,
+)
+from drakit_drivers.hostdev.globs import matches
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
 from tests.fakes.sysfs import policy as spec
@@ -14,12 +23,16 @@ from tests.fakes.sysfs import policy as spec
 DANGEROUS = (
     "mem", "kmem", "port", "kmsg", "watchdog", "watchdog0", "uinput", "snapshot", "mtd0", "mtd0ro",
     "mtdblock1", "ipmi0", "ipmi/0", "ipmidev/0", "cpu/0/msr", "cpu/11/msr", "mapper/control",
-    "console", "tty0", "tty1", "tty63", "vcs", "vcsa1",
+    "console", "tty0", "tty1", "tty63", "vcs", "vcsa1", "efi_capsule_loader", "cuse", "usbmon0",
+    "usbmon12", "tpm0", "tpm10", "vfio/vfio", "vfio/noiommu-0", "uio0", "mei0", "dax1.0",
+    "cxl/mem0", "userio", "vduse/control", "loop-control", "rfkill", "nvme-fabrics", "mptctl",
+    "mpt3ctl", "xen/privcmd", "hpilo/d0ccb0",
 )  # fmt: skip
 HARMLESS = (
     "kvm", "fuse", "net/tun", "null", "zero", "urandom", "tty", "ttyS0", "ttyUSB0", "ttyACM1",
     "video0", "dri/renderD128", "mapper/vg-lv", "sda", "zram0", "input/event0", "memory",
-    "vhost-net",
+    "vhost-net", "tpmrm0", "tpmrm1", "vfio/12", "vfio/devices/vfio0", "hidraw0", "snd/seq",
+    "bus/usb/001/002", "i2c-1", "gpiochip0", "ptmx", "dma_heap/system", "infiniband/uverbs0",
 )  # fmt: skip
 
 
@@ -30,15 +43,38 @@ def policy(path: str, *, dangerous: bool = False) -> HostDevicePolicySpec:
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_a_dangerous_device_needs_allow_dangerous(name):
-    with pytest.raises(ValidationError, match=f"/dev/{name} .*set allow.dangerous: true"):
+    with pytest.raises(
+        ValidationError, match=f"/dev/{name} is dangerous: it .*; set allow.dangerous: true"
+    ):
         policy(f"/dev/{name}")
     assert policy(f"/dev/{name}", dangerous=True)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_device_that_is_not_on_the_list_needs_no_permission(name):
-    assert not is_dangerous(f"/dev/{name}")
+    assert danger_of_path(f"/dev/{name}") is None
     assert policy(f"/dev/{name}")
+
+
+def test_each_row_has_its_own_reason_and_no_glob_is_in_two_rows():
+    globs = [glob for row in DANGEROUS_NODES for glob in row]
+    assert len(set(globs)) == len(globs)
+    assert len(set(DANGEROUS_NODES.values())) == len(DANGEROUS_NODES)
+
+
+@pytest.mark.parametrize("glob", [glob for row in DANGEROUS_NODES for glob in row])
+def test_the_table_has_globs_as_in_policies(glob):
+    paths = [f"/dev/{glob}", *(f"/dev/{name}" for name in (*DANGEROUS, *HARMLESS))]
+    paths += [re.sub(r"\[(.)[^]]*\]", r"\1", path).replace("*", "7") for path in paths]
+    alone = [path for path in paths if matches(f"/dev/{glob}", path)]
+    assert alone
+    assert all(danger_of_path(path) for path in alone)
+    assert re.fullmatch(r"[][a-z0-9/_*-]+", glob)
+
+
+def test_a_star_of_the_table_stays_within_one_component():
+    assert danger_of_path("/dev/watchdog1")
+    assert danger_of_path("/dev/watchdog/1") is None
 
 
 @pytest.mark.parametrize("glob", ["watchdog*", "watchdog?", "mtd[0-9]", "cpu/*/msr", "ipmi*"])
@@ -81,34 +117,111 @@ def machine(host: FakeHost) -> FakeHost:
     return host
 
 
-async def names(host: FakeHost, *, dangerous: bool = False) -> set[str]:
+async def inventory(host: FakeHost, *, dangerous: bool = False, allowed: bool = True) -> Inventory:
+    """What is published if the policies and the chart allow dangerous devices, or do not."""
     allow = {"dangerous": dangerous}
     policies = {
         "mem": spec("mem", "/dev/m*", "/dev/z*", "/dev/alias", allow=allow),
         "tty": spec("tty", "/dev/tty*", "/dev/c*", allow=allow),
     }
-    stream = HostDevices(host.config(policies), StaticNode(name="node-1")).devices()
-    found = {device.name for device in (await anext(stream)).devices}
-    await stream.aclose()
-    return found
+    config = host.config(policies, allowDangerous=allowed)
+    async with aclosing(HostDevices(config, StaticNode(name="node-1")).devices()) as stream:
+        return await anext(stream)
 
 
-async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine, caplog):
+def names(made: Inventory) -> set[str]:
+    return {device.name for device in made.devices}
+
+
+def reasons(made: Inventory) -> dict[str, str]:
+    assert {each.reason for each in made.left_out} <= {"Dangerous"}
+    return {each.device: each.message for each in made.left_out}
+
+
+async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
     """The serial port that the kernel uses as its console is as dangerous as /dev/console."""
-    caplog.set_level("INFO")
-    assert await names(machine) == {"mem-zero", "tty-ttys1"}
-    refused = {record.path: record.reason for record in caplog.records if hasattr(record, "reason")}
-    assert set(refused) == {"/dev/mem", "/dev/console", "/dev/tty7", "/dev/ttyS0"}
-    assert all("allow.dangerous is not set" in reason for reason in refused.values())
+    made = await inventory(machine)
+    assert names(made) == {"mem-zero", "tty-ttys1"}
+    remedy = "to publish it, set allow.dangerous: true in its policy"
+    assert reasons(made) == {
+        "/dev/mem": f"it is dangerous: it accesses the node's memory or I/O ports; {remedy}",
+        "/dev/console": f"it is dangerous: it is a console of the node; {remedy}",
+        "/dev/tty7": f"it is dangerous: it is a console of the node; {remedy}",
+        "/dev/ttyS0": f"it is dangerous: it is the kernel's console; {remedy}",
+    }
 
 
 async def test_a_link_does_not_hide_a_dangerous_device(machine):
     machine.udev_entry("c1:1", "S:alias")
-    assert "mem-mem" not in await names(machine)
+    assert "mem-mem" not in names(await inventory(machine))
 
 
 async def test_allow_dangerous_publishes_them(machine):
-    assert await names(machine, dangerous=True) == {
+    made = await inventory(machine, dangerous=True)
+    assert names(made) == {
         *("mem-mem", "mem-zero"),
         *("tty-console", "tty-tty7", "tty-ttys0", "tty-ttys1"),
     }
+    assert reasons(made) == {}
+
+
+@pytest.mark.parametrize("dangerous", [False, True])
+async def test_without_the_chart_s_value_no_policy_can_publish_them(machine, dangerous):
+    made = await inventory(machine, dangerous=dangerous, allowed=False)
+    assert names(made) == {"mem-zero", "tty-ttys1"}
+    in_policy = "" if dangerous else "allow.dangerous: true in its policy and "
+    remedy = f"; to publish it, set {in_policy}hostdev.allowDangerous: true in the chart's values"
+    found = reasons(made)
+    assert found.keys() == {"/dev/mem", "/dev/console", "/dev/tty7", "/dev/ttyS0"}
+    assert all(reason.endswith(remedy) for reason in found.values())
+
+
+ANY_MOUNT = {"container": {"mounts": [{"hostPath": "/etc/kubernetes"}]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        pytest.param(
+            spec("mem", "/dev/zero", "/dev/mem"),
+            "match[0].paths[1]: /dev/mem is dangerous: it accesses the node's memory or I/O ports",
+            id="path",
+        ),
+        pytest.param(
+            spec("mem", "/dev/*"), "match[0].paths[0]: /dev/* matches every device", id="any-path"
+        ),
+        pytest.param(
+            {"match": [{"subsystem": "mem"}]},
+            "match[0]: matches every device of mem",
+            id="subsystem",
+        ),
+        pytest.param(
+            {**spec("mem", "/dev/zero"), **ANY_MOUNT},
+            "container.mounts[0].hostPath: /etc/kubernetes is not under /lib/firmware, "
+            "/run/udev/data, /usr/lib/firmware, /usr/share",
+            id="mount",
+        ),
+    ],
+)
+async def test_without_the_chart_s_value_a_policy_that_needs_it_publishes_nothing(
+    machine, fields, problem
+):
+    """Not even its harmless devices: without allow.dangerous, the policy would be invalid."""
+    policies = {
+        "bad": {**fields, "allow": {"dangerous": True}},
+        "good": spec("tty", "/dev/ttyS1"),
+    }
+    made: dict[bool, Inventory] = {}
+    for allowed in (False, True):
+        config = machine.config(policies, allowDangerous=allowed)
+        async with aclosing(HostDevices(config, StaticNode(name="node-1")).devices()) as stream:
+            made[allowed] = await anext(stream)
+    assert names(made[False]) == {"good-ttys1"}
+    assert names(made[True]) >= {"bad-zero", "good-ttys1"}
+    text = (
+        f"{problem}; to publish its devices, set hostdev.allowDangerous: true in the chart's values"
+    )
+    assert {each.message for each in made[False].left_out} == {f"its policy is refused: {text}"}
+    problems = {each.policy: each.problem for each in made[False].policies}
+    assert problems == {"bad": text, "good": ""}
+    assert {each.problem for each in made[True].policies} == {""}

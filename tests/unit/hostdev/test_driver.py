@@ -25,7 +25,7 @@ from drakit import (
 )
 from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
 from tests.fakes.node import StaticNode
-from tests.fakes.sysfs import FakeHost, policy
+from tests.fakes.sysfs import FakeHost, policy, prepared
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 KVM = {"kvm": policy("misc", "/dev/kvm", sharing={"mode": "Users", "users": 2})}
@@ -139,7 +139,7 @@ async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environmen
             )
         },
     )
-    edits = await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
+    edits = await prepared(made, allocated("tun-net-tun", request="vpn-dev/fast"))
     assert edits.device_nodes == (
         DeviceNode(
             path="/dev/net/tun",
@@ -150,13 +150,14 @@ async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environmen
             file_mode=0o640,
             uid=1,
             gid=2,
+            identity="misc net/tun",
         ),
     )
     assert edits.env == {
         "HOSTDEV_VPN_DEV": "/dev/net/tun",
         "HOSTDEV_VPN_DEV__TUN_NET_TUN": "/dev/net/tun",
     }
-    assert edits == await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
+    assert edits == await prepared(made, allocated("tun-net-tun", request="vpn-dev/fast"))
 
 
 async def test_two_devices_of_one_request_have_a_variable_each(host):
@@ -165,7 +166,7 @@ async def test_two_devices_of_one_request_have_a_variable_each(host):
     made = driver(host, ZRAM)
     merged: dict[str, str] = {}
     for index in (0, 1):
-        merged |= (await made.prepare(CLAIM, allocated(f"zram-zram{index}"))).env
+        merged |= (await prepared(made, allocated(f"zram-zram{index}"))).env
     assert merged["HOSTDEV_MAIN__ZRAM_ZRAM0"] == "/dev/zram0"
     assert merged["HOSTDEV_MAIN__ZRAM_ZRAM1"] == "/dev/zram1"
 
@@ -195,7 +196,7 @@ async def test_mounts_of_the_policy_are_read_only(host):
     host.device("virtual/misc/kvm", "10:232", node=True)
     mounts = [{"hostPath": "/usr/share/a"}, {"hostPath": "/lib/firmware", "containerPath": "/fw"}]
     made = driver(host, {"kvm": policy("misc", "/dev/kvm", container={"mounts": mounts})})
-    edits = await made.prepare(CLAIM, allocated("kvm-kvm"))
+    edits = await prepared(made, allocated("kvm-kvm"))
     assert edits.mounts == (
         Mount(host_path="/usr/share/a", container_path="/usr/share/a"),
         Mount(host_path="/lib/firmware", container_path="/fw"),
@@ -203,19 +204,19 @@ async def test_mounts_of_the_policy_are_read_only(host):
     assert all("ro" in mount.options for mount in edits.mounts)
 
 
-async def test_a_policy_that_wipes_publishes_nothing_without_the_disk_helper(host):
-    host.block("virtual/block/zram0", "253:0", node=True)
-    wiped = {"zram": policy("block", "/dev/zram*", onRelease="Wipe")}
-    async with aclosing(driver(host, wiped).devices()) as stream:
+async def test_each_disk_that_a_policy_names_is_refused_and_its_zram_devices_are_published(host):
+    for index, name in enumerate(("sda", "sdb", "zram0", "zram1")):
+        host.block(f"virtual/block/{name}", f"8:{index}", node=True)
+    made = driver(host, {"mixed": policy("block", "/dev/sd*", "/dev/zram*")})
+    async with aclosing(made.devices()) as stream:
         inventory = await anext(stream)
-    assert inventory.devices == []
-    (left_out,) = inventory.left_out
-    assert (left_out.device, left_out.reason, left_out.policy) == (
-        "/dev/zram0",
-        "NotSupported",
-        "zram",
-    )
-    assert "needs the disk helper" in left_out.message
+    assert [each.name for each in inventory.devices] == ["mixed-zram0", "mixed-zram1"]
+    found = [(each.device, each.reason, each.policy) for each in inventory.left_out]
+    assert found == [(path, "NotSupported", "mixed") for path in ("/dev/sda", "/dev/sdb")]
+    for left_out in inventory.left_out:
+        assert "use a CSI driver: see 'Disks: use CSI'" in left_out.message
+    with pytest.raises(DriverError, match="hostdev publishes no disk; use a CSI driver"):
+        await prepared(made, allocated("mixed-sdb"))
 
 
 async def test_a_policy_decides_whether_the_pods_of_a_vanished_device_are_evicted(host):
@@ -248,27 +249,27 @@ async def test_a_replugged_device_is_prepared_under_its_new_number(host):
     await published(made)
     (host.dev / "kvm").unlink()
     host.device("virtual/misc/kvm", "10:99", node=True)
-    edits = await made.prepare(CLAIM, allocated("kvm-1"))
+    edits = await prepared(made, allocated("kvm-1"))
     assert edits.device_nodes[0].minor == 99
 
 
 async def test_a_device_that_is_gone_is_named(host):
     with pytest.raises(DriverError, match="device kvm-0 is no longer on node node-1; connect"):
-        await driver(host, KVM).prepare(CLAIM, allocated("kvm-0"))
+        await prepared(driver(host, KVM), allocated("kvm-0"))
 
 
-async def test_a_disk_that_was_mounted_since_is_not_prepared(host):
+async def test_a_device_that_was_mounted_since_is_not_prepared(host):
     host.block("virtual/block/zram0", "253:0", node=True)
     made = driver(host, ZRAM)
     assert await published(made) == ["zram-zram0"]
     host.mount("253:0", "/mnt", source="/dev/zram0")
     with pytest.raises(DriverError) as caught:
-        await made.prepare(CLAIM, allocated("zram-zram0"))
+        await prepared(made, allocated("zram-zram0"))
     assert "device zram-zram0 (/dev/zram0)" in str(caught.value)
     assert "it is mounted at /mnt" in str(caught.value)
 
 
-async def test_without_mountinfo_no_block_device_is_published_and_it_is_logged_once(host, caplog):
+async def test_without_mountinfo_no_new_block_device_is_published_as_is_logged_once(host, caplog):
     host.block("virtual/block/zram0", "253:0", node=True)
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.mountinfo.unlink()
@@ -276,10 +277,10 @@ async def test_without_mountinfo_no_block_device_is_published_and_it_is_logged_o
     with caplog.at_level(logging.INFO):
         assert await published(made) == ["kvm-0", "kvm-1"]
         assert await published(made) == ["kvm-0", "kvm-1"]
-    assert caplog.messages.count("no block device is published") == 1
+    assert caplog.messages.count("devices cannot be checked") == 1
     assert caplog.messages.count("device is not published") == 1
     with pytest.raises(DriverError, match="cannot determine which block devices are in use"):
-        await made.prepare(CLAIM, allocated("zram-zram0"))
+        await prepared(made, allocated("zram-zram0"))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ async def test_a_node_that_is_not_the_device_is_not_published(host, kind, number
         host.node("kvm", kind, number)
     assert await published(made) == []
     with pytest.raises(DriverError, match="its device node"):
-        await made.prepare(CLAIM, allocated("kvm-0"))
+        await prepared(made, allocated("kvm-0"))
 
 
 async def test_conflicts_and_mistakes_are_logged_once_with_names(host, caplog):
@@ -350,11 +351,10 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
         driver(host, KVM, **{key: "/nowhere"})
 
 
-async def test_this_machines_root_disk_is_never_published():
-    """On this machine, no mounted device is published, even if disks are allowed."""
+async def test_of_the_block_devices_of_this_machine_none_that_is_mounted_or_a_disk_is_published():
     everything = policy("block", "/dev/*", "/dev/*/*", allow={"dangerous": True})
     config = HostDevicesConfig.model_validate(
-        {"policies": {"all": everything}, "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
+        {"policies": {"all": everything}, "mountinfo": "/proc/self/mountinfo"}
     )
     made = made_outside(config, StaticNode(name="here"))
     mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
@@ -362,3 +362,4 @@ async def test_this_machines_root_disk_is_never_published():
     async with aclosing(made.devices()) as stream:
         for device in (await anext(stream)).devices:
             assert f"{device.attributes['major']}:{device.attributes['minor']}" not in mounted
+            assert str(device.attributes["devname"]).startswith(("loop", "zram"))

@@ -108,7 +108,7 @@ def tty(**fields) -> dict:
         pytest.param(
             tty(subsystem="scsi_generic"),
             "match.0.subsystem",
-            "publish the block device",
+            "use a CSI driver for disks",
             id="raw-access-to-disks",
         ),
         pytest.param(tty(path="/dev/a"), "match.0.path", "Extra inputs", id="unknown-field"),
@@ -148,7 +148,7 @@ def tty(**fields) -> dict:
         ),
         pytest.param(
             {"subsystem": "mem", "paths": ["/dev/mem"]}, "",
-            "match[0].paths[0]: /dev/mem gives a container control", id="dangerous",
+            "match[0].paths[0]: /dev/mem is dangerous: it accesses", id="dangerous",
         ),
     ],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             {"match": [{"subsystem": "block", "paths": ["/dev/vdb"]}], "group": "Unit"},
             "", "group: Unit is not supported for block devices", id="grouped-disk",
         ),
-        pytest.param({"onRelease": "Wipe"}, "", "Wipe is supported for block", id="wipe-a-tty"),
+        pytest.param({"onRelease": "Wipe"}, "onRelease", "Extra inputs", id="wipe"),
         pytest.param(
             {"group": "Unit", "container": {"path": "/dev/one"}},
             "", "container.path: a unit can have several device nodes", id="one-path-of-a-unit",

@@ -12,7 +12,7 @@ from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Edits, I
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
-from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import FakeHost, prepared
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
@@ -27,8 +27,9 @@ def example(file: str) -> dict[str, dict]:
 
 
 def driver(host: FakeHost, policies: dict[str, dict]) -> HostDevices:
-    node = StaticNode(name="node-1", labels={"example.com/scratch": "true"})
-    return HostDevices(host.config(policies, allowDisks=True), node)
+    dangerous = any(spec.get("allow", {}).get("dangerous") for spec in policies.values())
+    config = host.config(policies, allowDangerous=dangerous)
+    return HostDevices(config, StaticNode(name="node-1"))
 
 
 async def inventory(made: HostDevices) -> Inventory:
@@ -42,7 +43,7 @@ async def devices(host: FakeHost, policies: dict[str, dict]) -> dict[str, Device
 
 async def edits(host: FakeHost, policies: dict[str, dict], device: str) -> Edits:
     allocated = AllocatedDevice(name=device, pool="", request="main")
-    return await driver(host, policies).prepare(CLAIM, allocated)
+    return await prepared(driver(host, policies), allocated)
 
 
 def facts(device: Device, *names: str) -> tuple[object, ...]:
@@ -79,7 +80,13 @@ async def test_a_container_gets_the_adapter_with_its_by_id_path_group_and_mode(h
     plug(host, "ftdi")
     made = await edits(host, example("serial"), FTDI)
     by_id = "/dev/serial/by-id/usb-FTDI_FT232R_USB_UART_A50285BI-if00-port0"
-    common = {"type": "c", "major": 188, "minor": 0, "permissions": "rw"}
+    common = {
+        "type": "c",
+        "major": 188,
+        "minor": 0,
+        "permissions": "rw",
+        "identity": "tty ttyUSB 0403-6001-A50285BI-i0 pci-0000:00:14.0-usbv2-0:3-i0",
+    }
     assert made.device_nodes == (
         DeviceNode(path="/dev/ttyUSB0", gid=20, file_mode=0o660, **common),
         DeviceNode(path=by_id, host_path="/dev/ttyUSB0", gid=20, file_mode=0o660, **common),
@@ -198,24 +205,14 @@ async def test_only_the_matching_node_of_a_security_key_is_published(host):
     )
 
 
-async def test_an_nvme_disk_keeps_its_name_when_the_kernel_renumbers_it(host, tmp_path):
-    plug(host, "nvme")
-    before = await devices(host, example("nvme"))
-    rebooted = FakeHost(tmp_path / "rebooted")
-    plug(rebooted, "nvme-rebooted")
-    after = await devices(rebooted, example("nvme"))
-    first, second = "nvme-eui-0025385191b12345", "nvme-eui-0025385191b56789"
-    paths = [{n: d.attributes["path"] for n, d in each.items()} for each in (before, after)]
-    assert paths == [
-        {first: "/dev/nvme0n1", second: "/dev/nvme1n1"},
-        {first: "/dev/nvme1n1", second: "/dev/nvme0n1"},
-    ]
-    pci = "resource.kubernetes.io/pciBusID"
-    assert before[first].attributes[pci] == after[first].attributes[pci] == "0000:03:00.0"
-    made = await edits(rebooted, example("nvme"), first)
-    assert [(node.path, node.type, node.minor) for node in made.device_nodes] == [
-        ("/dev/nvme1n1", "b", 1)
-    ]
+async def test_the_keyboard_of_a_security_key_is_not_published(host):
+    plug(host, "yubikey")
+    every = {"key": {"match": [{"subsystem": "hidraw", "paths": ["/dev/hidraw*"]}]}}
+    made = await inventory(driver(host, every))
+    assert [each.attributes["path"] for each in made.devices] == ["/dev/hidraw1"]
+    (refused,) = made.left_out
+    assert (refused.device, refused.reason) == ("/dev/hidraw0", "Dangerous")
+    assert "it is a keyboard of the node" in refused.message
 
 
 async def test_a_tpm_is_shared_by_a_number_of_users(host):
@@ -280,9 +277,9 @@ async def test_without_a_udev_daemon_a_device_has_the_same_name_and_fewer_attrib
 
 async def test_every_recording_stays_within_the_limit_of_attributes(host):
     """All devices at once, each with the maximum of attributes that a policy can add."""
-    plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "nvme", "tpm", "gpu")
+    plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "tpm", "gpu")
     extra = {f"extra{index}": {"int": index} for index in range(4)}
-    subsystems = ("tty", "video4linux", "sound", "hidraw", "block", "tpm", "tpmrm", "drm")
+    subsystems = ("tty", "video4linux", "sound", "hidraw", "tpm", "tpmrm", "drm")
     policies = {
         each: {
             "match": [{"subsystem": each}],

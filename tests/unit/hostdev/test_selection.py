@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drakit import HeldDevice
+from drakit_drivers.hostdev.holds import Holds
 from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
 from drakit_drivers.hostdev.refusal import Refusal
 from drakit_drivers.hostdev.selection import policies_of_node, select
-from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, PciParent, UsbParent
+from drakit_drivers.hostdev.sysfs import HostDevice, PciParent, UsbParent
 from drakit_drivers.hostdev.topology import Ancestor
 from tests.fakes.sysfs import as_policies
 from tests.fakes.sysfs import policy as spec
@@ -31,8 +34,11 @@ def users(number: int) -> dict:
     return {"mode": "Users", "users": number}
 
 
-def selected(policies, found, *, refuse=lambda policy, host: None, **facts):
-    return select(as_policies(policies), found, refuse=refuse, **facts)
+def selected(policies, found, *, refuse=lambda policy, host: None, held=(), **facts):
+    """`held`: names whose hardware is unknown, or what :class:`Holds` takes."""
+    if not isinstance(held, Mapping):
+        held = {name: HeldDevice(claims=()) for name in held}
+    return select(as_policies(policies), found, refuse=refuse, holds=Holds(held), **facts)
 
 
 def device(devname: str, *, subsystem: str = "misc", **facts) -> HostDevice:
@@ -55,14 +61,6 @@ def usb(devname: str, *, serial: str | None = "A1", port: str = "1-2", interface
         serial=serial, interface=interface, path=f"pci-0000:0{bus}:00.0-usbv2-0:{ports}",
     )  # fmt: skip
     return device(devname, subsystem="tty", usb=parent, unit=Path("/sys/devices/usb1") / port)
-
-
-def block(name: str, *, disk: str, lower: tuple[str, ...] = ()) -> HostDevice:
-    facts = BlockFacts(
-        size_bytes=1, read_only=False, removable=False, rotational=None, model=None, disk=disk,
-        has_backing_file=False, lower=frozenset((*lower, disk)) - {name},
-    )  # fmt: skip
-    return device(name, subsystem="block", block=facts)
 
 
 def names(policies, found) -> dict[str, str]:
@@ -140,9 +138,9 @@ def test_a_twin_that_is_plugged_in_later_renames_nothing():
     one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
     alone = selected(TTY, [one])
     (name,) = alone.devices
-    both = selected(TTY, [one, two], before=alone.names)
+    both = selected(TTY, [one, two], before=alone)
     assert both.devices[name].host is one
-    left = selected(TTY, [two], before=both.names)
+    left = selected(TTY, [two], before=both)
     (other,) = left.devices
     assert both.devices[other].host is two
 
@@ -307,6 +305,26 @@ def test_a_policy_that_matches_too_much_publishes_a_bounded_number_of_devices():
     assert {each.refusal.reason for each in selection.refused.values()} == {"TooMany"}
 
 
+@pytest.mark.parametrize(
+    ("sharing", "numbers"),
+    [
+        pytest.param(None, (2048, 2049), id="devices"),
+        # Each user counts as a device.
+        pytest.param(users(2), (1024, 1025), id="users"),
+    ],
+)
+def test_a_policy_has_at_most_2048_devices(sharing, numbers):
+    allowed, too_many = numbers
+    options = {} if sharing is None else {"sharing": sharing}
+    found = [device(f"x{index}") for index in range(too_many)]
+    assert len(selected(policy("a", **options), found[:allowed]).devices) == 2048
+    selection = selected(policy("a", **options), found)
+    assert len(selection.devices) == 2048
+    (refused,) = selection.refused.values()
+    assert refused.refusal.reason == "TooMany"
+    assert "policy a already has 2048 devices on this node, the maximum" in str(refused.refusal)
+
+
 def test_no_name_passes_from_one_device_to_another():
     """ttyS0 and ttys0 differ by case alone."""
     upper, lower = device("ttyS0"), device("ttys0")
@@ -366,40 +384,6 @@ def test_a_refused_device_keeps_its_name_and_leaves_its_neighbours_theirs():
     selection = selected(TTY, found, refuse=lambda _, host: busy if host is found[0] else None)
     assert list(selection.devices) == ["tty-10c4-ea60-a1-i0-1"]
     assert selection.refused["tty-10c4-ea60-a1-i0"].refusal == busy
-
-
-def test_a_partition_is_not_published_beside_its_disk():
-    found = [block("sda", disk="sda"), block("sda1", disk="sda"), block("sdb1", disk="sdb")]
-    selection = selected(policy("d", subsystem="block"), found)
-    assert set(selection.devices) == {"d-sda", "d-sdb1"}
-    refusal = selection.refused["d-sda1"].refusal
-    assert (refusal.reason, refusal.message) == (
-        "InUse",
-        "it is on sda, which policy d matches as a whole",
-    )
-
-
-def test_a_partition_of_a_refused_disk_is_not_published_in_its_place():
-    found = [block("sda", disk="sda"), block("sda1", disk="sda")]
-    policies = policy("a", "/dev/sda1", subsystem="block") | policy("d", subsystem="block")
-    in_use = Refusal("InUse", "it is mounted")
-    selection = selected(
-        policies, found, refuse=lambda _, host: in_use if host.kernel_name == "sda" else None
-    )
-    assert not selection.devices
-    assert selection.refused["a-sda1"].refusal.message.endswith("policy d matches as a whole")
-
-
-def test_a_volume_is_not_published_beside_a_disk_that_it_lies_on():
-    found = [block("sda", disk="sda"), block("dm-0", disk="dm-0", lower=("sda1", "sda"))]
-    selection = selected(policy("d", subsystem="block"), found)
-    assert set(selection.devices) == {"d-sda"}
-
-
-def test_a_policy_that_matches_partitions_alone_publishes_them():
-    found = [block("sda", disk="sda"), block("sda1", disk="sda")]
-    policies = policy("d", "/dev/sda[0-9]", subsystem="block")
-    assert set(selected(policies, found).devices) == {"d-sda1"}
 
 
 @pytest.mark.parametrize(

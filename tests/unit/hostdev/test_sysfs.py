@@ -82,10 +82,7 @@ def test_a_usb_device_below_pci(host):
 
 
 def test_a_block_device(host):
-    host.block(
-        "virtual/block/zram0", "253:0", size=32768, devtype="disk", removable="0",
-        queue__rotational="0",
-    )  # fmt: skip
+    host.block("virtual/block/zram0", "253:0", size=32768, devtype="disk")
     zram = host.find("block")["zram0"]
     assert attributes(published(zram, "zram")) == {
         "subsystem": "block",
@@ -96,9 +93,6 @@ def test_a_block_device(host):
         "major": 253,
         "minor": 0,
         "identity": "zram0",
-        "readOnly": False,
-        "removable": False,
-        "rotational": False,
     }
     assert capacity(published(zram)) == {"size": "16777216"}
 
@@ -119,17 +113,15 @@ def test_a_string_that_the_api_would_refuse_is_left_out(host, serial, is_publish
 
 
 def test_never_more_attributes_than_the_api_takes(host):
-    """A device with all kinds of facts: a disk behind USB behind PCI."""
-    plug_serial_stick(host, serial="1")
-    host.udev_entry("b8:0", "S:disk/by-id/x", "S:disk/by-path/y")
-    host.block(
-        f"{USB}/1-2.3:1.0/block/sda", "8:0", devtype="disk", device__model="Stick",
-        queue__rotational="1", removable="1",
-    )  # fmt: skip
-    disk = host.find("block")["sda"]
-    said = attributes(published(disk, "disk"))
-    assert {"model", "usbSerial", "byIdLink"} & said.keys() == {"model", "byIdLink"}
-    assert len(said) + len(capacity(published(disk))) <= 32
+    """A device with all kinds of facts: a serial port behind USB behind PCI."""
+    host.udev_entry("c188:0", "S:serial/by-id/x", "S:serial/by-path/y")
+    extra = {f"extra{index}": {"int": index} for index in range(4)}
+    stick = plug_serial_stick(host, serial="1")
+    host.write(stick.directory, port_number="0", type="4")
+    given = published(host.find("tty")["ttyUSB0"], "serial", attributes=extra)
+    said = attributes(given)
+    assert {"usbSerial", "byIdLink", *extra} & said.keys() == {"byIdLink", *extra}
+    assert len(said) + len(capacity(given)) <= 32
     for name in said:
         identifier = name.removeprefix("resource.kubernetes.io/")
         assert identifier.isidentifier()
@@ -162,7 +154,7 @@ def test_only_what_is_wanted_is_read(host):
         asked.append(path)
         return path == "/dev/by-link"
 
-    (found,) = host.sysfs().devices("misc", wanted=wanted)
+    (found,) = host.sysfs().devices("misc", wanted=wanted).devices
     assert found.kernel_name == "kvm"
     assert asked == ["/dev/kvm", "/dev/by-link", "/dev/net/tun"]
 
@@ -186,27 +178,13 @@ def test_numbers_that_make_no_sense_are_missing(host):
     assert capacity(published(zram)) == {}
 
 
-def test_a_block_device_knows_what_it_lies_on(host):
-    host.block("virtual/block/sda", "8:0")
-    partition = host.block("virtual/block/sda/sda1", "8:1")
-    array = host.block("virtual/block/md0", "9:0")
-    volume = host.block("virtual/block/dm-0", "252:0")
-    host.holder(partition, array)
-    host.holder(array, volume)
-    found = {name: device.block.lower for name, device in host.find("block").items()}
-    assert found == {
-        "sda": set(),
-        "sda1": {"sda"},
-        "md0": {"sda", "sda1"},
-        "dm-0": {"sda", "sda1", "md0"},
-    }
-
-
 def test_this_machine_can_be_read():
     """The devices of this machine can be read, and their attributes are valid for the API."""
     sysfs = Sysfs(Path("/sys"), UdevDatabase(Path("/run/udev")))
     for subsystem in ("misc", "block", "tty", "mem", "no-such-subsystem"):
-        for device in sysfs.devices(subsystem, wanted=lambda path: True):
+        found = sysfs.devices(subsystem, wanted=lambda path: True)
+        assert found.unreadable is None
+        for device in found.devices:
             assert device.subsystem == subsystem
             assert device.path.startswith("/dev/")
             assert len(attributes(published(device, "x"))) + len(capacity(published(device))) <= 32

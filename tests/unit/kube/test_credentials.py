@@ -52,6 +52,22 @@ async def test_an_old_token_is_better_than_none(caplog):
     assert await credentials.current() == "two"
 
 
+@pytest.mark.looptime
+async def test_a_token_of_an_hour_that_the_kubelet_replaces_in_time_is_never_too_old(looptime):
+    """The kubelet replaces a token when a fifth of its life is left."""
+    lifetime, replaced_after = 3600, 2880
+
+    async def read(refused):
+        return looptime // replaced_after * replaced_after  # the time when the token was issued
+
+    credentials = Credentials(read)
+    ages = []
+    while looptime < 4 * lifetime:
+        ages.append(looptime - await credentials.current())
+        await asyncio.sleep(7)
+    assert replaced_after < max(ages) < lifetime
+
+
 async def test_a_refused_token_is_replaced_once_by_many_requests():
     fetch, asked = answering("one", "two")
     credentials = Credentials(fetch)

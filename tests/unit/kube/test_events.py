@@ -153,6 +153,41 @@ async def test_a_restarted_recorder_goes_on_counting(objects):
     assert event["series"]["count"] == 3
 
 
+@pytest.mark.parametrize(
+    "reporter",
+    [
+        pytest.param(("drakit.dev/nodeplugin", "node-2"), id="another-node"),
+        pytest.param(("attacker.test/a", "node-1"), id="another-controller"),
+    ],
+)
+async def test_an_event_whose_name_another_reporter_has_taken_gets_another_name(objects, reporter):
+    def nodes_recorder():
+        return EventRecorder(
+            objects, controller="drakit.dev/nodeplugin", instance="node-1", shared=False
+        )
+
+    await say(nodes_recorder())
+    (event,) = objects.events()
+    path = f"{EVENTS}/{event['metadata']['name']}"
+    controller, instance = reporter
+    squatter = event | {"reportingController": controller, "reportingInstance": instance}
+    objects.cluster.request("DELETE", path)
+    objects.cluster.request(
+        "POST", EVENTS, {}, squatter | {"metadata": {"name": path.split("/")[-1]}}
+    )
+    recorder = nodes_recorder()
+    for _ in range(3):
+        await say(recorder)
+        await asyncio.sleep(60)
+    ours = [each for each in objects.events() if each["reportingInstance"] == "node-1"]
+    ours = [each for each in ours if each["reportingController"] == "drakit.dev/nodeplugin"]
+    (own,) = ours
+    assert own["note"] == "no such class"
+    assert own["series"]["count"] == 3, "it counts on under its own name"
+    (left,) = [each for each in objects.events() if each["metadata"]["name"] == path.split("/")[-1]]
+    assert "series" not in left
+
+
 async def test_an_event_that_the_server_forgot_is_created_again(objects):
     recorder = recorder_on(objects)
     await say(recorder)

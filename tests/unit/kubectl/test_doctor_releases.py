@@ -107,6 +107,13 @@ def same_name_of_device_plugins(site):
         site.release(name, "n1", operator=int(name == "drakit"), devicePlugins=plugins)
 
 
+def same_driver_of_backends(site):
+    for name in ("drakit", "other"):
+        allowed = {f"of-{name}": {"driver": "gpu.example.com"}, name: {"driver": f"{name}.test"}}
+        backends = {"enabled": True, "directory": f"/{name}", "allowed": allowed}
+        site.release(name, "n1", operator=int(name == "drakit"), backends=backends)
+
+
 def same_directory(site):
     backends = {"enabled": True, "directory": "/run/backends"}
     site.release("drakit", "n1", drivers=DRIVERS, backends=backends)
@@ -172,6 +179,12 @@ def plugin_without_slices(site):
             "Release other-system/other",
             "both run driver plugins.example.com on node n1",
             "--set devicePlugins.driverName=NAME",
+        ),
+        pytest.param(
+            same_driver_of_backends,
+            "Release other-system/other",
+            "both run driver gpu.example.com on node n1",
+            "--set backends.allowed.of-other=null",
         ),
         pytest.param(
             same_directory,

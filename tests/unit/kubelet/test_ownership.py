@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit.layout import driver_directory
-from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit.layout import MAX_SOCKET_PATH_BYTES, driver_directory
 from drakit_nodeplugin.kubelet import ownership
 from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 
@@ -118,7 +117,7 @@ def test_a_stale_socket_without_a_lock_file_is_removed(instance):
 
 
 def test_a_stale_socket_that_is_named_by_a_hash_needs_no_lock_file(instance, root):
-    room = MAX_PATH_BYTES - len(str(driver_directory(root, "")) + "//dra-.sock")
+    room = MAX_SOCKET_PATH_BYTES - len(str(driver_directory(root, "")) + "//dra-.sock")
     driver = "a" * (room - 11)  # not enough for a whole UID, but for its hash
     dead, old = instance(UIDS[0], driver=driver)
     assert UIDS[0] not in old.dra.name

@@ -15,8 +15,7 @@ import pytest
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
 from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
-from drakit_nodeplugin.kubelet.server import DriverServer, local_channel
-from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
+from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from tests.fakes.file_poller import with_poller
 from tests.fakes.kubelet import HeldClaims, device, reference
@@ -106,26 +105,82 @@ async def test_without_a_dra_socket_no_registration_appears(root, claims, kubele
     assert files(root) == []
 
 
-async def test_a_stop_removes_the_registration_drains_and_leaves_no_file(
+async def test_a_stop_answers_calls_in_flight_before_the_registration_socket_goes(
     serve, kubelet, claims, root
 ):
+    claims.hold("a", "b")
+    async with serve(drain_seconds=5.0) as server:
+        dra = await kubelet.register()
+        registered = kubelet.sockets()
+        calls = [asyncio.create_task(kubelet.prepare(dra, claim)) for claim in (A, B)]
+        await claims.until_begun("prepare a")
+        await claims.until_begun("prepare b")
+        stop = asyncio.create_task(server.stop())
+        claims.let_go("a")
+        assert (await calls[0])["a"].error == ""
+        # Longer than the kubelet needs to notice that a socket is gone.
+        await asyncio.sleep(0.5)
+        assert (kubelet.sockets(), stop.done()) == (registered, False)
+        claims.let_go("b")
+        assert (await calls[1])["b"].error == ""
+        await stop
+    assert files(root) == []
+
+
+async def test_a_stop_refuses_new_calls_and_asks_for_a_retry(serve, kubelet, claims):
     claims.hold("a")
     async with serve(drain_seconds=5.0) as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
         stop = asyncio.create_task(server.stop())
-        await until(lambda: kubelet.sockets() == [])
-        with pytest.raises(grpc.aio.AioRpcError):
-            async with local_channel(dra) as channel:
-                await dra_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
-                    dra_pb2.NodePrepareResourcesRequest(), timeout=1
-                )
-        assert not stop.done()
+        await asyncio.sleep(0)
+        # Also a call that could join the work in flight: its answer must not extend the stop.
+        answers = await kubelet.prepare(dra, A, B)
+        assert {uid: answer.error for uid, answer in answers.items()} == {
+            uid: f"claim lab/claim-{uid}: the node plugin is stopping; the kubelet retries"
+            for uid in "ab"
+        }
+        assert "is stopping" in (await kubelet.unprepare(dra, B))["b"]
+        assert await server.probe() is None, "it is alive until its work has ended"
         claims.let_go("a")
         assert (await call)["a"].error == ""
         await stop
-    assert files(root) == []
+    assert claims.done == ["prepare a"]
+
+
+async def test_a_large_answer_is_sent_completely_before_the_registration_socket_goes(
+    serve, kubelet, claims
+):
+    several = [reference(f"c{number}") for number in range(400)]
+    claims.errors = {claim.uid: "x" * 4000 for claim in several}
+    claims.hold("c0")
+    async with serve(drain_seconds=5.0) as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, *several))
+        await claims.until_begun("prepare c0")
+        stop = asyncio.create_task(server.stop())
+        claims.let_go("c0")
+        answers = await call
+        await stop
+    assert {len(answer.error) for answer in answers.values()} == {4000}
+
+
+async def test_the_kubelet_cuts_off_calls_when_the_registration_socket_goes_first(
+    serve, kubelet, claims
+):
+    """The fake kubelet is as strict as the real one: otherwise, tests of stops prove nothing."""
+    claims.hold("a")
+    async with serve() as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        await asyncio.to_thread(server.paths.registration.unlink)
+        async with asyncio.timeout(1):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        claims.let_go("a")
 
 
 async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, claims):
@@ -135,23 +190,43 @@ async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, clai
         with pytest.raises(grpc.aio.AioRpcError):
             await kubelet.prepare(dra, A, timeout_seconds=0.2)
         stop = asyncio.create_task(server.stop())
-        await until(lambda: not dra.exists())
+        assert "is stopping" in (await kubelet.prepare(dra, A))["a"].error
         claims.let_go("a")
         await stop
     assert claims.done == ["prepare a"]
 
 
-async def test_a_stop_has_a_time_limit(serve, kubelet, claims, root):
+async def test_a_stop_has_a_time_limit_and_answers_what_it_interrupts(serve, kubelet, claims, root):
     claims.hold("a")
     async with serve(drain_seconds=0.2) as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
         await server.stop()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call
+        assert "was interrupted because the node plugin stopped" in (await call)["a"].error
     assert claims.done == []
     assert files(root) == []
+
+
+async def test_in_an_update_the_old_instance_answers_while_the_new_one_serves(
+    serve, kubelet, claims
+):
+    """With maxSurge, the new instance is registered before the old one stops."""
+    claims.hold("a")
+    async with serve(drain_seconds=5.0) as old:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        async with serve(instance_uid="pod-2") as new:
+            info = await kubelet.get_info(new.paths.registration)
+            await kubelet.notify(new.paths.registration)
+            stop = asyncio.create_task(old.stop())
+            assert (await kubelet.prepare(Path(info.endpoint), B))["b"].error == ""
+            claims.let_go("a")
+            assert (await call)["a"].error == ""
+            await stop
+            assert kubelet.sockets() == [new.paths.registration]
+            assert (await kubelet.unprepare(Path(info.endpoint), B)) == {"b": ""}
 
 
 async def test_the_kubelets_deadline_leaves_the_work_going_and_its_retry_joins(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drakit import layout
-from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_nodeplugin.kubelet.ownership import (
     SocketError,
     socket_paths,
@@ -52,7 +52,7 @@ def test_long_names_are_hashed_for_both_sockets():
     one = socket_paths(LONGEST_DRIVER, kubelet_root=KUBELET, instance_uid=UID)
     two = socket_paths(LONGEST_DRIVER, kubelet_root=KUBELET, instance_uid=UID[::-1])
     for path in one.sockets:
-        assert len(os.fsencode(path)) <= MAX_PATH_BYTES
+        assert len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
         assert UID not in path.name
     assert not set(one.sockets) & set(two.sockets)
 
@@ -72,7 +72,7 @@ def test_the_limit_is_in_bytes_and_exact(letter):
     fits = [n for n in range(1, 100) if _fits(Path("/tmp") / (letter * n))]
     paths = socket_paths("d", kubelet_root=Path("/tmp") / (letter * fits[-1]), instance_uid=UID)
     longest = max(len(os.fsencode(path)) for path in paths.sockets)
-    assert MAX_PATH_BYTES - width < longest <= MAX_PATH_BYTES
+    assert MAX_SOCKET_PATH_BYTES - width < longest <= MAX_SOCKET_PATH_BYTES
     assert fits == list(range(1, fits[-1] + 1))
 
 

@@ -156,6 +156,11 @@ def test_what_the_api_takes_is_no_problem(device):
             "evict_if_gone is of type str",
             id="evict-as-text",
         ),
+        pytest.param(
+            Device(name="c", prepare_again="yes"),
+            "prepare_again is of type str",
+            id="prepare-again-as-text",
+        ),
         pytest.param(Device(name="c", topology=None), "not a Topology", id="no-topology"),
         pytest.param(
             Device(name="c", topology=Topology(numa_node=-1)), "NUMA node", id="numa-below-zero"

@@ -29,6 +29,7 @@ class Link:
 
     server: FakeApiServer
     seconds: float = 0.01  # for an answer
+    watch_seconds: float = 0.01  # until the watch reports a change
     writes: list[tuple[float, str, str]] = field(default_factory=list)  # when, method, name
     dry_runs: list[tuple[str, str]] = field(default_factory=list)  # method, name
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Link:
         cluster.watchers.append(events)
         try:
             while (change := await events.get()) is not None:
-                await asyncio.sleep(self.seconds)
+                await asyncio.sleep(self.watch_seconds)
                 event = change.event(target, dict(params or {}))
                 if event is not None:
                     yield WatchEvent(type=event["type"], object=event["object"])
@@ -121,6 +122,7 @@ class Published:
         self.primary = asyncio.Event()
         self.primary.set()
         self.dropped: list[str] = []
+        self.taken: list[str] = []
         self.left_out: list[dict[str, str]] = []
         self.before: list[dict[tuple[str, str], PublishedTaints]] = []
         """The taints that were published, at each start."""
@@ -141,6 +143,7 @@ class Published:
             on_first_list=lambda slices: self.before.append(published_taints(slices)),
             on_pools=lambda pools: self.pools.append(set(pools)),
             on_left_out=self.left_out.append,
+            on_name_taken=self.taken.append,
             on_dropped=self.dropped.append,
             on_write=lambda verb, seconds, ok: self.measured.append((verb, ok)),
         )

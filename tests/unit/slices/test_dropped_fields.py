@@ -415,7 +415,7 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
     server.publish(pool(device("b", taint())))
     write = SliceWrite(
         pool=POOL,
-        index=1,
+        name="00001-b",
         count=2,
         generation=2,
         content=SliceContent(devices={"b": known}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,22 +33,37 @@ def test_a_python_driver(text):
 
 
 def test_a_backend_that_is_started_gets_its_directory():
-    target = parse_target("backend:serve --at {directory}/a.sock --state {root}/run", setup="true")
+    target = parse_target(
+        "backend:serve --at {directory}/a.sock --state {root}/run",
+        config={"driver": "gpu.example.com", "mounts": {"{root}/gpus": "rw"}},
+        setup="true",
+    )
     assert isinstance(target, BackendTarget)
     command = target.command(ROOT)
     assert command is not None
-    assert command.line == f"serve --at {ROOT}/backends/a.sock --state {ROOT}/run"
-    assert command.environment == {"DRAKIT_BACKENDS": f"{ROOT}/backends"}
-    assert target.config(ROOT) == {"backends": {"enabled": True, "directory": f"{ROOT}/backends"}}
+    assert command.line == f"serve --at {ROOT}/backends/target/a.sock --state {ROOT}/run"
+    assert command.environment == {"DRAKIT_BACKENDS": f"{ROOT}/backends/target"}
+    entry = {
+        "owner": {"uid": os.geteuid()},
+        "driver": "gpu.example.com",
+        "mounts": {f"{ROOT}/gpus": "rw"},
+    }
+    assert target.config(ROOT) == {
+        "backends": {
+            "enabled": True,
+            "directory": f"{ROOT}/backends",
+            "allowed": {"target": entry},
+        }
+    }
     assert not target.lives_on
 
 
 def test_a_device_plugin_is_started_when_it_can_register():
-    target = parse_target("device-plugin:serve")
+    target = parse_target("device-plugin:serve", config={"resources": ["vendor.example/thing"]})
     assert isinstance(target, DevicePluginTarget)
     command = target.command(ROOT)
     assert command is not None
-    assert command.waits_for == ROOT / "device-plugins" / "kubelet.sock"
+    assert command.waits_for == ROOT / "device-plugins" / "target" / "kubelet.sock"
     assert "serve" in command.line
 
 
@@ -67,9 +83,18 @@ def test_a_device_plugin_sees_the_directory_as_it_is_where_no_mounts_can_be_made
 )
 def test_what_is_no_target_is_refused_with_a_sentence(text, sentence):
     with pytest.raises(TargetError, match=sentence):
-        parse_target(text)
+        parse_target(text, config={"driver": "gpu.example.com"})
 
 
-def test_a_program_has_no_configuration_of_ours():
-    with pytest.raises(TargetError, match="is for Python drivers"):
-        parse_target("backend:serve", config={"a": 1})
+@pytest.mark.parametrize(
+    ("text", "config", "sentence"),
+    [
+        pytest.param("backend:serve", None, "entry of backends.allowed", id="backend"),
+        pytest.param("backend:serve", {"env": ["A"]}, "driver, and the edits", id="no-driver"),
+        pytest.param("unix:/tmp/a.sock", None, "entry of backends.allowed", id="running-backend"),
+        pytest.param("device-plugin:a", None, "entry of devicePlugins.plugins", id="device-plugin"),
+    ],
+)
+def test_a_program_needs_its_entry(text, config, sentence):
+    with pytest.raises(TargetError, match=sentence):
+        parse_target(text, config=config)

@@ -8,6 +8,7 @@ It must not know rules about a single claim.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -30,6 +31,34 @@ LONG_SECONDS = 0.2
 
 GET_INFO_SECONDS = 1.0
 """The kubelet's own deadline."""
+
+
+_NUMBER = re.compile(r"has device node [bc] \d+:\d+, which")
+"""The error of a claim whose device number is held for other hardware."""
+
+
+@rule(
+    "device-numbers",
+    "devices with a common device number have the same identity",
+    why="The node plugin refuses a claim that needs a device number that another claim holds for "
+    "other hardware. If a driver returns a common device node with the identity of a single "
+    "device, pods cannot use its devices at the same time.",
+    kinds=("python", "backend"),  # a device plugin cannot return an identity
+)
+async def device_numbers(kit: Kit) -> None:
+    devices = (await steps.usable(kit, at_least=2))[:CLAIMS]
+    claims = [kit.claim(device) for device in devices]
+    for claim, device in zip(claims, devices, strict=True):
+        answer = await steps.answer_of(kit, claim)
+        if _NUMBER.search(answer.error):
+            kit.fail(
+                f"while other claims hold devices, the claim of {device.name} was refused because "
+                f"of the identity of a device node: {answer.error}"
+            )
+        if answer.error:
+            kit.skip(f"the driver prepares no claim (see the rule prepare): {answer.error}")
+    for claim in claims:
+        await steps.must_unprepare(kit, claim, when="at the end of the rule,")
 
 
 @rule(

@@ -28,6 +28,7 @@ __all__ = (
     "State",
     "StoredClaim",
     "StoredDevice",
+    "StoredNode",
     "checksum",
     "dump",
     "load",
@@ -52,6 +53,28 @@ class DamagedRowError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredNode:
+    """A device node whose hardware its driver has identified."""
+
+    type: str
+    """``b`` or ``c``."""
+
+    major: int
+    minor: int
+    identity: str
+    """The identity of the hardware (:attr:`drakit.DeviceNode.identity`)."""
+
+    current: bool = True
+    """Whether the CDI file has this number. If not, containers that were started before the
+    hardware got another number can still use it."""
+
+    @property
+    def number(self) -> tuple[str, int, int]:
+        """The device number: type, major and minor."""
+        return self.type, self.major, self.minor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredDevice:
     """A device of a claim, as the allocation names it."""
 
@@ -72,6 +95,10 @@ class StoredDevice:
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
     """Qualified names of other CDI devices that its container gets as well, as its driver returned
     them. They do not take part in comparisons."""
+
+    nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
+    """Its device nodes that have an identity. They do not take part in comparisons, because the
+    kernel can give the same device another number."""
 
     @property
     def hold(self) -> Hold:
@@ -172,6 +199,8 @@ def _device(body: dict[str, Any]) -> StoredDevice:
     device = _known(_DEVICE_FIELDS, body)
     for name in ("configs", "cdi_devices"):
         device[name] = tuple(device.get(name, ()))
+    nodes = device.get("nodes", ())  # an earlier version did not store these
+    device["nodes"] = tuple([StoredNode(**_known(_NODE_FIELDS, node)) for node in nodes])
     return StoredDevice(**device)
 
 
@@ -190,5 +219,6 @@ def _known(names: frozenset[str], body: dict[str, Any]) -> dict[str, Any]:
 
 
 _CLAIM_FIELDS = frozenset(field.name for field in fields(StoredClaim))
+_NODE_FIELDS = frozenset(field.name for field in fields(StoredNode))
 _DEVICE_FIELDS = frozenset(field.name for field in fields(StoredDevice))
 _ENDPOINT_FIELDS = frozenset(field.name for field in fields(StoredEndpoint))

@@ -13,7 +13,7 @@ Functions block. They must not know asyncio, files, or the meaning of a claim's 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from drakit_nodeplugin.claims.checkpoint.holds import (
     incomplete,
     refusal,
 )
+from drakit_nodeplugin.claims.checkpoint.numbers import TakenNumber
 from drakit_nodeplugin.claims.checkpoint.records import (
     DamagedRowError,
     State,
@@ -43,9 +44,11 @@ from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
+    "Admit",
     "Held",
     "Outcome",
     "adopt",
+    "all_generations",
     "claims_in_state",
     "claims_of",
     "damaged_endpoints",
@@ -53,6 +56,7 @@ __all__ = (
     "endpoints",
     "forget_endpoints",
     "generations",
+    "identified",
     "next_generations",
     "page",
     "states",
@@ -72,7 +76,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of one write; each claim is in exactly one of the three groups."""
+    """The outcome of one write; each claim is in exactly one of the first four groups."""
 
     written: Mapping[str, StoredClaim]
     """The written claims, with their new generation and owner."""
@@ -83,6 +87,10 @@ class Outcome:
 
     fenced: frozenset[str]
     """Claims that were not written, because the stored row is not the one that the writer knows."""
+
+    taken: Mapping[str, TakenNumber] = field(default_factory=dict[str, TakenNumber])
+    """Claims that were not written, because a device number that they need is held for other
+    hardware."""
 
     unplaced: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
     """Claims that were written, but whose CDI files could not be written."""
@@ -97,6 +105,10 @@ class _Row(NamedTuple):
 
 _Entry = tuple[StoredClaim, _Row | None]
 """A claim to be written, and its present row."""
+
+Admit = Callable[[StoredClaim, bool], TakenNumber | None]
+"""Returns why a claim cannot have its device numbers; the second value is whether containers
+already use its devices."""
 
 
 @contextmanager
@@ -128,6 +140,19 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
         query = f"SELECT uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
         found.update(connection.execute(query, chunk))
     return found
+
+
+def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return the generations of all rows, by UID."""
+    return dict(connection.execute("SELECT uid, generation FROM claims"))
+
+
+def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
+    """Return the claims whose device nodes have identities, and maybe others; raise
+    DamagedRowError."""
+    # A body can have 128 KiB of opaque parameters. A quoted text within a JSON text differs.
+    query = f"{_SELECT} WHERE instr(body, CAST('\"identity\":' AS BLOB)) > 0"
+    return [row.claim for row in _load(connection.execute(query))]
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
@@ -182,6 +207,7 @@ def write(
     alone: bool,
     hardware: Hardware | None = None,
     recent: Mapping[str, StoredClaim] = MappingProxyType({}),
+    admit: Admit | None = None,
 ) -> Outcome:
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
@@ -189,8 +215,8 @@ def write(
     If `alone` is false, another process also uses the database: a write without an intent may then
     complete work that the other process has already undone. Without `hardware`, claims are
     compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
-    whose generation is still that of its row is not read again. Raises ValueError for a claim that
-    appears twice, or that is not JSON.
+    whose generation is still that of its row is not read again. `admit` decides on prepared claims
+    that have device numbers. Raises ValueError for a claim that appears twice, or that is not JSON.
     """
     known = _known(connection, [claim.uid for claim in claims], recent)
     fenced: set[str] = set()
@@ -204,6 +230,16 @@ def write(
             fenced.add(claim.uid)
         else:
             fresh[claim.uid] = claim
+    taken: dict[str, TakenNumber] = {}
+    if admit is not None:
+        for claim in fresh.values():
+            if claim.state == "prepared" and any(device.nodes for device in claim.devices):
+                row = known.get(claim.uid)
+                in_use = row is not None and _in_use(row.claim, boot_id=claim.boot_id)
+                if (why := admit(claim, in_use)) is not None:
+                    taken[claim.uid] = why
+        for uid in taken:
+            del fresh[uid]
     if hardware is not None:
         _complete(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
@@ -213,7 +249,11 @@ def write(
     }
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
-    return Outcome(written=written, held=held, fenced=frozenset(fenced))
+    return Outcome(written=written, held=held, fenced=frozenset(fenced), taken=taken)
+
+
+def _in_use(claim: StoredClaim, *, boot_id: str) -> bool:
+    return claim.state == "prepared" and claim.boot_id == boot_id
 
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:

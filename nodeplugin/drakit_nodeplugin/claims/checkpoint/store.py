@@ -26,19 +26,21 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from drakit.device import ClaimReference
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
+from drakit_nodeplugin.claims.checkpoint.numbers import ClaimDevices, HeldNumbers, TakenNumber
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError
-from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
+from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim, StoredNode
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
@@ -85,9 +87,17 @@ class Checkpoint:
         *,
         owner: str = "",
         files: ClaimSpecs | None = None,
+        numbers: HeldNumbers | None = None,
     ) -> None:
-        """If `files` is None, the checkpoint has rows only, and writes no CDI files."""
+        """If `files` is None, the checkpoint has rows only, and writes no CDI files. `numbers` are
+        those of all drivers of the process; the checkpoint's directory has its driver's name."""
         self._files = files
+        self._driver = path.parent.name
+        self._numbers = HeldNumbers() if numbers is None else numbers
+        self._numbers_read_at: int | None = None
+        """SQLite's ``data_version`` when the numbers of the rows were last read. It changes with
+        each transaction of another process. None: they must be read again."""
+        self._claim_devices = ClaimDevices()
         self.path = path
         self.owner = owner
         """Written into every row as its owner."""
@@ -239,6 +249,17 @@ class Checkpoint:
         """Return the names of all devices that claims have, by pool; admin access included."""
         return await self._run(partial(holds.held_devices, admin_access=True))
 
+    async def claims_of_devices(
+        self,
+    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, tuple[StoredNode, ...]]]:
+        """Return the claims that have each device, by pool and device; admin access included. With
+        each claim come the device nodes with an identity that it holds."""
+        return await self._run(
+            lambda database: self._claim_devices.read(
+                rows.all_generations(database), partial(rows.claims_of, database)
+            )
+        )
+
     async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
         """Return the names of all devices that claims hold, by pool, without admin access. Raises
         CheckpointError while entries may be missing."""
@@ -248,8 +269,9 @@ class Checkpoint:
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
         """Return the holds of claims that are being unprepared, and of others on the same counter
-        sets; nothing while no claim is being unprepared."""
-        return await self._run(holds.held_beside_unpreparing)
+        sets; nothing while no claim is being unprepared. The caller follows every write, so this
+        also notices device numbers that another process has stored or released."""
+        return await self._run(self._held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Return the endpoints, by name; one whose row is damaged is not among them."""
@@ -345,6 +367,7 @@ class Checkpoint:
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
+        self._read_numbers(opened.connection)
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
@@ -404,22 +427,31 @@ class Checkpoint:
         # A rebuilt row, whose devices can be completed, is never among these.
         recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
         self._doubt(claims)
-        outcome = self._transaction(
-            database,
-            # Whether we are alone is seen within the transaction.
-            lambda database: rows.write(
+        # Before the transaction: another process would wait for it, too.
+        has_numbers = any(device.nodes for claim in claims for device in claim.devices)
+        unread = self._numbers.unread() if has_numbers else frozenset[str]()
+        with self._undecided_numbers(claims):
+            outcome = self._transaction(
                 database,
-                claims,
-                owner=self.owner,
-                alone=self.alone,
-                hardware=hardware,
-                recent=recent,
-            ),
-        )
+                # Whether we are alone is seen within the transaction.
+                lambda database: rows.write(
+                    database,
+                    claims,
+                    owner=self.owner,
+                    alone=self.alone,
+                    hardware=hardware,
+                    recent=recent,
+                    admit=partial(self._admit, database, unread),
+                ),
+            )
         for claim in claims:
             if claim.uid in outcome.written:
+                self._numbers.settle(self._driver, claim.uid, outcome.written[claim.uid])
                 self._remember(outcome.written[claim.uid])
-            elif claim.uid in outcome.held and claim.generation == 0:
+                continue
+            self._numbers.withdraw(self._driver, claim.uid)
+            left_out = claim.uid in outcome.held or claim.uid in outcome.taken
+            if left_out and claim.generation == 0:
                 self._forget(claim.uid)
         return self._with_files(outcome) if files else outcome
 
@@ -442,9 +474,11 @@ class Checkpoint:
         if not gone:
             return frozenset(), unremoved
         self._doubt(gone)
-        fenced = self._transaction(database, partial(rows.delete, claims=gone))
+        with self._undecided_numbers(gone):
+            fenced = self._transaction(database, partial(rows.delete, claims=gone))
         for claim in gone:
             if claim.uid not in fenced:
+                self._numbers.settle(self._driver, claim.uid, None)
                 self._forget(claim.uid)
         return fenced, unremoved
 
@@ -453,6 +487,51 @@ class Checkpoint:
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         found = self._find(database, uids)
         return found, self._unlink([uid for uid in uids if uid not in found])
+
+    # ------------------------------------------------------------ numbers, in that thread too
+
+    def _admit(
+        self,
+        database: sqlite3.Connection,
+        unread: Collection[str],
+        claim: StoredClaim,
+        held: bool,
+    ) -> TakenNumber | None:
+        """Decide within a transaction whether a claim can have its device numbers."""
+        if unread and not held:
+            raise CheckpointError(
+                "the device numbers that claims hold are unknown, because the checkpoint of driver "
+                f"{', '.join(sorted(unread))} was not read since the node plugin's start"
+            )
+        self._refresh_numbers(database)
+        return self._numbers.admit(self._driver, claim, held=held)
+
+    def _held_beside_unpreparing(self, database: sqlite3.Connection) -> list[HeldDevice]:
+        self._refresh_numbers(database)
+        return holds.held_beside_unpreparing(database)
+
+    def _refresh_numbers(self, database: sqlite3.Connection) -> None:
+        if self._numbers_read_at != _data_version(database):
+            self._read_numbers(database)
+
+    def _read_numbers(self, database: sqlite3.Connection) -> None:
+        # Versions of two connections are not comparable: an older one must not remain.
+        self._numbers_read_at = None
+        version = _data_version(database)
+        self._numbers.load(self._driver, rows.identified(database))
+        self._numbers_read_at = version
+
+    @contextmanager
+    def _undecided_numbers(self, claims: Collection[StoredClaim]) -> Generator[None]:
+        """If a transaction fails, its claims hold what they held before, and the numbers are read
+        again before they are compared."""
+        try:
+            yield
+        except BaseException:
+            for claim in claims:
+                self._numbers.withdraw(self._driver, claim.uid)
+            self._numbers_read_at = None
+            raise
 
     # ------------------------------------------------------------ CDI files, in that thread too
 
@@ -523,6 +602,11 @@ class Checkpoint:
             raise schema.NewerVersionError(version)
         if schema.opens(database) != self._opens:
             self.alone = False
+
+
+def _data_version(database: sqlite3.Connection) -> int:
+    (version,) = database.execute("PRAGMA data_version").fetchone()
+    return version
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -55,7 +55,6 @@ from drakit_nodeplugin.endpoints.wire import (
     Turns,
     parse,
     parts,
-    shown,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -83,9 +82,8 @@ class BackendConnection:
     blocked: str | None = None
     """A backend has no loop in this process."""
 
-    def __init__(self, driver: str, client: Client, *, rights: Rights | None) -> None:
-        """The connection takes over the client, and closes it. Without `rights`, any edit is
-        permitted."""
+    def __init__(self, driver: str, client: Client, *, rights: Rights) -> None:
+        """The connection takes over the client, and closes it."""
         self._driver = driver
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -305,7 +303,6 @@ class BackendEndpoint(Endpoint):
             pause=self._pause,
         )
         self._directory = directory
-        self._rights = directory.rights(driver)
         self._socket: BackendSocket | None = None
         """The socket of the last connection."""
         self._early = RateLimiter(burst=EARLY_AT_ONCE, per_second=1 / EARLY_AGAIN_SECONDS)
@@ -329,17 +326,16 @@ class BackendEndpoint(Endpoint):
     async def _connect(self) -> BackendConnection:
         socket = self._directory.socket(self.name)
         if socket is None and not self._is_running:
-            raise DriverError(
-                f"no backend of this name has registered at {shown(self._directory.path)} yet"
-            )
+            raise DriverError(self._directory.place(self.name))
         socket = self._socket = await self._directory.wait(self.name)
-        connection = BackendConnection(self.name, Client(socket.path, SERVICE), rights=self._rights)
+        try:
+            opened = await asyncio.to_thread(socket.open)
+        except OSError:
+            raise ConnectionEndedError("its socket was replaced or removed") from None
+        client = Client(opened, SERVICE)
+        connection = BackendConnection(self.name, client, rights=socket.rights)
         try:
             await connection.start(node=self._directory.node, version=self._directory.version)
-            if self._rights is not None and not await asyncio.to_thread(socket.is_in_place):
-                raise ConnectionEndedError(
-                    "its socket was replaced while the node plugin connected to it"
-                )
             await connection.listed(timeout_seconds=LIST_SECONDS)
         except BaseException:
             await connection.close()

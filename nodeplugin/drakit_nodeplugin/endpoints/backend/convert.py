@@ -94,6 +94,7 @@ def device_of(message: pb.Device) -> Device:
         taints=tuple([_taint(each) for each in message.taints]),
         health=health_of(message.health) if message.HasField("health") else None,
         evict_if_gone=message.evict_if_gone,
+        prepare_again=message.prepare_again,
     )
 
 
@@ -236,6 +237,7 @@ def _device_node(message: pb.DeviceNode) -> DeviceNode:
         file_mode=message.file_mode if message.HasField("file_mode") else None,
         uid=message.uid if message.HasField("uid") else None,
         gid=message.gid if message.HasField("gid") else None,
+        identity=message.identity if message.HasField("identity") else None,
     )
 
 

@@ -1,11 +1,15 @@
 """
-The registration directory: the backends on this node, and the driver that each of them serves.
+The directories of backends: the sockets in them, and the one that serves each driver.
 
-A backend registers with its socket in this directory. Each new socket is asked for its driver's
-name. If several report the same name, the first keeps it while it lives. The files belong to the
-backends: the directory never removes one. :mod:`.connection` connects to a backend and calls it.
+Each entry of the configuration has a directory of its own, which only the pod of its backend
+mounts. A backend registers with its socket there. Each new socket is asked for its driver's name,
+and is refused if the name is not that of the entry. So no backend can take the name of another one,
+or reach its socket. If several sockets of a directory report the name, as in an update, the first
+keeps it while it lives. The files belong to the backends: the node plugin creates directories, but
+never removes one, because a pod may still mount it. :mod:`.connection` connects to a backend and
+calls it.
 
-It must not know devices, claims, or how a driver is hosted.
+It must not depend on devices, claims, or how a driver is hosted.
 """
 
 from __future__ import annotations
@@ -21,17 +25,28 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from drakit.backoff import Backoff
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
-from drakit_nodeplugin.endpoints.allowlist import AllowList, Rights
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import Diagnostic
-from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES, SocketFile, socket_file
+from drakit_nodeplugin.endpoints.host_paths import (
+    HostDevices,
+    OpenSocket,
+    SocketFile,
+    open_directory,
+    open_socket,
+    socket_file,
+)
 from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse, shown
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.backend.v1 import backend_pb2 as pb
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedBackend
 
 __all__ = ("SERVICE", "BackendDirectory", "BackendSocket", "identify", "unreachable")
 
@@ -39,19 +54,21 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "drakit.backend.v1.Backend"
 SUFFIX = ".sock"
-MAX_ENTRIES = 10_000
-"""Entries of the directory that a scan reads: others own it, and it may be full of other files."""
+MAX_ENTRIES = 1000
+"""Files of a directory that a scan reads: a backend owns them, and may create any number."""
 
-MAX_SOCKETS = 512
-"""More drivers cannot be hosted. A known socket keeps its place, whatever appears later."""
+MAX_SOCKETS = 8
+"""Sockets of one directory: an update has two. A known socket keeps its place, whatever appears
+later."""
 
 SCAN_SECONDS = 1.0
 AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before a socket that failed, or was refused, is asked again."""
 
 CONCURRENCY = 64
-"""Sockets that are asked for their name at the same time. More than :data:`MAX_SOCKETS` need if
-each hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not wait."""
+"""Sockets that are asked for their name at the same time. More than 64 full directories need if
+each socket hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not
+wait."""
 
 REPORTED_FAILURES = 3
 """Failures in a row before they are reported: a socket exists before its backend listens on it, and
@@ -79,27 +96,36 @@ class BackendSocket:
 
     path: Path
     file: SocketFile
+    rights: Rights
+    """The rights of its directory's entry."""
 
-    def is_in_place(self) -> bool:
-        """Return whether the file is still at its path. Blocks."""
-        try:
-            return socket_file(self.path) == self.file
-        except OSError:
-            return False
+    def open(self) -> OpenSocket:
+        """Open it; raises OSError, also if another file is at its path. Blocks."""
+        opened = open_socket(self.path)
+        if opened.file != self.file:
+            opened.close()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened
 
 
 def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
     """
-    List the sockets by name, and make the directory if it is missing; raises OSError. Blocks.
+    List the sockets of a directory by name, and create it if it is missing; raises OSError. Blocks.
 
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
     """
     try:
-        entries = os.scandir(directory)
+        with open_directory(directory) as descriptor:
+            return _sockets_in(descriptor, known=known)
     except FileNotFoundError:
+        # A backend that runs as another user than root changes the owner in an init container. The
+        # node plugin has no capability, so it needs the permissions of others to read it.
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         return {}
-    with entries:
+
+
+def _sockets_in(directory: int, *, known: Collection[str]) -> Mapping[str, SocketFile]:
+    with os.scandir(directory) as entries:
         names = [
             entry.name
             for entry in islice(entries, MAX_ENTRIES)
@@ -109,13 +135,48 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
     names = [*known, *(name for name in names if name not in known)]
     found: dict[str, SocketFile] = {}
     for name in names:
-        try:
-            found[name] = socket_file(f"{directory}/{name}")
-        except FileNotFoundError:
-            continue  # removed meanwhile
+        with suppress(FileNotFoundError):  # removed meanwhile
+            found[name] = socket_file(os.stat(name, dir_fd=directory, follow_symlinks=False))
         if len(found) > MAX_SOCKETS:
             break
     return found
+
+
+_Key = tuple[str, str]
+"""The name of an entry, and of a file in its directory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scanned:
+    """The state of all directories."""
+
+    sockets: Mapping[_Key, SocketFile]
+    problems: Mapping[str, str]
+    """The problems of directories by entry, each as the end of a sentence."""
+    unreadable: frozenset[str]
+    """The entries whose directories were not read: nothing proves that their sockets are gone."""
+
+
+def _scan_all(parent: Path, entries: Collection[str], *, known: Collection[_Key]) -> _Scanned:
+    """Scan the directory of each entry. Blocks."""
+    sockets: dict[_Key, SocketFile] = {}
+    problems: dict[str, str] = {}
+    unreadable: set[str] = set()
+    for entry in entries:
+        here = [name for of, name in known if of == entry]
+        try:
+            found = scan(parent / entry, known=here)
+        except OSError as error:
+            problems[entry] = (
+                f"cannot be read or created: {os.strerror(error.errno or 0)}; the node plugin "
+                "finds no new socket until the directory is accessible"
+            )
+            unreadable.add(entry)
+            continue
+        if len(found) > MAX_SOCKETS:
+            problems[entry] = f"has more than {MAX_SOCKETS} sockets; the others are ignored"
+        sockets |= {(entry, name): found[name] for name in islice(found, MAX_SOCKETS)}
+    return _Scanned(sockets=sockets, problems=problems, unreadable=frozenset(unreadable))
 
 
 class _RefusedError(Exception):
@@ -151,7 +212,7 @@ class _Candidate:
 
 
 class BackendDirectory:
-    """Watches one directory, in the loop in which it is used."""
+    """Watches the directories of all entries, in the loop in which it is used."""
 
     def __init__(
         self,
@@ -160,12 +221,13 @@ class BackendDirectory:
         node: str,
         taken: Callable[[str], str | None],
         report: Callable[[Diagnostic], None],
-        allowed: AllowList | None = None,
+        allowed: Mapping[str, AllowedBackend],
+        devices: HostDevices,
     ) -> None:
         """
-        The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
-        the reason why a backend cannot have a name, or None. `report` notifies users. If `allowed`
-        is None, any driver may register.
+        `path` contains a directory for each entry of `allowed`; nothing is read yet. `node` is the
+        node's name, for the backends. `taken` returns the reason why a backend cannot have a name,
+        or None. `report` notifies users. `devices` is the host's ``/dev``.
         """
         self.path = path
         self.node = node
@@ -173,23 +235,31 @@ class BackendDirectory:
         """The version of drakit; set before the first socket is known."""
         self._taken = taken
         self._report = report
-        self._allowed = allowed
-        self._candidates: dict[str, _Candidate] = {}
+        self._drivers = {entry: each.driver for entry, each in allowed.items()}
+        self._entries = {driver: entry for entry, driver in self._drivers.items()}
+        self._rights = {
+            entry: Rights(where=f"backends.allowed.{entry}", allowed=each, find_node=devices.node)
+            for entry, each in allowed.items()
+        }
+        self._candidates: dict[_Key, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
         self._appeared: set[str] = set()
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
-        self._problem: str | None = None
-        """The last problem of the directory itself that was reported."""
+        self._problems: Mapping[str, str] = {}
+        """The last problems of directories that were reported, by entry."""
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
 
     # ------------------------------------------------------------ queries
 
-    def rights(self, driver: str) -> Rights | None:
-        """Return the rights of a driver; None without an allow list, or without an entry in it."""
-        return None if self._allowed is None else self._allowed.entries.get(driver)
+    def place(self, driver: str) -> str:
+        """Return where a driver's backend registers, as the end of a sentence."""
+        entry = self._entries.get(driver)
+        if entry is None:
+            return "backends.allowed has no entry for it any more"
+        return f"no backend has registered in {shown(self.path / entry)} yet"
 
     def socket(self, driver: str) -> BackendSocket | None:
         """Return a driver's socket; None while no socket has reported its name."""
@@ -214,7 +284,7 @@ class BackendDirectory:
     def lost(self, socket: BackendSocket) -> None:
         """Note that a connection to a socket has ended. The socket is asked again; if it does not
         answer, another one may get its name."""
-        candidate = self._candidates.get(socket.path.name)
+        candidate = self._candidates.get((socket.path.parent.name, socket.path.name))
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
             candidate.ask_soon()
@@ -248,23 +318,13 @@ class BackendDirectory:
                 await asyncio.wait({*self._tasks})
 
     async def _scan(self) -> None:
-        """Scan the directory, and ask the sockets that are due."""
+        """Scan the directories, and ask the sockets that are due."""
         async with self._scanning:
-            try:
-                found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
-                self.version = self.version or await asyncio.to_thread(version, "drakit")
-            except OSError as error:
-                self._report_own(
-                    f"cannot be read or created: {os.strerror(error.errno or 0)}; the node plugin "
-                    "discovers no new backends until the directory is accessible"
-                )
-                return
-        self._report_own(
-            f"has more than {MAX_SOCKETS} sockets; the others are ignored"
-            if len(found) > MAX_SOCKETS
-            else None
-        )
-        self._compare(dict(islice(found.items(), MAX_SOCKETS)))
+            known = {*self._candidates}
+            scanned = await asyncio.to_thread(_scan_all, self.path, self._drivers, known=known)
+            self.version = self.version or await asyncio.to_thread(version, "drakit")
+        self._report_problems(scanned.problems)
+        self._compare(scanned)
         now = asyncio.get_running_loop().time()
         for candidate in self._candidates.values():
             if candidate.driver is None and candidate.task is None and candidate.due_at <= now:
@@ -273,23 +333,27 @@ class BackendDirectory:
                 self._tasks.add(candidate.task)
                 candidate.task.add_done_callback(self._tasks.discard)
 
-    def _report_own(self, problem: str | None) -> None:
-        """Report a problem of the directory, if it is a new one."""
-        if problem != self._problem:
-            self._problem = problem
-            if problem is not None:
-                note = f"the registration directory of backends, {shown(self.path)}, {problem}"
-                self._report(Diagnostic(reason="BackendDirectory", note=note))
+    def _report_problems(self, problems: Mapping[str, str]) -> None:
+        """Report the problems of directories that are new."""
+        before, self._problems = self._problems, problems
+        for entry, problem in problems.items():
+            if before.get(entry) != problem:
+                note = f"the directory of backends.allowed.{entry}, {shown(self.path / entry)}, "
+                self._report(Diagnostic(reason="BackendDirectory", note=note + problem))
 
-    def _compare(self, found: Mapping[str, SocketFile]) -> None:
-        for name in [name for name in self._candidates if name not in found]:
-            self._drop(self._candidates.pop(name))
-        for name, file in found.items():
-            before = self._candidates.get(name)
+    def _compare(self, scanned: _Scanned) -> None:
+        for key in [key for key in self._candidates if key not in scanned.sockets]:
+            if key[0] not in scanned.unreadable:
+                self._drop(self._candidates.pop(key))
+        for key, file in scanned.sockets.items():
+            before = self._candidates.get(key)
             if before is not None and before.socket.file == file:
                 continue
-            socket = BackendSocket(path=self.path / name, file=file)
-            candidate = self._candidates[name] = _Candidate(socket)
+            entry, name = key
+            socket = BackendSocket(
+                path=self.path / entry / name, file=file, rights=self._rights[entry]
+            )
+            candidate = self._candidates[key] = _Candidate(socket)
             if before is not None:
                 # These fields belong to the path, not to the file.
                 candidate.note, candidate.waits_since = before.note, before.waits_since
@@ -322,8 +386,6 @@ class BackendDirectory:
         try:
             async with self._slots:
                 driver = await self._name_of(candidate.socket)
-            if self._allowed is not None:
-                await self._check_rights(candidate.socket, driver, self._allowed)
             self._admit(candidate, driver)
         except _RefusedError as error:
             if error.is_reported:
@@ -344,44 +406,47 @@ class BackendDirectory:
             self._report(Diagnostic(reason=reason, note=note))
 
     async def _name_of(self, socket: BackendSocket) -> str:
-        path = socket.path
+        """Return the driver of a socket, which is that of its entry."""
         if not socket.file.is_socket:
             raise _RefusedError("the file is not a socket; remove or rename it")
-        if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise _RefusedError(
-                f"the path has more than {MAX_PATH_BYTES} bytes, the limit for sockets; use a "
-                "shorter name"
-            )
+        if problem := socket.rights.owner_problem(socket.file):
+            raise _RefusedError(f"it {problem}")
         try:
-            name = await self._identify(path)
+            opened = await asyncio.to_thread(socket.open)
+        except OSError:
+            # The next scan finds what is there now.
+            raise _RefusedError("it was replaced or removed", is_reported=False) from None
+        client = Client(opened, SERVICE)
+        try:
+            name = await identify(client, node=self.node, version=self.version)
         except CallFailedError as error:
-            if error.code is grpc.StatusCode.UNAVAILABLE and (why := await unreachable(path)):
+            if error.code is grpc.StatusCode.UNAVAILABLE and (
+                why := await unreachable(opened.path)
+            ):
                 raise CallFailedError(why, code=error.code) from None
             raise
+        finally:
+            await client.close()
         if not is_driver_name(name):
             raise _RefusedError(
                 f"it reports the name {name[:80]!r:.80}, which is not a DNS subdomain of at most "
                 f"{MAX_DRIVER_NAME} characters that begins with a letter; this is a bug in the "
                 "backend"
             )
+        entry = socket.path.parent.name
+        if name != self._drivers[entry]:
+            raise _RefusedError(self._foreign(name, entry))
         return name
 
-    async def _identify(self, path: Path) -> str:
-        client = Client(path, SERVICE)
-        try:
-            return await identify(client, node=self.node, version=self.version)
-        finally:
-            await client.close()
-
-    async def _check_rights(self, socket: BackendSocket, driver: str, allowed: AllowList) -> None:
-        rights = allowed.entries.get(driver)
-        if rights is None:
-            raise _RefusedError(f"it reports the name {driver}, and {allowed.missing(driver)}")
-        if problem := rights.owner_problem(socket.file):
-            raise _RefusedError(f"it {problem}")
-        # The name may come from another socket that existed here briefly.
-        if not await asyncio.to_thread(socket.is_in_place):
-            raise _RefusedError("it was replaced while it reported its name", is_reported=False)
+    def _foreign(self, name: str, entry: str) -> str:
+        """Return why a name cannot be announced in the directory of an entry."""
+        text = (
+            f"it reports the name {name}, but only {self._drivers[entry]} can register in the "
+            f"directory of backends.allowed.{entry}"
+        )
+        if (own := self._entries.get(name)) is None:
+            return f"{text}; correct the entry, or remove the backend"
+        return f"{text}; the directory of {name} is {shown(self.path / own)}"
 
     def _admit(self, candidate: _Candidate, driver: str) -> None:
         if (why := self._taken(driver)) is not None:
@@ -418,14 +483,14 @@ async def identify(client: Client, *, node: str, version: str) -> str:
         raise CallFailedError(f"answered GetInfo with {error}") from None
 
 
-async def unreachable(path: Path) -> str | None:
+async def unreachable(path: str) -> str | None:
     """Return why a connection to a socket fails, as the end of a sentence; None if it works. The
     errors of gRPC do not suffice to name a remedy."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            await asyncio.get_running_loop().sock_connect(probe, str(path))
+            await asyncio.get_running_loop().sock_connect(probe, path)
     except TimeoutError:
         return "accepts no connections"
     except PermissionError:

@@ -52,18 +52,18 @@ class BadAnswerError(Exception):
 
 
 def edits_in(
-    raw: bytes, *, plugin: str, devices: HostDevices, rights: Rights | None
+    raw: bytes, *, plugin: str, devices: HostDevices, rights: Rights
 ) -> tuple[Edits, bool]:
     """Return the edits of an AllocateResponse for one container, and whether it has annotations
     that a container cannot get. Raises :class:`DeviceFailedError`, which names the plugin."""
     try:
         answer = allocate_answer(raw)
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
-        edits = edits_of(answer, nodes, restricted=rights is not None)
+        edits = edits_of(answer, nodes)
     except (BadAnswerError, TooManyNodesError) as error:
         problem = f"answered Allocate with {error}; this is a bug in the device plugin"
     else:
-        problem = None if rights is None else rights.edits_problem(edits)
+        problem = rights.edits_problem(edits)
         if problem is None:
             return edits, lost_annotations(answer)
     raise DeviceFailedError(f"{plugin} {problem}", index=0)
@@ -93,15 +93,12 @@ def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
-def edits_of(
-    answer: pb.ContainerAllocateResponse, nodes_of: NodesOf, *, restricted: bool = False
-) -> Edits:
-    """Return the edits; raises :class:`BadAnswerError` if CDI does not allow them. The read-only
-    mounts of a restricted plugin are recursively read-only."""
+def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
+    """Return the edits; raises :class:`BadAnswerError` if CDI does not allow them."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
-        mounts=_mounts(answer.mounts, read_only="rro" if restricted else "ro"),
+        mounts=_mounts(answer.mounts),
         cdi_devices=tuple(cdi_names(answer)),
     )
     try:
@@ -140,12 +137,13 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
     return tuple(nodes.values())
 
 
-def _mounts(mounts: Iterable[pb.Mount], *, read_only: str) -> tuple[Mount, ...]:
+def _mounts(mounts: Iterable[pb.Mount]) -> tuple[Mount, ...]:
     made: dict[str, Mount] = {}
     for mount in mounts:
         # As runtimes mount for the kubelet. Neither nosuid nor nodev: plugins also mount
         # directories with device nodes and programs.
-        access = read_only if mount.read_only else "rw"
+        # Read-only including the host's mounts below it: an entry that allows less would not hold.
+        access = "rro" if mount.read_only else "rw"
         path = _normal(mount.container_path)
         options = ("rbind", "rprivate", access)
         host = _normal(mount.host_path)

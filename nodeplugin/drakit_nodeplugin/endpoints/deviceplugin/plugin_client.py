@@ -15,7 +15,6 @@ import logging
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -37,8 +36,7 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import (
     DirectoryError,
     HostDevices,
-    SocketFile,
-    socket_file,
+    open_socket,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse
@@ -89,7 +87,7 @@ class PluginClient:
         diagnostics: Diagnostics,
         room: DeviceRoom,
         devices: HostDevices,
-        rights: Rights | None,
+        rights: Rights,
     ) -> None:
         self.registration = registration
         self._pre_start_required = registration.pre_start_required
@@ -98,8 +96,8 @@ class PluginClient:
         self._diagnostics = diagnostics
         self._room = room
         self._devices = devices
-        self._client = Client(registration.socket, _SERVICE)
-        self._options_call: asyncio.Task[bytes] | None = None
+        self._client: Client | None = None
+        self._connecting: asyncio.Task[Client] | None = None
         self._latest = LatestValue[bytes]()
         """The last list that was received."""
         self._receiving: asyncio.Task[None] | None = None
@@ -110,68 +108,76 @@ class PluginClient:
 
     async def open(self) -> None:
         """Connect; raises :class:`ConnectionEndedError`. The caller closes it in any case."""
-        if self._rights is None:
-            await self._read_options()
-        else:
-            file = await self._owned_socket(self._rights)
-            await self._read_options()
-            if await asyncio.to_thread(_file_at, self.registration.socket) != file:
-                text = "its socket was replaced while the node plugin connected to it"
-                raise ConnectionEndedError(text, disorderly=True)
+        self._connecting = asyncio.create_task(self._connect())
+        try:
+            self._client = await self._connecting
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            raise self._latest.over or ConnectionEndedError(CLOSED) from None
         if self._latest.over is not None:
             raise self._latest.over
         self._receiving = asyncio.create_task(self._receive())
 
-    async def _owned_socket(self, rights: Rights) -> SocketFile:
-        """Wait for its socket, which it may create after it has registered, and check the owner."""
+    async def _connect(self) -> Client:
+        """Connect to its socket, which it may create after it has registered."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:
-                    file = await asyncio.to_thread(_file_at, self.registration.socket)
-                    if self._latest.over is not None:
-                        raise self._latest.over
-                    if file is not None:
-                        break
+                    if (client := await self._try_to_connect()) is not None:
+                        return client
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            raise self._unanswered() from None
-        if problem := rights.owner_problem(file):
+            raise ConnectionEndedError(
+                f"it registered with the socket {self.registration.socket.name}, but does not "
+                f"answer on it"
+            ) from None
+
+    async def _try_to_connect(self) -> Client | None:
+        """Connect to the socket that is there now; None if it does not answer. The next one has
+        the same path."""
+        try:
+            socket = await asyncio.to_thread(open_socket, self.registration.socket)
+        except OSError:
+            return None
+        if problem := self._rights.owner_problem(socket.file):
+            socket.close()
             text = f"its socket {self.registration.socket.name} {problem}"
             self._diagnostics.report("RegistrationRefused", f"{self._plugin} is refused: {text}")
             raise ConnectionEndedError(text, disorderly=True)
-        return file
-
-    def _unanswered(self) -> ConnectionEndedError:
-        return ConnectionEndedError(
-            f"it registered with the socket {self.registration.socket.name}, but does not answer "
-            f"on it"
-        )
-
-    async def _read_options(self) -> None:
-        # It may listen only after it has registered.
-        call = self._client.call(
-            "GetDevicePluginOptions", b"", timeout_seconds=CONNECT_SECONDS, wait_for_ready=True
-        )
-        self._options_call = asyncio.create_task(call)
+        client = Client(socket, _SERVICE)
+        is_connected = False
         try:
-            options = parse(pb.DevicePluginOptions, await self._options_call)
-            self._pre_start_required = options.pre_start_required
+            await self._read_options(client)
+            is_connected = True
+        except CallFailedError as error:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from None
+            if error.code is not grpc.StatusCode.UNAVAILABLE:
+                raise ConnectionEndedError(f"it {error}") from None
+        finally:
+            if not is_connected:
+                await client.close()
+        return client if is_connected else None
+
+    async def _read_options(self, client: Client) -> None:
+        """Read its options; raises :class:`CallFailedError` and :class:`ConnectionEndedError`."""
+        try:
+            answer = await client.call(
+                "GetDevicePluginOptions", b"", timeout_seconds=CONNECT_SECONDS
+            )
+            options = parse(pb.DevicePluginOptions, answer)
         except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return  # the options of the registration are valid
-            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise self._unanswered() from None
-            raise ConnectionEndedError(f"it {error}") from None
+            raise
         except GarbageError:
             raise ConnectionEndedError(
                 "it answered GetDevicePluginOptions with something that is not a v1beta1 message; "
                 "this is a bug in the device plugin",
                 disorderly=True,
             ) from None
-        except asyncio.CancelledError:
-            if cancelled_by_owner():
-                raise
-            raise self._latest.over or ConnectionEndedError(CLOSED) from None
+        self._pre_start_required = options.pre_start_required
 
     async def read_first(self, *, seconds: float) -> bool:
         """Read its first list, and keep it for `next`; return whether it came in time. Raises
@@ -210,6 +216,7 @@ class PluginClient:
     async def _receive(self) -> None:
         """Receive lists as they arrive; a list that is replaced before it is read is never
         parsed."""
+        assert self._client is not None
         try:
             async with aclosing(self._client.stream("ListAndWatch")) as messages:
                 async for message in messages:
@@ -244,15 +251,16 @@ class PluginClient:
     def end(self, error: ConnectionEndedError) -> None:
         """End it: `open` and `next` raise this error. Calls continue until `close`."""
         self._latest.end(error)
-        if self._options_call is not None:
-            self._options_call.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self._receiving is not None:
             self._receiving.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
         """End it; calls in flight have the grace, and fail then."""
         self.end(ConnectionEndedError(CLOSED))
-        await self._client.close(grace_seconds=grace_seconds)
+        if self._client is not None:
+            await self._client.close(grace_seconds=grace_seconds)
 
     @property
     def unavailable(self) -> str | None:
@@ -315,18 +323,12 @@ class PluginClient:
 
     async def _call(self, method: str, request: Message, *, seconds: float) -> bytes:
         raw = request.SerializeToString()
+        assert self._client is not None
         try:
             return await self._client.call(method, raw, timeout_seconds=seconds)
         except CallFailedError as error:
             text = f"ended during {method}" if error.may_be_lost else str(error)
             raise DeviceFailedError(f"{self._plugin} {text}", index=0) from None
-
-
-def _file_at(socket: Path) -> SocketFile | None:
-    try:
-        return socket_file(socket)
-    except OSError:
-        return None
 
 
 def _ended(error: Exception) -> ConnectionEndedError:

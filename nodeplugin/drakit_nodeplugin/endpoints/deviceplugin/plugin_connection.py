@@ -122,8 +122,6 @@ class DevicePlugin:
         """A client that is being connected; there are never two."""
         self._connection: PluginConnection | None = None
         self._retiring: set[asyncio.Task[None]] = set()
-        self.unavailable_since: float | None = asyncio.get_running_loop().time()
-        """The loop time since which it has no connection; None while it has one."""
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
 
     # ------------------------------------------------------------ registrations
@@ -229,8 +227,6 @@ class DevicePlugin:
     async def _connect(self) -> PluginConnection:
         """Wait for a registration, and connect."""
         self._connection = None
-        if self.unavailable_since is None:
-            self.unavailable_since = asyncio.get_running_loop().time()
         self._room.release(self.resource)
         while True:
             registration = await self.next_registration()
@@ -241,7 +237,6 @@ class DevicePlugin:
                     raise
                 await asyncio.sleep(REPLACE_SECONDS)  # it has registered again meanwhile
             else:
-                self.unavailable_since = None
                 self._connection = PluginConnection(self, client)
                 return self._connection
 

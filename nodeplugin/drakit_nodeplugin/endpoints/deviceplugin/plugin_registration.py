@@ -1,17 +1,21 @@
 """
-Registration: ``kubelet.sock``, and the service behind it with which device plugins register.
+Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 
-The socket is served while this process is the driver's primary one. Like the kubelet at its start,
-the node plugin first removes all sockets from the directory, so that plugins notice and register
-again. It binds the socket under another name, and then links it to its place. So the socket listens
+Each device plugin has a directory of its own, so that the socket tells which one registers. The
+sockets are served while this process is the driver's primary one. Like the kubelet at its start,
+the node plugin first removes all sockets from a directory, so that plugins notice and register
+again. It binds a socket under another name, and then links it to its place. So the socket listens
 from the moment when it appears. gRPC removes the file that it has bound, and never the socket that
 another instance has since put in its place. A rename would not do, because many plugins watch the
 directory for created files, and a rename creates none.
 
+A device plugin can change its directory at any time. So the node plugin holds the directory open
+while it serves the socket, and never follows a symbolic link in it.
+
 Refusals use the kubelet's texts where it has one. :mod:`.plugins` decides which resources are
 accepted, and the plugin of a resource decides when it connects.
 
-It must not know connections, devices, or the kubelet's own sockets.
+It must not depend on connections, devices, or the kubelet's own sockets.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +39,25 @@ from drakit.backoff import Backoff
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_problem
 from drakit_nodeplugin.endpoints.failures import Diagnostics
-from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit_nodeplugin.endpoints.host_paths import open_directory, path_of
 from drakit_nodeplugin.endpoints.wire import quoted
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
-__all__ = ("RefusedError", "Registration", "RegistrationService", "RegistrationSocket")
+__all__ = ("RefusedError", "Registration", "RegistrationService", "RegistrationSockets")
 
 logger = logging.getLogger(__name__)
 
 REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
-MAX_PER_SECOND = 50.0
-MAX_BURST = 200.0
-"""Registrations of all plugins at once, as after a restart. Further ones wait a second before they
-are refused."""
+MAX_PER_SECOND = 10.0
+MAX_BURST = 256.0
+"""Registrations of a plugin with all of its resources, as after a restart. Further ones wait a
+second before they are refused."""
+
+MAX_FILE_NAME = 255
+"""Bytes of a file's name on Linux."""
 
 POLL_SECONDS = 1.0
 """Time between two checks that this process is still primary, and that the socket is in its
@@ -61,8 +69,11 @@ MAX_RETRY_SECONDS = 60.0
 STOP_SECONDS = 1.0
 """Grace period of registrations in flight at the end."""
 
-MAX_CALLS = 64
-"""Concurrent registrations."""
+MAX_CALLS = 16
+"""Concurrent registrations in one directory."""
+
+MAX_ENTRIES = 10_000
+"""Files of a directory that are read: a device plugin owns them, and may create any number."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -151,119 +162,150 @@ class RegistrationService(pb_grpc.RegistrationServicer):
             return "must be the name of a socket in the directory of kubelet.sock, without '/'"
         if endpoint == REGISTRATION_SOCKET:
             return "is the registration socket, not the plugin's own"
-        if len(os.fsencode(self._directory / endpoint)) > MAX_PATH_BYTES:
-            return (
-                f"is too long: with its directory, the path of a socket has at most "
-                f"{MAX_PATH_BYTES} bytes"
-            )
+        if len(os.fsencode(endpoint)) > MAX_FILE_NAME:
+            return "is longer than the name of a file can be"
         return None
 
 
-class RegistrationSocket:
-    """Serves the socket while this process is the driver's primary one."""
+class RegistrationSockets:
+    """Serves the sockets of all directories while this process is the driver's primary one."""
 
     def __init__(
         self,
-        directory: Path,
-        service: RegistrationService,
+        services: Mapping[Path, RegistrationService],
         *,
         primary: asyncio.Event,
         on_lost: Callable[[], None],
     ) -> None:
-        """`on_lost` is called when this process is not the primary one any more."""
-        self.path = directory / REGISTRATION_SOCKET
-        self._directory = directory
-        self._service = service
+        """`services` has the service of each directory. `on_lost` is called when this process is
+        not the primary one any more."""
+        self._sockets = [_Socket(directory, service) for directory, service in services.items()]
         self._primary = primary
         self._on_lost = on_lost
-        self._server: grpc.aio.Server | None = None
-        self._bound: tuple[int, int] | None = None
-        """Identity of the socket that this process has bound."""
-        self._cleaned = False
-        """Whether the directory was emptied since this process is the primary one."""
-        self.problem: str | None = None
-        """The reason why the socket cannot be served, as a sentence; None while it is, or need not
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why a socket cannot be served, as a sentence; None while all are, or need not
         be."""
+        return next((each.problem for each in self._sockets if each.problem is not None), None)
+
+    @property
+    def served(self) -> bool:
+        """Whether every socket is served."""
+        return all(each.served for each in self._sockets)
 
     async def run(self) -> None:
         """Serve while this process is the primary one, until cancelled."""
         loop = asyncio.get_running_loop()
-        retry = Backoff(first_seconds=2 * POLL_SECONDS, limit_seconds=MAX_RETRY_SECONDS, jitter=0)
-        due_at = 0.0
         while True:
             if not self._primary.is_set():
                 await self.stop()
                 self._on_lost()
-                self.problem, due_at = None, 0.0
                 await self._primary.wait()
-            if loop.time() >= due_at:
-                try:
-                    await self._check()
-                except (OSError, RuntimeError) as error:
-                    retry_seconds = retry.next_seconds()
-                    self._log_failure(error, retry_seconds=retry_seconds)
-                    due_at = loop.time() + retry_seconds
-                else:
-                    retry.succeeded()
-                    self.problem = None
+            with suppress(RuntimeError):  # no thread can be started now
+                # One round trip to a thread for all directories.
+                losses = await asyncio.to_thread(lambda: [each.loss() for each in self._sockets])
+                for socket, loss in zip(self._sockets, losses, strict=True):
+                    if loss is not None and loop.time() >= socket.due_at:
+                        await socket.serve(loss)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _log_failure(self, error: Exception, *, retry_seconds: float) -> None:
-        self.problem = f"{self.path} cannot be served: {error}"
-        facts = {"path": str(self.path), "error": str(error), "retry_seconds": retry_seconds}
-        logger.error("device plugins cannot register", extra=facts)
+    async def stop(self) -> None:
+        """Stop serving; only our own sockets are removed."""
+        await asyncio.gather(*(socket.stop() for socket in self._sockets))
 
-    async def _check(self) -> None:
-        """Serve the socket unless it is served and in its place."""
+
+class _Socket:
+    """The registration socket of one directory."""
+
+    def __init__(self, directory: Path, service: RegistrationService) -> None:
+        self.path = directory / REGISTRATION_SOCKET
+        self.problem: str | None = None
+        self.due_at = 0.0
+        """The time before which it is not served again after a failure; loop clock."""
+        self._directory = directory
+        self._service = service
+        self._retry = Backoff(
+            first_seconds=2 * POLL_SECONDS, limit_seconds=MAX_RETRY_SECONDS, jitter=0
+        )
+        self._server: grpc.aio.Server | None = None
+        self._descriptor: int | None = None
+        """The open directory, while the socket is served."""
+        self._bound: tuple[int, int] | None = None
+        """Identity of the socket that this process has bound."""
+        self._cleaned = False
+        """Whether the directory was emptied since this process is the primary one."""
+
+    @property
+    def served(self) -> bool:
+        """Whether it is served."""
+        return self._server is not None
+
+    def loss(self) -> str | None:
+        """Return why it must be served now; None if it is served, and in its place. Blocks."""
+        if self._descriptor is None:
+            return "it is not served yet"
+        if not _is_at(self._descriptor, self._directory):
+            return "its directory was removed or replaced"
+        found = _identity(self._descriptor)
+        if found == self._bound:
+            return None
+        return "it was removed" if found is None else "another socket has replaced it"
+
+    async def serve(self, loss: str) -> None:
+        """Serve it, again if it was lost; a failure is logged, and retried later."""
+        loop = asyncio.get_running_loop()
         if self._server is not None:
-            found = await asyncio.to_thread(_identity, self.path)
-            if found == self._bound:
-                return
-            how = "it was removed" if found is None else "another socket has replaced it"
-            logger.warning(
-                "socket is lost, recreating it", extra={"path": str(self.path), "error": how}
-            )
-            await self._stop_server()
-        await self._start_server()
-
-    async def _start_server(self) -> None:
-        bound = self._directory / f".kubelet-{secrets.token_hex(4)}"
-        await asyncio.to_thread(self._prepare_directory)
-        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS)
-        pb_grpc.add_RegistrationServicer_to_server(self._service, server)
+            facts = {"path": str(self.path), "error": loss}
+            logger.warning("socket is lost, recreating it", extra=facts)
         try:
-            server.add_insecure_port(f"unix:{bound}")
-            await server.start()
-            self._bound = await asyncio.to_thread(self._link, bound)
-        except BaseException:
-            await server.stop(0)
-            raise
-        self._server = server
-        logger.info("device plugins can register", extra={"path": str(self.path)})
-
-    def _prepare_directory(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-        if self._cleaned:
-            return
-        for entry in os.scandir(self._directory):
-            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                with suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-        self._cleaned = True
-
-    def _link(self, bound: Path) -> tuple[int, int] | None:
-        os.chmod(bound, 0o600)  # root alone may register, as with the kubelet's directory
-        identity = _identity(bound)
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-        os.link(bound, self.path)
-        os.unlink(bound)
-        return identity
+            await self._stop_server()
+            await self._start_server()
+        except (OSError, RuntimeError) as error:
+            retry_seconds = self._retry.next_seconds()
+            self.problem = f"{self.path} cannot be served: {error}"
+            facts = {"path": str(self.path), "error": str(error), "retry_seconds": retry_seconds}
+            logger.error("device plugins cannot register", extra=facts)
+            self.due_at = loop.time() + retry_seconds
+        else:
+            self._retry.succeeded()
+            self.problem = None
 
     async def stop(self) -> None:
         """Stop serving; only our own socket is removed."""
         self._cleaned = False
+        self.problem, self.due_at = None, 0.0
         await self._stop_server()
+
+    async def _start_server(self) -> None:
+        name = f".kubelet-{secrets.token_hex(4)}"
+        self._descriptor = await asyncio.to_thread(self._prepare_directory)
+        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS)
+        pb_grpc.add_RegistrationServicer_to_server(self._service, server)
+        try:
+            server.add_insecure_port(f"unix:{path_of(self._descriptor)}/{name}")
+            await server.start()
+            self._bound = await asyncio.to_thread(_link, self._descriptor, name)
+        except BaseException:
+            await server.stop(0)
+            self._close()
+            raise
+        self._server = server
+        logger.info("device plugins can register", extra={"path": str(self.path)})
+
+    def _prepare_directory(self) -> int:
+        """Create the directory if it is missing, remove former sockets, and open it."""
+        # Only root registers, as with the kubelet's own directory.
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        with open_directory(self._directory) as directory:
+            if not self._cleaned:
+                with os.scandir(directory) as entries:
+                    for entry in islice(entries, MAX_ENTRIES):
+                        if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                            with suppress(FileNotFoundError):
+                                os.unlink(entry.name, dir_fd=directory)
+                self._cleaned = True
+            return os.dup(directory)
 
     async def _stop_server(self) -> None:
         server, self._server = self._server, None
@@ -271,18 +313,50 @@ class RegistrationSocket:
             return
         await asyncio.to_thread(self._remove_own)
         await server.stop(STOP_SECONDS)
+        self._close()
 
     def _remove_own(self) -> None:
-        if self._bound is not None and _identity(self.path) == self._bound:
+        if self._descriptor is not None and _identity(self._descriptor) == self._bound:
             with suppress(OSError):
-                os.unlink(self.path)
+                os.unlink(REGISTRATION_SOCKET, dir_fd=self._descriptor)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Distinguish a socket from others at the same path; None if there is nothing. The file system
-    may reuse an inode at once, so the time of its creation counts as well. Blocks."""
+def _link(directory: int, name: str) -> tuple[int, int]:
+    """Link a socket to its place, and return its identity. Blocks."""
+    opened = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
     try:
-        found = os.lstat(path)
+        found = os.fstat(opened)
+        if not stat.S_ISSOCK(found.st_mode):
+            raise OSError(f"{name} was replaced while it was created")
+        os.chmod(path_of(opened), 0o600)  # root alone may register, as with the kubelet's directory
+        with suppress(FileNotFoundError):
+            os.unlink(REGISTRATION_SOCKET, dir_fd=directory)
+        os.link(path_of(opened), REGISTRATION_SOCKET, dst_dir_fd=directory)
+        os.unlink(name, dir_fd=directory)
+    finally:
+        os.close(opened)
+    return found.st_ino, found.st_mtime_ns
+
+
+def _identity(directory: int) -> tuple[int, int] | None:
+    """Distinguish the socket in its place from others; None if there is none. The file system may
+    reuse an inode at once, so the time of its creation counts as well. Blocks."""
+    try:
+        found = os.stat(REGISTRATION_SOCKET, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _is_at(directory: int, path: Path) -> bool:
+    """Return whether an open directory is still at its path. Blocks."""
+    try:
+        found, opened = os.lstat(path), os.fstat(directory)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)

@@ -2,8 +2,9 @@
 All device plugins of a node, as a driver that can be hosted.
 
 Each resource has a :class:`.DevicePlugin` and a pool of its own; the listener knows it by the
-resource's name. This module decides which resources may register and when they may be used, and
-routes the devices of a claim to their resources. Calls for one device never overlap, whatever
+resource's name. Each entry of the configuration has a directory, in which only its resources may
+register. This module decides which resources may register and when they may be used, and routes the
+devices of a claim to their resources. Calls for one device never overlap, whatever
 happens to its plugin meanwhile.
 
 It must not know claims beyond their devices, slices, or how the kubelet is called.
@@ -24,7 +25,7 @@ import grpc
 from drakit import tasks
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
-from drakit_nodeplugin.endpoints.allowlist import allow_list
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
@@ -40,7 +41,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
     RefusedError,
     Registration,
     RegistrationService,
-    RegistrationSocket,
+    RegistrationSockets,
 )
 from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
@@ -49,20 +50,14 @@ from drakit_nodeplugin.endpoints.failures import (
 )
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_nodeplugin.endpoints.wire import shown
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.allowed import AllowedEndpoint
+    from drakit_nodeplugin.allowed import AllowedPlugin
 
 __all__ = ("DevicePlugins", "DevicePluginsSource", "PluginUnavailableError")
 
 logger = logging.getLogger(__name__)
-
-MAX_RESOURCES = 256
-"""Resources of a node. An unavailable resource is remembered until another one needs its place."""
-
-FORGET_SECONDS = 3600.0
-"""The time for which a plugin must be unavailable before another one may take its place. Its
-devices are gone long before that. If claims still hold some, only the text of an error changes."""
 
 TRAITS = DriverTraits(
     # There is nothing to undo. But Allocate may change a device (reset it, load a program), and
@@ -97,14 +92,14 @@ class DevicePluginsSource:
         *,
         where: str,
         kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
-        allowed: Mapping[str, AllowedEndpoint] | None = None,
+        plugins: Mapping[str, AllowedPlugin],
         devices: HostDevices | None = None,
     ) -> None:
         """
-        Plugins see `directory` as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns
-        the resources of the kubelet's own device manager; it may raise, and until there is an
-        answer, no device plugin is used. Without `allowed`, any resource may register. `devices`
-        reads the host's device nodes; by default, where the chart mounts them.
+        `directory` contains a directory for each entry of `plugins`. A device plugin sees its own
+        as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns the resources of the
+        kubelet's own device manager; it may raise, and until there is an answer, no device plugin
+        is used. `devices` reads the host's device nodes; by default, where the chart mounts them.
         """
         self.name = name
         self.where = where
@@ -112,7 +107,7 @@ class DevicePluginsSource:
         self.directory = directory
         self.kubelet_resources = kubelet_resources
         self.devices = devices or HostDevices.found()
-        self.allowed = allow_list("devicePlugins.allowed", allowed, devices=self.devices)
+        self.plugins = plugins
 
     def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
         """Make the endpoint; called once, in the daemon's loop."""
@@ -130,11 +125,22 @@ class DevicePlugins:
         self._driver = driver = source.name
         self._surroundings = surroundings
         self._devices = source.devices
-        self._allowed = source.allowed
+        self._directory = source.directory
+        self._resources = {entry: each.resources for entry, each in source.plugins.items()}
+        self._entries = {
+            resource: entry for entry, names in self._resources.items() for resource in names
+        }
+        self._rights = {
+            entry: Rights(
+                where=f"devicePlugins.plugins.{entry}",
+                allowed=each,
+                find_node=source.devices.node,
+            )
+            for entry, each in source.plugins.items()
+        }
         self._plugins: dict[str, DevicePlugin] = {}
         """Plugins by resource."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._diagnostics = Diagnostics(surroundings.report)
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
@@ -144,11 +150,15 @@ class DevicePlugins:
         self._by_pool = calls.plugins
         batches = Batches(driver, traits=TRAITS, node=surroundings.node, reach=lambda: calls)
         self.prepare, self.unprepare, self.check = batches.prepare, batches.unprepare, batches.check
-        self._socket = RegistrationSocket(
-            source.directory,
-            RegistrationService(
-                source.directory, accept=self._accept, diagnostics=self._diagnostics
-            ),
+        self._sockets = RegistrationSockets(
+            {
+                source.directory / entry: RegistrationService(
+                    source.directory / entry,
+                    accept=partial(self._accept, entry),
+                    diagnostics=self._diagnostics,
+                )
+                for entry in source.plugins
+            },
             primary=surroundings.primary,
             on_lost=self._lost,
         )
@@ -163,7 +173,7 @@ class DevicePlugins:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             parts = {
-                "registration of device plugins": self._socket.run,
+                "registration of device plugins": self._sockets.run,
                 "the kubelet's resources": self._follow_kubelet,
             }
             for name, part in parts.items():
@@ -172,13 +182,13 @@ class DevicePlugins:
     async def close(self) -> None:
         """End it; prepared claims stay prepared."""
         self._tasks = None
-        await self._socket.stop()
+        await self._sockets.stop()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
 
     def unavailable(self) -> EndpointStoppedError | None:
         """Return why no device at all can be prepared now; None if one can."""
         if not self._plugins:
-            reason = self._socket.problem or "no device plugin has registered yet"
+            reason = self._sockets.problem or "no device plugin has registered yet"
             return EndpointStoppedError(driver=self._driver, reason=reason)
         reasons = {resource: plugin.unavailable for resource, plugin in self._plugins.items()}
         if None in reasons.values():
@@ -192,12 +202,12 @@ class DevicePlugins:
 
     # ------------------------------------------------------------ registration
 
-    async def _accept(self, registration: Registration) -> None:
-        """Accept a registration; raises :class:`RefusedError`."""
+    async def _accept(self, entry: str, registration: Registration) -> None:
+        """Accept a registration in the directory of an entry; raises :class:`RefusedError`."""
         resource = registration.resource
-        if self._allowed is not None and resource not in self._allowed.entries:
+        if resource not in self._resources[entry]:
             raise RefusedError(
-                f"the device plugin of {resource} is refused: {self._allowed.missing(resource)}",
+                f"the device plugin of {resource} is refused: {self._foreign(resource, entry)}",
                 code=grpc.StatusCode.PERMISSION_DENIED,
             )
         bar = await self._kubelet.check(resource)
@@ -230,15 +240,14 @@ class DevicePlugins:
             plugin.unbar()
         plugin.register(registration)
 
+    def _foreign(self, resource: str, entry: str) -> str:
+        """Return why a resource cannot register in the directory of an entry."""
+        text = f"devicePlugins.plugins.{entry} does not list this resource"
+        if (own := self._entries.get(resource)) is None:
+            return f"{text}; add it to resources, or remove the program"
+        return f"{text}; its directory is {shown(self._directory / own)}"
+
     def _add(self, resource: str) -> DevicePlugin:
-        if len(self._plugins) >= MAX_RESOURCES and not self._forget_one():
-            raise RefusedError(
-                f"another device plugin is refused: {MAX_RESOURCES} resources are registered on "
-                "this node, the maximum; the node plugin removes a resource one hour after its "
-                "device plugin has disconnected",
-                code=grpc.StatusCode.RESOURCE_EXHAUSTED,
-                reason="TooManyResources",
-            )
         plugin = DevicePlugin(
             resource,
             listener=self._surroundings.listener,
@@ -248,33 +257,15 @@ class DevicePlugins:
                 diagnostics=self._diagnostics,
                 room=self._room,
                 devices=self._devices,
-                rights=None if self._allowed is None else self._allowed.entries[resource],
+                rights=self._rights[self._entries[resource]],
             ),
         )
         self._plugins[resource] = self._by_pool[pool_of(resource)] = plugin
         self._poll_kubelet.set()
         if self._tasks is not None:
             name = f"device plugin of {resource}"
-            task = self._tasks.create_task(tasks.until_stopped(name, plugin.run), name=name)
-            self._running[resource] = task
+            self._tasks.create_task(tasks.until_stopped(name, plugin.run), name=name)
         return plugin
-
-    def _forget_one(self) -> bool:
-        """Forget the resource that has been unavailable for longest, if that is long enough."""
-        unavailable = {
-            plugin.unavailable_since: plugin
-            for plugin in self._plugins.values()
-            if plugin.unavailable_since is not None
-        }
-        now = asyncio.get_running_loop().time()
-        if not unavailable or now - (since := min(unavailable)) < FORGET_SECONDS:
-            return False
-        gone = unavailable[since]
-        del self._plugins[gone.resource], self._by_pool[pool_of(gone.resource)]
-        if (task := self._running.pop(gone.resource, None)) is not None:
-            task.cancel()
-        logger.info("device plugin forgotten", extra={"endpoint": gone.resource})
-        return True
 
     def _lost(self) -> None:
         for plugin in self._plugins.values():

@@ -32,7 +32,7 @@ from drakit_nodeplugin.endpoints.failures import (
     traceback_of,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
-from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
+from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed, held_nodes
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.driver_loop import Bridge, Watchdog, end_loop, where_is
 from drakit_nodeplugin.endpoints.python.driver_reports import (
@@ -231,12 +231,13 @@ class PythonConnection:
         calls, bridge = self._started.result()
         results = await bridge.call(lambda: calls.prepare(batch))
         if self._policies is not None:
-            self._policies.prepared(
-                device.name
-                for claim in batch
-                if not isinstance(results.get(claim.claim.uid), DeviceFailedError)
-                for device in claim.devices
-            )
+            for claim in batch:
+                edits = results.get(claim.claim.uid)
+                if edits is None or isinstance(edits, DeviceFailedError):
+                    continue
+                for device, edit in zip(claim.devices, edits, strict=False):
+                    nodes = () if device.admin_access else held_nodes(edit)
+                    self._policies.prepared(claim.claim, device.name, nodes)
         return results
 
     async def unprepare(
@@ -323,7 +324,7 @@ class PythonConnection:
             self._end(error, refuses=isinstance(error, DriverError))
         else:
             if (feed := self._policies) is not None:
-                driver.held_devices = lambda: feed.held
+                driver.held_devices = feed.held
             try:
                 self._serve_in_loop(driver)
             except BaseException as error:  # such as no file descriptor for a loop

@@ -6,12 +6,12 @@ and drakit's node plugin is its client. The node plugin does everything that Kub
 the kubelet's sockets, ResourceSlices, CDI files, the checkpoint, taints, and device health in
 the status of pods.
 
-A backend listens on a unix stream socket in the registration directory, which is set in the
+A backend listens on a unix stream socket in its own directory, which belongs to its entry in the
 chart's values and in the node plugin's configuration. The name of the socket ends in ".sock" and
-does not begin with a dot. Its path has at most 107 bytes. The node plugin looks for new sockets
-every second, calls GetInfo, and then WatchDevices. It repeats both calls after the stream has
-ended, after the connection is lost, and after its own restart. A backend registers by creating
-its socket. It never connects to the node plugin.
+does not begin with a dot. The node plugin polls the directory every second, calls GetInfo, and
+then WatchDevices. It repeats both calls after the stream has ended, after the connection is
+lost, and after its own restart. A backend registers by creating its socket. It never connects to
+the node plugin.
 
 During a rolling update, two node plugins are connected at the same time. A backend must expect
 any call to be repeated. A backend does not have to implement optional methods. They can return
@@ -129,8 +129,9 @@ class GetInfoResponse(_message.Message):
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-    so it is immutable. If several backends on a node return the same name, the node plugin uses
-    the first one until that backend stops.
+    so it is immutable. The node plugin rejects any name other than that of the directory's entry.
+    If several processes listen in the directory, the node plugin uses the first one until that
+    process stops.
     """
     version: _builtins.str
     """The version of the backend, in any format. Can be empty."""
@@ -310,6 +311,7 @@ class Device(_message.Message):
     TAINTS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     EVICT_IF_GONE_FIELD_NUMBER: _builtins.int
+    PREPARE_AGAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A DNS label of at most 63 characters, unique in its pool. It must stay the same after a
     restart.
@@ -323,7 +325,15 @@ class Device(_message.Message):
     evict_if_gone: _builtins.bool
     """Whether pods that use the device are evicted when the backend no longer lists it. A device that
     a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
-    effect of the taint is NoExecute if this is set, and NoSchedule otherwise.
+    effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The node plugin
+    evicts pods only if the device stays away for some seconds, because a hub that resets unplugs
+    its devices for a moment.
+    """
+    prepare_again: _builtins.bool
+    """Whether the edits of the claims that hold the device are outdated, for example because the
+    kernel gave the device another number. The node plugin then calls Prepare again for these
+    claims, and rewrites their CDI files. It does not call Unprepare first. Running containers keep
+    the old edits until they restart. Set it until Prepare has returned the new edits.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -366,10 +376,11 @@ class Device(_message.Message):
         taints: _abc.Iterable[Global___Taint] | None = ...,
         health: Global___Health | None = ...,
         evict_if_gone: _builtins.bool = ...,
+        prepare_again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "health", b"health", "topology", b"topology"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "capacity", b"capacity", "consumes", b"consumes", "evict_if_gone", b"evict_if_gone", "health", b"health", "name", b"name", "pool", b"pool", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "capacity", b"capacity", "consumes", b"consumes", "evict_if_gone", b"evict_if_gone", "health", b"health", "name", b"name", "pool", b"pool", "prepare_again", b"prepare_again", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015
@@ -1148,6 +1159,7 @@ class DeviceNode(_message.Message):
     FILE_MODE_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     GID_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The absolute path in the container."""
     host_path: _builtins.str
@@ -1166,6 +1178,13 @@ class DeviceNode(_message.Message):
     """The owner in the container."""
     gid: _builtins.int
     """The group in the container."""
+    identity: _builtins.str
+    """The identity of the hardware behind the device node: at most 256 characters that stay the same
+    when the kernel gives the hardware another number, and that other hardware of the same kind
+    does not have. Set type ("b" or "c"), major and minor with it. A claim that needs a number that
+    another claim holds under another identity is refused. Nodes without an identity are not
+    compared. The identity is not part of the CDI file.
+    """
     def __init__(
         self,
         *,
@@ -1178,15 +1197,18 @@ class DeviceNode(_message.Message):
         file_mode: _builtins.int | None = ...,
         uid: _builtins.int | None = ...,
         gid: _builtins.int | None = ...,
+        identity: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_file_mode", b"_file_mode", "_gid", b"_gid", "_major", b"_major", "_minor", b"_minor", "_uid", b"_uid", "file_mode", b"file_mode", "gid", b"gid", "major", b"major", "minor", b"minor", "uid", b"uid"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_file_mode", b"_file_mode", "_gid", b"_gid", "_identity", b"_identity", "_major", b"_major", "_minor", b"_minor", "_uid", b"_uid", "file_mode", b"file_mode", "gid", b"gid", "identity", b"identity", "major", b"major", "minor", b"minor", "uid", b"uid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_mode", b"_file_mode", "_gid", b"_gid", "_major", b"_major", "_minor", b"_minor", "_uid", b"_uid", "file_mode", b"file_mode", "gid", b"gid", "host_path", b"host_path", "major", b"major", "minor", b"minor", "path", b"path", "permissions", b"permissions", "type", b"type", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_mode", b"_file_mode", "_gid", b"_gid", "_identity", b"_identity", "_major", b"_major", "_minor", b"_minor", "_uid", b"_uid", "file_mode", b"file_mode", "gid", b"gid", "host_path", b"host_path", "identity", b"identity", "major", b"major", "minor", b"minor", "path", b"path", "permissions", b"permissions", "type", b"type", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__file_mode: _TypeAlias = _typing.Literal["file_mode"]  # noqa: Y015
     _WhichOneofArgType__file_mode: _TypeAlias = _typing.Literal["_file_mode", b"_file_mode"]  # noqa: Y015
     _WhichOneofReturnType__gid: _TypeAlias = _typing.Literal["gid"]  # noqa: Y015
     _WhichOneofArgType__gid: _TypeAlias = _typing.Literal["_gid", b"_gid"]  # noqa: Y015
+    _WhichOneofReturnType__identity: _TypeAlias = _typing.Literal["identity"]  # noqa: Y015
+    _WhichOneofArgType__identity: _TypeAlias = _typing.Literal["_identity", b"_identity"]  # noqa: Y015
     _WhichOneofReturnType__major: _TypeAlias = _typing.Literal["major"]  # noqa: Y015
     _WhichOneofArgType__major: _TypeAlias = _typing.Literal["_major", b"_major"]  # noqa: Y015
     _WhichOneofReturnType__minor: _TypeAlias = _typing.Literal["minor"]  # noqa: Y015
@@ -1197,6 +1219,8 @@ class DeviceNode(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__file_mode) -> _WhichOneofReturnType__file_mode | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gid) -> _WhichOneofReturnType__gid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__identity) -> _WhichOneofReturnType__identity | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__major) -> _WhichOneofReturnType__major | None: ...
     @_typing.overload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,17 +14,40 @@ from typing import Any
 import pytest
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
+from drakit_nodeplugin.allowed import AllowedBackend
+from drakit_nodeplugin.config import Backends
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
-from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.connection import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.contract import Surroundings
 from drakit_nodeplugin.endpoints.failures import Diagnostic
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"
+OWN = {"owner": {"uid": os.getuid()}}
+ANY: dict[str, Any] = {
+    **OWN,
+    "env": ["GPU*"],
+    "mounts": {"/": "rw"},
+    "devices": ["/dev/*"],
+    "hooks": ["/bin/sh"],
+    "intelRdt": True,
+}
+"""An entry for tests that are not about entries."""
+
+
+def allowed_backends(**entries: dict[str, Any]) -> Mapping[str, AllowedBackend]:
+    """The entries of these names; the driver of ``gpu`` is ``gpu.example.com``."""
+    return Backends.model_validate(
+        {
+            "allowed": {
+                name: {"driver": f"{name}.example.com", **entry} for name, entry in entries.items()
+            }
+        }
+    ).allowed
 
 
 class Listener:
@@ -63,24 +87,31 @@ class Listener:
 
 
 class Found:
-    """A watched directory and its reports."""
+    """Watched directories of backends, and the reports."""
 
-    def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
-        self.path = path
+    def __init__(self, parent: Path, allowed: Mapping[str, AllowedBackend] | None = None) -> None:
+        self.parent = parent
+        self.path = parent / "gpu"
+        """The directory of the driver of most tests."""
         self.diagnostics: list[Diagnostic] = []
         self.appeared: list[str] = []
         self.taken: dict[str, str] = {}
         self.directory = BackendDirectory(
-            path,
+            parent,
             node=NODE,
             taken=self.taken.get,
             report=self.diagnostics.append,
-            allowed=allowed,
+            allowed=allowed_backends(gpu=ANY, tpu=ANY) if allowed is None else allowed,
+            devices=HostDevices(root=Path("/dev")),
         )
 
     @property
     def notes(self) -> list[str]:
-        return [diagnostic.note.replace(str(self.path), "DIR") for diagnostic in self.diagnostics]
+        """The texts of the diagnostics; DIR is the directory of the driver of most tests."""
+        return [
+            diagnostic.note.replace(str(self.path), "DIR").replace(str(self.parent), "PARENT")
+            for diagnostic in self.diagnostics
+        ]
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -95,10 +126,12 @@ class Found:
 
 @pytest.fixture
 def sockets():
-    """A directory whose path leaves room for a socket's name."""
-    path = Path(tempfile.mkdtemp(prefix="drakit-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    """The directory of the backend of most tests; its path leaves room for a socket's name."""
+    parent = Path(tempfile.mkdtemp(prefix="drakit-"))
+    for entry in ("gpu", "tpu"):
+        (parent / entry).mkdir()
+    yield parent / "gpu"
+    shutil.rmtree(parent, ignore_errors=True)
 
 
 @pytest.fixture
@@ -120,7 +153,7 @@ def slow_reconnect(quick, monkeypatch) -> None:
 
 @pytest.fixture
 async def found(sockets, quick) -> Found:
-    return Found(sockets)
+    return Found(sockets.parent)
 
 
 @pytest.fixture

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drakit.device import AllocatedDevice, ClaimReference
-from drakit_nodeplugin.config import Backends
-from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
 from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
-from tests.unit.endpoints.backend.conftest import DRIVER, Found, call, call_both, new_endpoint
+from tests.unit.endpoints.backend.conftest import (
+    DRIVER,
+    OWN,
+    Found,
+    allowed_backends,
+    call,
+    call_both,
+    new_endpoint,
+)
 from tests.unit.endpoints.camera import NODE, running, until
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
@@ -27,21 +33,13 @@ OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
 GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
 SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
 THIRD = AllocatedDevice(name="gpu-2", pool=NODE, request="main")
-OWN = {"owner": {"uid": os.getuid()}}
-ENTRY = f'backends.allowed["{DRIVER}"]'
-
-
-def listed(**entries: Any) -> AllowList | None:
-    """A list with these entries, by driver."""
-    named = {name.replace("_", "."): entry for name, entry in entries.items()}
-    config = Backends.model_validate({"allowed": named})
-    return allow_list("backends.allowed", config.allowed, devices=HostDevices(root=Path("/dev")))
+ENTRY = "backends.allowed.gpu"
 
 
 @asynccontextmanager
 async def served(sockets, listener, **entry: Any) -> AsyncIterator[Any]:
     """A backend that is on the list, and its endpoint."""
-    found = Found(sockets, listed(gpu_example_com={**OWN, **entry}))
+    found = Found(sockets.parent, allowed_backends(gpu={**OWN, **entry}))
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(FakeBackend(sockets / "gpu.sock"))
         await stack.enter_async_context(found.watched())
@@ -74,25 +72,19 @@ def gives(**edits: Any):
     ("entries", "problem"),
     [
         pytest.param(
-            {},
-            "it reports the name gpu.example.com, and backends.allowed has no entry for "
-            "gpu.example.com; add one, or remove the program",
-            id="an-empty-list-allows-nothing",
-        ),
-        pytest.param(
-            {"tpu_example_com": OWN},
-            "it reports the name gpu.example.com, and backends.allowed has no entry for "
-            "gpu.example.com; add one, or remove the program",
+            {"gpu": {**OWN, "driver": "tpu.example.com"}},
+            "it reports the name gpu.example.com, but only tpu.example.com can register in the "
+            f"directory of {ENTRY}; correct the entry, or remove the backend",
             id="another-driver",
         ),
         pytest.param(
-            {"gpu_example_com": {"owner": {"uid": os.getuid() + 1}}},
+            {"gpu": {"owner": {"uid": os.getuid() + 1}}},
             f"it belongs to user {os.getuid()} and group {os.getgid()}, not to user "
             f"{os.getuid() + 1}; change the socket's owner, or correct owner in {ENTRY}",
             id="another-user",
         ),
         pytest.param(
-            {"gpu_example_com": {"owner": {"uid": os.getuid(), "gid": os.getgid() + 1}}},
+            {"gpu": {"owner": {"uid": os.getuid(), "gid": os.getgid() + 1}}},
             f"it belongs to user {os.getuid()} and group {os.getgid()}, not to user "
             f"{os.getuid()} and group {os.getgid() + 1}; change the socket's owner, or correct "
             f"owner in {ENTRY}",
@@ -100,23 +92,37 @@ def gives(**edits: Any):
         ),
     ],
 )
-async def test_a_backend_that_the_list_does_not_allow_is_refused(sockets, quick, entries, problem):
-    found = Found(sockets, listed(**entries))
+async def test_a_backend_that_no_entry_allows_is_refused(sockets, quick, entries, problem):
+    found = Found(sockets.parent, allowed_backends(**entries))
     async with FakeBackend(sockets / "gpu.sock") as backend, found.watched():
         await until(lambda: found.diagnostics)
         await asyncio.sleep(0.1)
     assert found.notes == [f"the backend at DIR/gpu.sock is refused: {problem}"]
     assert found.diagnostics[0].reason == "BackendRefused"
     assert found.appeared == []
-    assert {name for name, _ in backend.calls} == {"GetInfo"}
+    owned = "owner" not in entries["gpu"] or entries["gpu"]["owner"] == OWN["owner"]
+    assert {name for name, _ in backend.calls} == ({"GetInfo"} if owned else set())
+
+
+async def test_without_an_entry_no_socket_is_called(sockets, quick):
+    found = Found(sockets.parent, allowed_backends(tpu=OWN))
+    async with (
+        FakeBackend(sockets / "gpu.sock") as backend,
+        FakeBackend(sockets.parent / "tpu" / "tpu.sock", driver="tpu.example.com"),
+        FakeBackend(sockets.parent / "gpu.sock") as beside,
+        found.watched(),
+    ):
+        await until(lambda: found.appeared == ["tpu.example.com"])
+        await asyncio.sleep(0.1)
+    assert backend.calls == beside.calls == []
 
 
 async def test_a_socket_that_is_replaced_while_it_gives_its_name_is_not_admitted(
     sockets, quick, listener
 ):
     evil, good = sockets / "gpu.sock", sockets / ".good"
-    found = Found(sockets, listed(gpu_example_com=OWN))
-    async with FakeBackend(evil) as first, FakeBackend(good, driver="good.example.com"):
+    found = Found(sockets.parent, allowed_backends(gpu=OWN))
+    async with FakeBackend(evil) as first, FakeBackend(good) as second:
 
         def replace() -> None:
             evil.rename(sockets / ".aside")
@@ -127,28 +133,31 @@ async def test_a_socket_that_is_replaced_while_it_gives_its_name_is_not_admitted
             return pb.GetInfoResponse(driver_name=DRIVER)
 
         first.info = info
-        async with found.watched():
-            await until(lambda: found.diagnostics)
-    assert found.appeared == []
-    assert "reports the name good.example.com" in found.notes[0]
+        async with found.watched(), running(new_endpoint(found, listener)):
+            assert await listener.names() == ["gpu-0"]
+    assert {name for name, _ in first.calls} == {"GetInfo"}, "the one that is there is used"
+    assert second.called("WatchDevices")
 
 
-async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
+async def test_a_socket_that_is_replaced_before_it_is_opened_is_not_used(
     sockets, listener, quick, monkeypatch
 ):
-    tried: list[str] = []
+    opened: list[str] = []
+    usual = BackendSocket.open
 
-    def is_in_place(socket: BackendSocket) -> bool:
+    def open_it(socket: BackendSocket) -> OpenSocket:
         # In the directory, and then twice in the endpoint: replaced, and as it was.
-        tried.append(socket.path.name)
-        return len(tried) != 2
+        opened.append(socket.path.name)
+        if len(opened) == 2:
+            raise OSError(errno.ESTALE, "replaced")
+        return usual(socket)
 
-    monkeypatch.setattr(BackendSocket, "is_in_place", is_in_place)
+    monkeypatch.setattr(BackendSocket, "open", open_it)
     async with served(sockets, listener) as (_, endpoint):
         await until(lambda: endpoint.unavailable() is None)
-        assert len(tried) > 2
+        assert len(opened) > 2
         assert listener.reports[0] == (
-            "it could not be started: its socket was replaced while the node plugin connected to it"
+            "it could not be started: its socket was replaced or removed"
         )
 
 
@@ -156,7 +165,7 @@ async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
 
 
 async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, listener):
-    entry = {"devices": ["/dev/null"], "mounts": {"/opt/gpu": "ro"}}
+    entry = {"devices": ["/dev/null"], "mounts": {"/opt/gpu": "ro"}, "env": ["GPU"]}
     async with served(sockets, listener, **entry) as (backend, endpoint):
         backend.prepare = gives(
             env={"GPU": "1"},
@@ -191,10 +200,13 @@ async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, lis
             id="hook",
         ),
         pytest.param(
-            {"cdi_devices": ["tpu.example.com/claim=uid-b"]},
-            "CDI device tpu.example.com/claim=uid-b",
+            {"cdi_devices": ["tpu.example.com/card=0"]},
+            "CDI device tpu.example.com/card=0",
             "cdiDevices",
             id="cdi-device",
+        ),
+        pytest.param(
+            {"env": {"LD_PRELOAD": "/x"}}, "environment variable LD_PRELOAD", "env", id="variable"
         ),
         pytest.param(
             {"intel_rdt": pb.IntelRdt(clos_id="a")}, "Intel RDT settings", "intelRdt", id="rdt"
@@ -204,7 +216,7 @@ async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, lis
 async def test_edits_outside_the_entry_fail_their_claim_alone(
     sockets, quick, listener, edits, what, setting
 ):
-    async with served(sockets, listener, devices=["/dev/null"]) as (backend, endpoint):
+    async with served(sockets, listener, devices=["/dev/null"], env=["GPU"]) as (backend, endpoint):
         backend.listed = None
         backend.prepare = gives(**edits)
         bad, good = await call_both(endpoint.prepare, (CLAIM, SECOND, GPU), (OTHER, THIRD))
@@ -218,9 +230,12 @@ async def test_edits_outside_the_entry_fail_their_claim_alone(
     assert bad.index == 1, "the device is named as well"
 
 
-async def test_without_a_list_everything_is_allowed(sockets, quick, endpoint, listener):
-    async with FakeBackend(sockets / "gpu.sock") as backend:
-        await listener.names()
-        backend.prepare = gives(hooks=[pb.Hook(name="prestart", path="/bin/sh")])
+async def test_a_long_answer_is_checked_as_well(sockets, quick, listener):
+    async with served(sockets, listener, env=["GPU_*"]) as (backend, endpoint):
+        backend.prepare = gives(env={f"GPU_{number}": "x" for number in range(200)})
         (edits,) = await call(endpoint.prepare, CLAIM, [GPU])
-    assert edits.hooks
+        assert len(edits.env) == 200
+        many = {f"GPU_{number}": "x" for number in range(200)}
+        backend.prepare = gives(env={**many, "BASH_ENV": "/x"})
+        with pytest.raises(DeviceFailedError, match="environment variable BASH_ENV"):
+            await call(endpoint.prepare, CLAIM, [GPU])

@@ -195,7 +195,7 @@ async def test_without_a_backend_the_start_reports_nothing(found, listener):
         await endpoint.start()
     assert listener.reports == []
     assert str(endpoint.unavailable()).startswith(
-        "driver gpu.example.com is stopped: no backend of this name has registered at "
+        "driver gpu.example.com is stopped: no backend has registered in "
     )
     await endpoint.close()
 

@@ -68,6 +68,7 @@ def test_a_device_has_every_field_of_its_message():
         taints=[pb.Taint(key="a.example.com/x", value="y", effect=pb.TAINT_EFFECT_NO_EXECUTE)],
         health=pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot", broken=True),
         evict_if_gone=True,
+        prepare_again=True,
     )
     device = device_of(message)
     assert device == Device(
@@ -96,6 +97,7 @@ def test_a_device_has_every_field_of_its_message():
         taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
         health=Health.unhealthy("hot", evict_pods=True),
         evict_if_gone=True,
+        prepare_again=True,
     )
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
@@ -140,6 +142,7 @@ def test_edits_have_every_field_of_their_message():
                 file_mode=0o600,
                 uid=0,
                 gid=5,
+                identity="usb:a",
             ),
         ],
         mounts=[
@@ -166,6 +169,7 @@ def test_edits_have_every_field_of_their_message():
                 file_mode=0o600,
                 uid=0,
                 gid=5,
+                identity="usb:a",
             ),
         ),
         mounts=(

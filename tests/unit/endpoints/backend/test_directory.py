@@ -1,4 +1,4 @@
-"""The registration directory: found backends, refused backends, and reports."""
+"""The directories of backends: found backends, refused backends, and reports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.config import MAX_BACKENDS
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import (
     BackendDirectory,
@@ -18,10 +19,13 @@ from drakit_nodeplugin.endpoints.backend.directory import (
     scan,
     unreachable,
 )
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, open_socket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
-from tests.unit.endpoints.backend.conftest import DRIVER, Found
+from tests.unit.endpoints.backend.conftest import ANY, DRIVER, Found, allowed_backends
 from tests.unit.endpoints.camera import NODE, until
+
+OTHER = "tpu.example.com"
 
 
 @pytest.fixture
@@ -34,43 +38,83 @@ def path_of(socket: BackendSocket | None) -> Path | None:
     return None if socket is None else socket.path
 
 
-async def test_the_directory_is_made(sockets, quick):
+async def test_the_directory_of_each_entry_is_created(sockets, quick):
     found = Found(sockets / "a" / "b")
     async with found.watched():
-        await until(found.path.is_dir)
+        await until(lambda: all((found.parent / entry).is_dir() for entry in ("gpu", "tpu")))
         assert found.path.stat().st_mode & 0o777 == 0o755
         async with FakeBackend(found.path / "gpu.sock"):
             await until(lambda: found.appeared == [DRIVER])
     assert found.diagnostics == []
 
 
-async def test_a_directory_that_cannot_be_made_is_reported_once_and_retried(sockets, quick):
-    (sockets / "file").touch()
-    found = Found(sockets / "file")
+@pytest.mark.parametrize("kind", ["file", "link-to-the-directory-of-another-entry"])
+async def test_a_path_that_is_no_directory_is_reported_once_and_retried(sockets, quick, kind):
+    found = Found(sockets / "x")
+    found.parent.mkdir()
+    if kind == "file":
+        found.path.touch()
+    else:
+        (found.parent / "tpu").mkdir()
+        found.path.symlink_to("tpu")
     async with found.watched():
         await until(lambda: found.diagnostics)
         await asyncio.sleep(0.1)
-        (sockets / "file").unlink()
+        found.path.unlink()
         await until(found.path.is_dir)
-    assert [(each.reason, each.note.replace(str(sockets), "")) for each in found.diagnostics] == [
-        (
-            "BackendDirectory",
-            "the registration directory of backends, /file, cannot be read or created: Not a "
-            "directory; the node plugin discovers no new backends until the directory is "
-            "accessible",
-        )
-    ]
+    ((reason, note),) = [(each.reason, each.note) for each in found.diagnostics]
+    assert reason == "BackendDirectory"
+    text = note.replace(str(found.path), "DIR")
+    assert text.startswith("the directory of backends.allowed.gpu, DIR, cannot be read or created")
+    assert text.endswith("finds no new socket until the directory is accessible")
 
 
-async def test_more_sockets_than_the_limit_are_reported(watched, monkeypatch):
+async def test_more_sockets_than_the_limit_are_reported_and_other_directories_are_read(
+    watched, monkeypatch
+):
     monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.MAX_SOCKETS", 2)
     for name in "abcd":
         (watched.path / f"{name}.sock").touch()
     await until(lambda: len(watched.diagnostics) == 3)
     assert (
-        "the registration directory of backends, DIR, has more than 2 sockets; the others are "
+        "the directory of backends.allowed.gpu, DIR, has more than 2 sockets; the others are "
         "ignored" in watched.notes
     )
+    async with FakeBackend(watched.parent / "tpu" / "tpu.sock", driver=OTHER):
+        await until(lambda: watched.appeared == [OTHER])
+
+
+async def test_a_name_that_is_announced_from_the_directory_of_another_entry_is_refused(watched):
+    async with FakeBackend(watched.parent / "tpu" / "gpu.sock") as thief:
+        await until(lambda: watched.diagnostics)
+        assert watched.notes == [
+            "the backend at PARENT/tpu/gpu.sock is refused: it reports the name gpu.example.com, "
+            "but only tpu.example.com can register in the directory of backends.allowed.tpu; the "
+            "directory of gpu.example.com is DIR"
+        ]
+        assert watched.diagnostics[0].reason == "BackendRefused"
+        async with FakeBackend(watched.path / "gpu.sock") as own:
+            await until(lambda: watched.appeared == [DRIVER])
+            assert path_of(watched.directory.socket(DRIVER)) == own.path
+        # The name is free, and the thief still does not get it.
+        await until(lambda: watched.directory.socket(DRIVER) is None)
+        await asyncio.sleep(0.2)
+        assert watched.directory.socket(DRIVER) is None
+        assert {name for name, _ in thief.calls} == {"GetInfo"}
+    assert len(watched.diagnostics) == 1, "reported once"
+
+
+async def test_a_link_to_the_socket_of_another_backend_is_not_followed(watched):
+    async with FakeBackend(watched.path / "gpu.sock") as own:
+        await until(lambda: watched.appeared == [DRIVER])
+        asked = len(own.called("GetInfo"))
+        (watched.parent / "tpu" / "a.sock").symlink_to(own.path)
+        await until(lambda: watched.diagnostics)
+        assert watched.notes == [
+            "the backend at PARENT/tpu/a.sock is refused: the file is not a socket; remove or "
+            "rename it"
+        ]
+        assert len(own.called("GetInfo")) == asked
 
 
 async def test_a_second_backend_of_a_name_is_refused_until_the_first_is_gone(watched):
@@ -114,7 +158,7 @@ async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(watch
         asked.set()
         await asyncio.sleep(60)
 
-    async with FakeBackend(watched.path / "bad.sock", driver="bad.example.com") as bad:
+    async with FakeBackend(watched.parent / "tpu" / "bad.sock", driver=OTHER) as bad:
         bad.info = hang
         await asked.wait()
         async with FakeBackend(watched.path / "gpu.sock"), asyncio.timeout(10):
@@ -123,8 +167,8 @@ async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(watch
 
 def test_all_sockets_that_hang_leave_room_for_others():
     longest_seconds = directory_module.AGAIN_SECONDS[1]
-    hanging = directory_module.MAX_SOCKETS * directory_module.INFO_SECONDS / longest_seconds
-    assert hanging < directory_module.CONCURRENCY
+    sockets = MAX_BACKENDS * directory_module.MAX_SOCKETS
+    assert sockets * directory_module.INFO_SECONDS / longest_seconds < directory_module.CONCURRENCY
 
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
@@ -178,7 +222,7 @@ async def test_a_name_that_cannot_be_published_is_refused(watched, name):
     async with FakeBackend(watched.path / "gpu.sock", driver=name):
         await until(lambda: watched.diagnostics)
         await asyncio.sleep(0.1)
-    (note,) = watched.notes
+        (note,) = watched.notes
     assert "which is not a DNS subdomain of at most 63 characters" in note
     assert note.isprintable()
     assert len(note) < 400
@@ -197,13 +241,27 @@ async def test_a_file_that_is_no_socket_is_reported_and_other_files_are_ignored(
     ]
 
 
-async def test_a_path_that_is_too_long_is_reported(watched):
-    short = watched.path / "s.sock"
-    async with FakeBackend(short):
-        short.rename(watched.path / f"{'x' * 100}.sock")
-        await until(lambda: any("107 bytes" in note for note in watched.notes))
-        for path in watched.path.iterdir():
-            path.unlink()
+async def test_a_path_may_be_longer_than_that_of_a_socket(watched):
+    # A pod has its directory at a shorter path.
+    async with FakeBackend(watched.path / "s.sock") as backend:
+        long = watched.path / f"{'x' * 100}.sock"
+        backend.path.rename(long)
+        await until(lambda: watched.appeared == [DRIVER])
+        await until(lambda: path_of(watched.directory.socket(DRIVER)) == long)
+        long.rename(backend.path)
+
+
+async def test_an_open_socket_is_that_file_whatever_is_at_its_path(sockets):
+    async with FakeBackend(sockets / "gpu.sock"), FakeBackend(sockets / "other.sock") as other:
+        opened = open_socket(sockets / "gpu.sock")
+        (sockets / "gpu.sock").rename(sockets / "aside")
+        other.path.rename(sockets / "gpu.sock")
+        assert await unreachable(opened.path) is None
+        (sockets / "aside").rename(sockets / "other.sock")
+    assert await unreachable(opened.path) == (
+        "has no listener; start its backend or remove the file"
+    )
+    opened.close()
 
 
 async def test_names_of_files_may_hold_anything(watched):
@@ -243,7 +301,7 @@ async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sock
     async with FakeBackend(sockets / "gpu.sock") as backend:
         backend.path.chmod(0o600)
         with unprivileged(backend.path):
-            problem = await unreachable(backend.path)
+            problem = await unreachable(str(backend.path))
     assert problem == (
         "cannot be connected to (permission denied); make root its owner, or allow others to write "
         "to it (mode 0666) and to traverse its directories: the node plugin cannot override file "
@@ -306,7 +364,12 @@ async def test_a_driver_that_was_forgotten_appears_again(watched):
 
 async def test_before_it_runs_every_socket_is_asked_once(sockets):
     directory = BackendDirectory(
-        sockets, node=NODE, taken=lambda name: None, report=lambda diagnostic: None
+        sockets.parent,
+        node=NODE,
+        taken=lambda name: None,
+        report=lambda diagnostic: None,
+        allowed=allowed_backends(gpu=ANY),
+        devices=HostDevices(root=Path("/dev")),
     )
     async with FakeBackend(sockets / "gpu.sock") as backend:
         found, none = await asyncio.gather(

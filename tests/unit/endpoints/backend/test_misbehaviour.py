@@ -43,10 +43,10 @@ async def served(backend, endpoint, listener):
 
 MOST = pb.Edits(
     mounts=[
-        pb.Mount(host_path="/a", container_path="/b", type="tmpfs", options=["rw"])
+        pb.Mount(host_path="/a", container_path="/b", type="bind", options=["bind"])
         for _ in range(400)
     ],
-    hooks=[pb.Hook(name="prestart", path="/h", args=["h"], env={"A": "b"}, timeout_seconds=1)] * 66,
+    hooks=[pb.Hook(name="prestart", path="/bin/sh", args=["h", "i"], timeout_seconds=1)] * 66,
     intel_rdt=pb.IntelRdt(clos_id="a", schemata=["L3:0=f"] * 2),
 )
 """A thousand entries of the kinds that contain others."""
@@ -219,23 +219,31 @@ def problems(caplog) -> str:
     return " ".join(str(getattr(record, "error", "")) for record in caplog.records)
 
 
-async def test_another_name_after_a_restart_is_another_driver(served, backend, found, listener):
+NIC = (
+    "the backend at DIR/gpu.sock is refused: it reports the name nic.example.com, but only "
+    "gpu.example.com can register in the directory of backends.allowed.gpu; correct the entry, or "
+    "remove the backend"
+)
+
+
+async def test_another_name_after_a_restart_is_refused(served, backend, found):
     await backend.stop()
     backend.driver = "nic.example.com"
     await backend.start()
-    await until(lambda: "nic.example.com" in found.appeared)
+    await until(lambda: found.notes == [NIC])
     assert served.unavailable() is not None
     assert found.directory.socket("gpu.example.com") is None
 
 
-async def test_another_name_on_the_same_socket_is_another_driver(served, backend, found):
+async def test_another_name_on_the_same_socket_is_refused(served, backend, found):
     async def info(request):
         return pb.GetInfoResponse(driver_name="nic.example.com")
 
     backend.info = info
     backend.send(None)
-    await until(lambda: "nic.example.com" in found.appeared)
+    await until(lambda: NIC in found.notes)
     assert served.unavailable() is not None
+    assert "nic.example.com" not in found.appeared
 
 
 # ------------------------------------------------------------ its calls

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import string
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import AllocatedClaim, Edits, Inventory
-from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.allowed import AllowedPlugin
+from drakit_nodeplugin.config import DevicePlugins as Settings
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.contract import Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import (
@@ -29,12 +33,43 @@ from drakit_nodeplugin.endpoints.host_paths import HostDevices
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
 THING = "vendor.example/thing"
+OWN = {"owner": {"uid": os.getuid()}}
+
+
+ANY: dict[str, Any] = {
+    **OWN,
+    "resources": [
+        THING,
+        *(f"a.example/{name}" for name in "abco"),
+        "good.example/g",
+        "other.example/Big_One",
+        *(f"v.example/r{number}" for number in range(64)),
+    ],
+    "devices": ["/dev/*", "/dev/*/*"],
+    "mounts": {"/": "rw"},
+    "env": [f"{letter}*" for letter in string.ascii_uppercase],
+    "cdiDevices": ["vendor.example/thing", "vendor.example/gpu"],
+}
+"""An entry for tests that are not about entries."""
+
+
+def plugins_of(**entries: dict[str, Any]) -> Mapping[str, AllowedPlugin]:
+    """The entries of these names; the resource of ``thing`` is ``vendor.example/thing``."""
+    return Settings.model_validate(
+        {
+            "plugins": {
+                name: {"resources": [f"vendor.example/{name}"], **entry}
+                for name, entry in entries.items()
+            }
+        }
+    ).plugins
 
 
 class World:
     """The environment of the adapter, and the reports on each resource, in order."""
 
     def __init__(self, directory: Path) -> None:
+        """`directory` is that of the entry ``thing``."""
         self.directory = directory
         self.primary = asyncio.Event()
         self.primary.set()
@@ -45,8 +80,8 @@ class World:
         self.unknown: str | None = None
         """The reason why the kubelet may have other resources."""
         self.reports: dict[str, list[Inventory | str]] = {}
-        self.devices = HostDevices(root=directory / "dev")
-        self.allowed: Mapping[str, AllowedEndpoint] | None = None
+        self.devices = HostDevices(root=directory.parent / "dev")
+        self.entries = plugins_of(thing=ANY)
         self.plugins: DevicePlugins
 
     def replaced(self, endpoint, inventory) -> None:
@@ -101,10 +136,10 @@ class World:
     def source(self) -> DevicePluginsSource:
         return DevicePluginsSource(
             DRIVER,
-            self.directory,
+            self.directory.parent,
             where="config",
             kubelet_resources=self.resources,
-            allowed=self.allowed,
+            plugins=self.entries,
             devices=self.devices,
         )
 
@@ -118,7 +153,8 @@ class World:
         task = asyncio.create_task(self.plugins.run())
         try:
             if self.primary.is_set():
-                await until((self.directory / "kubelet.sock").exists)
+                for entry in self.entries:
+                    await until((self.directory.parent / entry / "kubelet.sock").exists)
             yield self
         finally:
             task.cancel()
@@ -152,10 +188,11 @@ def short_delays(monkeypatch) -> None:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory with a path that is short enough for sockets, which `tmp_path` may not be."""
-    folder = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder)
+    """The directory of the entry ``thing``, with a path that is short enough for sockets."""
+    parent = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
+    (parent / "thing").mkdir()
+    yield parent / "thing"
+    shutil.rmtree(parent)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_device_node_is_as_the_plugin_reports(given, made):
 @pytest.mark.parametrize("read_only", [True, False], ids=["read-only", "writable"])
 def test_a_mount_is_made_as_for_the_kubelet(read_only):
     mount = pb.Mount(container_path="/opt/lib", host_path="/usr/lib", read_only=read_only)
-    options = ("rbind", "rprivate", "ro" if read_only else "rw")
+    options = ("rbind", "rprivate", "rro" if read_only else "rw")
     assert edits_of(answer(mounts=[mount]), {}).mounts == (
         Mount(host_path="/usr/lib", container_path="/opt/lib", options=options),
     )

@@ -1,0 +1,272 @@
+"""
+The device numbers that the claims of all drivers of the process hold, and the claims of one driver
+with their devices.
+
+The kernel gives the number of hardware that was unplugged to other hardware. A claim that needs a
+number which another claim still holds for other hardware would then share a device with it. A
+driver identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Equal
+identities share a number, nodes without identity are not compared.
+
+Numbers belong to the node and not to a driver, so all drivers of a process have one
+:class:`HeldNumbers`, in memory. Their checkpoints fill it when they open, and change it together
+with their rows. Identities of different drivers differ even if their texts are equal, so two
+drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot count
+for nothing. Another process of the same driver, in a rolling update, writes rows as well:
+:mod:`.store` then reads them again.
+
+It must not know SQLite, the API server, drivers, or the meaning of a claim's states.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drakit.device import ClaimReference
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice, StoredNode
+
+__all__ = ("ClaimDevices", "HeldNumbers", "TakenNumber", "with_former_nodes")
+
+MAX_FORMER_NODES = 64
+"""Former numbers of a device that a claim keeps, the latest ones: a loose plug can renumber a
+device at every contact, and rows are bounded."""
+
+READ_SECONDS = 5.0
+"""From the start until the rows of all drivers are read, as a rule: a claim waits for it."""
+
+_Number = tuple[str, int, int]
+_Key = tuple[str, str]
+"""Driver and claim UID."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakenNumber:
+    """A number that a claim cannot have, because it is held for other hardware."""
+
+    number: str
+    """The number, as in ``c 188:0``."""
+
+    device: StoredDevice
+    """The claim's device."""
+
+    driver: str
+    """The driver of the holder."""
+
+    holder: ClaimReference
+    """The claim that holds the number; the claim itself if its own devices contradict."""
+
+    held: str
+    """The holder's device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hold:
+    """A number that a claim holds."""
+
+    claim: ClaimReference
+    boot_id: str
+    device: StoredDevice
+    node: StoredNode
+
+
+class HeldNumbers:
+    """The numbers that unreleased claims of all drivers hold. All methods are thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read = threading.Condition(self._lock)
+        self._unread: set[str] = set()
+        """Drivers whose rows were not read since the start."""
+
+        self._wait_until = 0.0
+        """Monotonic clock."""
+
+        self._holds: dict[_Key, tuple[_Hold, ...]] = {}
+        self._wanted: dict[_Key, tuple[_Hold, ...]] = {}
+        """Numbers of claims that a transaction is writing."""
+
+        self._claims: dict[_Number, set[_Key]] = defaultdict(set)
+        """The claims that hold or want each number."""
+
+    def expect(self, drivers: Iterable[str]) -> None:
+        """Until the rows of these drivers are read, no claim is admitted to a number."""
+        with self._lock:
+            self._unread.update(drivers)
+            self._wait_until = time.monotonic() + READ_SECONDS
+
+    def give_up(self, driver: str) -> None:
+        """A driver cannot be hosted: do not wait for its rows."""
+        with self._read:
+            self._unread.discard(driver)
+            self._read.notify_all()
+
+    def unread(self) -> frozenset[str]:
+        """Return the drivers whose rows were not read. Blocks for :data:`READ_SECONDS` after the
+        start at most."""
+        with self._read:
+            timeout = max(0.0, self._wait_until - time.monotonic())
+            self._read.wait_for(lambda: not self._unread, timeout=timeout)
+            return frozenset(self._unread)
+
+    def load(self, driver: str, claims: Iterable[StoredClaim]) -> None:
+        """Replace everything that is known of a driver."""
+        holds = {(driver, claim.uid): _holds(claim) for claim in claims}
+        with self._lock:
+            for key in [key for key in self._holds | self._wanted if key[0] == driver]:
+                self._set(key, ())
+            for key, found in holds.items():
+                self._set(key, found)
+            self._unread.discard(driver)
+            self._read.notify_all()
+
+    def admit(self, driver: str, claim: StoredClaim, *, held: bool) -> TakenNumber | None:
+        """
+        Return why a claim cannot have its numbers; None if it has them from now on.
+
+        `held`: containers use the claim's devices already. Then it is never refused, because that
+        would only keep outdated numbers in its CDI file. :meth:`settle` must follow.
+        """
+        key = (driver, claim.uid)
+        wanted = _holds(claim)
+        with self._lock:
+            if not held and (taken := self._conflict(key, wanted)) is not None:
+                return taken
+            self._wanted[key] = wanted
+            for hold in wanted:
+                self._claims[hold.node.number].add(key)
+        return None
+
+    def settle(self, driver: str, uid: str, stored: StoredClaim | None) -> None:
+        """Record what is stored of a claim now; None if there is no row."""
+        key = (driver, uid)
+        holds = () if stored is None else _holds(stored)
+        with self._lock:
+            if holds or key in self._holds or key in self._wanted:
+                self._set(key, holds)
+
+    def withdraw(self, driver: str, uid: str) -> None:
+        """End an :meth:`admit` whose claim was not written: what it held before remains."""
+        key = (driver, uid)
+        with self._lock:
+            if key in self._wanted:
+                self._set(key, self._holds.get(key, ()))
+
+    def _conflict(self, key: _Key, wanted: Sequence[_Hold]) -> TakenNumber | None:
+        own: dict[_Number, _Hold] = {}
+        for hold in wanted:
+            other = own.setdefault(hold.node.number, hold)
+            if other.node.identity != hold.node.identity:
+                return _taken(hold, other, driver=key[0])
+        for hold in wanted:
+            for holder in sorted(self._claims.get(hold.node.number, ())):
+                if holder == key:
+                    continue
+                same_driver = holder[0] == key[0]
+                for other in (*self._holds.get(holder, ()), *self._wanted.get(holder, ())):
+                    if _excludes(other, hold, same_driver=same_driver):
+                        return _taken(hold, other, driver=holder[0])
+        return None
+
+    def _set(self, key: _Key, holds: tuple[_Hold, ...]) -> None:
+        for old in (*self._holds.pop(key, ()), *self._wanted.pop(key, ())):
+            claims = self._claims[old.node.number]
+            claims.discard(key)
+            if not claims:
+                del self._claims[old.node.number]
+        if holds:
+            self._holds[key] = holds
+            for hold in holds:
+                self._claims[hold.node.number].add(key)
+
+
+def _excludes(held: _Hold, wanted: _Hold, *, same_driver: bool) -> bool:
+    return (
+        held.node.number == wanted.node.number
+        and not (same_driver and held.node.identity == wanted.node.identity)
+        and held.boot_id == wanted.boot_id
+    )
+
+
+def _taken(wanted: _Hold, held: _Hold, *, driver: str) -> TakenNumber:
+    kind, major, minor = wanted.node.number
+    return TakenNumber(
+        number=f"{kind} {major}:{minor}",
+        device=wanted.device,
+        driver=driver,
+        holder=held.claim,
+        held=held.device.device,
+    )
+
+
+def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
+    """Return the numbers that a claim holds. Admin access holds nothing."""
+    if not any(device.nodes for device in claim.devices):
+        return ()
+    reference = _reference(claim)
+    return tuple(
+        _Hold(claim=reference, boot_id=claim.boot_id, device=device, node=node)
+        for device in claim.devices
+        if device.hold != "admin"
+        for node in device.nodes
+    )
+
+
+def _reference(claim: StoredClaim) -> ClaimReference:
+    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+
+
+def with_former_nodes(
+    nodes: tuple[StoredNode, ...], former: Iterable[StoredNode]
+) -> tuple[StoredNode, ...]:
+    """Return the nodes of a device that is prepared a second time: containers that run can still
+    use the numbers that it had before."""
+    known = {(node.number, node.identity) for node in nodes}
+    kept = {
+        (node.number, node.identity): replace(node, current=False)
+        for node in former
+        if (node.number, node.identity) not in known
+    }
+    # The latest come first: those that were current until now.
+    return (*nodes, *list(kept.values())[:MAX_FORMER_NODES])
+
+
+# ---------------------------------------------------------------- claims of one driver
+
+
+_Devices = tuple[tuple[str, str, tuple[StoredNode, ...]], ...]
+"""Pool, device and nodes of a claim's devices."""
+
+
+class ClaimDevices:
+    """The claims of one driver and the devices that they have. Only rows that have changed since
+    the last time are read."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ClaimReference, _Devices]] = {}
+
+    def read(
+        self,
+        generations: Mapping[str, int],
+        load: Callable[[Sequence[str]], Iterable[StoredClaim]],
+    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, tuple[StoredNode, ...]]]:
+        """Return the claims of each device, by pool and device, each with the nodes that it holds.
+        `generations` are those of all rows."""
+        known = {
+            uid: found for uid, found in self._known.items() if generations.get(uid) == found[0]
+        }
+        for claim in load([uid for uid in generations if uid not in known]):
+            devices = tuple(
+                (device.pool, device.device, () if device.hold == "admin" else device.nodes)
+                for device in claim.devices
+            )
+            known[claim.uid] = claim.generation, _reference(claim), devices
+        self._known = known
+        found: dict[tuple[str, str], dict[ClaimReference, tuple[StoredNode, ...]]] = {}
+        for _, reference, devices in known.values():
+            for pool, device, nodes in devices:
+                claims = found.setdefault((pool, device), {})
+                claims[reference] = (*claims.get(reference, ()), *nodes)
+        return found

@@ -1,0 +1,159 @@
+"""
+Prepares claims again whose edits are outdated.
+
+A driver marks a device whose edits have changed while claims hold it
+(:attr:`drakit.Device.prepare_again`), for example because the kernel gave it another number. Its
+claims are then prepared a second time, without an unprepare: their rows and CDI files get the new
+edits, and a container that restarts gets the device again. This is repeated with a backoff for as
+long as the driver marks the device. A backend that marks its devices all the time is slowed down by
+the same backoff, because each second prepare is a write to disk.
+
+:mod:`.prepare` does the work, :mod:`.queue` decides when. It must not know gRPC, the API server, or
+how an endpoint works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drakit.backoff import Backoff
+from drakit.device import ClaimReference, Inventory
+from drakit.resource.pools import pool_name
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.errors import AbandonedError, BadConfigError, DriverFailedError
+from drakit_nodeplugin.claims.queue import ClaimQueue
+
+__all__ = ("OutdatedClaims",)
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest pause before a claim is prepared again while its device is still marked; it
+doubles in between."""
+
+QUIET_SECONDS = 120.0
+"""Seconds without a second prepare after which a claim's backoff starts again."""
+
+POLL_SECONDS = 5.0
+"""Seconds between two reads of the claims while a device is marked: a claim that was being prepared
+when the device was marked may have the old edits."""
+
+_FINAL = frozenset({None, AbandonedError.reason, BadConfigError.reason, DriverFailedError.reason})
+"""Results after which a claim is left alone if its devices are no longer marked. After any other,
+the driver may have returned edits that are not in the row, or not in the CDI file."""
+
+_Device = tuple[str, str]
+"""Pool and name."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pace:
+    backoff: Backoff
+    used_at: float
+    """Loop clock."""
+
+
+class OutdatedClaims:
+    """Prepares the claims of one driver again whose devices the driver has marked."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        checkpoint: Checkpoint,
+        queue: ClaimQueue,
+        responsible: Callable[[], bool],
+    ) -> None:
+        """`responsible` returns whether this process calls the driver for claims now."""
+        self._node = node
+        self._checkpoint = checkpoint
+        self._queue = queue
+        self._responsible = responsible
+        self._marked: dict[str, frozenset[_Device]] = {}
+        """Marked devices by endpoint."""
+
+        self._changed = asyncio.Event()
+        self._working: set[str] = set()
+        """UIDs of claims that a task prepares."""
+
+        self._paces: dict[str, _Pace] = {}
+        """The backoff of each claim that was prepared again lately, by UID."""
+
+    def listed(self, endpoint: str, inventory: Inventory) -> None:
+        """Follow the devices of an endpoint."""
+        marked = frozenset(
+            [
+                (pool_name(self._node, device.pool), device.name)
+                for device in inventory.devices
+                if device.prepare_again
+            ]
+        )
+        if marked:
+            self._marked[endpoint] = marked
+            self._changed.set()
+        else:
+            self._marked.pop(endpoint, None)
+
+    def stopped(self, endpoint: str) -> None:
+        """Forget the marks of an endpoint that cannot be called; it marks its devices again."""
+        self._marked.pop(endpoint, None)
+
+    async def run(self) -> None:
+        """Prepare marked claims until cancelled. A slow claim does not delay the others."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                while self._marked:
+                    if self._responsible():
+                        for claim in await self._outdated():
+                            if claim.uid not in self._working:
+                                self._working.add(claim.uid)
+                                group.create_task(self._prepare(claim))
+                    try:
+                        async with asyncio.timeout(POLL_SECONDS):
+                            await self._changed.wait()
+                        self._changed.clear()
+                    except TimeoutError:
+                        continue
+
+    async def _outdated(self) -> set[ClaimReference]:
+        """Return the claims that have marked devices."""
+        marked = {device for devices in self._marked.values() for device in devices}
+        try:
+            claims = await self._checkpoint.claims_of_devices()
+        except CheckpointError as error:
+            logger.error("outdated claims cannot be read", extra={"error": str(error)})
+            return set()
+        return {claim for device in marked for claim in claims.get(device, ())}
+
+    async def _prepare(self, claim: ClaimReference) -> None:
+        """Prepare a claim until its devices are no longer marked."""
+        pace = self._pace(claim)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                answer = await self._queue.prepare_again(claim)
+                await asyncio.sleep(pace.backoff.next_seconds())
+                pace.used_at = loop.time()
+                if not self._responsible():
+                    return
+                if answer.reason in _FINAL and claim not in await self._outdated():
+                    return
+        finally:
+            self._working.discard(claim.uid)
+
+    def _pace(self, claim: ClaimReference) -> _Pace:
+        now = asyncio.get_running_loop().time()
+        others = self._working - {claim.uid}
+        self._paces = {
+            uid: pace
+            for uid, pace in self._paces.items()
+            if uid in others or now - pace.used_at < QUIET_SECONDS
+        }
+        first, limit = RETRY_SECONDS
+        new = _Pace(backoff=Backoff(first_seconds=first, limit_seconds=limit), used_at=now)
+        return self._paces.setdefault(claim.uid, new)

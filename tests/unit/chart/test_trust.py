@@ -1,0 +1,166 @@
+"""What the pods may do: their tokens, the rules of RBAC, and the nodes that they tolerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drakit_nodeplugin.config import MAX_BACKENDS, MAX_RESOURCES
+from tests.unit.chart.reading import pod_spec, the
+
+TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
+SERIAL = {"match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]}
+POLICIES = {"hostdev": {"policies": {"serial": SERIAL}}}
+
+WORKLOADS = [
+    pytest.param("DaemonSet", "drakit-nodeplugin", id="node-plugin"),
+    pytest.param("Deployment", "drakit-operator", id="operator"),
+    pytest.param("Job", "drakit-setup-crds", id="hook-of-definitions"),
+    pytest.param("Job", "drakit-setup-policies", id="hook-of-policies"),
+    pytest.param("Job", "drakit-setup-remove", id="hook-of-removal"),
+]
+
+
+# ------------------------------------------------------------ tokens
+
+
+@pytest.mark.parametrize(("kind", "name"), WORKLOADS)
+def test_a_token_lives_for_an_hour(render, kind, name):
+    spec = pod_spec(render(POLICIES), kind, name)
+    # Kubernetes would otherwise mount a token that the API server accepts for a year.
+    assert spec["automountServiceAccountToken"] is False
+    (volume,) = [volume for volume in spec["volumes"] if "projected" in volume]
+    token, ca, namespace = volume["projected"]["sources"]
+    assert token == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
+    assert ca == {
+        "configMap": {
+            "name": "kube-root-ca.crt",
+            "items": [{"key": "ca.crt", "path": "ca.crt"}],
+        }
+    }
+    (item,) = namespace["downwardAPI"]["items"]
+    assert item == {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    main = spec["containers"][0]
+    (mount,) = [each for each in main["volumeMounts"] if each["name"] == volume["name"]]
+    assert (mount["mountPath"], mount["readOnly"]) == (TOKENS, True)
+
+
+# ------------------------------------------------------------ RBAC
+
+
+def rights(objects: list[dict[str, Any]], name: str) -> set[tuple[str, str]]:
+    """Every resource and verb of a ClusterRole."""
+    rules = the(objects, "ClusterRole", name)["rules"]
+    return {
+        (resource, verb)
+        for rule in rules
+        for resource in rule.get("resources") or rule["nonResourceURLs"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_without_hostdev_nobody_reads_or_changes_its_policies(render):
+    without = render({"hostdev": {"enabled": False}, "simulated": {"enabled": True}})
+    for name in ("drakit-nodeplugin", "drakit-operator"):
+        assert any("hostdevicepolicies" in resource for resource, _ in rights(render(), name))
+        assert not any("hostdevicepolicies" in resource for resource, _ in rights(without, name))
+    # Only policies have DeviceClasses that the operator writes, and need the reports of nodes.
+    assert rights(render(), "drakit-operator") - rights(without, "drakit-operator") == {
+        *(("hostdevicepolicies", verb) for verb in ("get", "list", "watch")),
+        *(("nodedevicereports", verb) for verb in ("get", "list", "watch")),
+        ("hostdevicepolicies/status", "patch"),
+        *(("deviceclasses", verb) for verb in ("create", "patch", "delete")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "resources"),
+    [
+        pytest.param({}, {"customresourcedefinitions"}, id="definitions"),
+        pytest.param(
+            POLICIES, {"customresourcedefinitions", "hostdevicepolicies"}, id="definitions-policies"
+        ),
+        pytest.param(
+            {**POLICIES, "crds": {"enabled": False}}, {"hostdevicepolicies"}, id="policies"
+        ),
+    ],
+)
+def test_the_hooks_have_only_the_rights_that_they_need(render, values, resources):
+    assert {resource for resource, _ in rights(render(values), "drakit-setup")} == resources
+
+
+def test_a_release_without_operator_has_no_rights_of_an_operator(render):
+    objects = render({"operator": {"enabled": False}})
+    assert not [body for body in objects if "drakit-operator" in body["metadata"]["name"]]
+
+
+# ------------------------------------------------------------ tolerations
+
+NO_EXECUTE = {"operator": "Exists", "effect": "NoExecute"}
+
+
+def tolerated(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, [tolerated("amd.com/gpu"), tolerated("nvidia.com/gpu")], id="default"),
+        pytest.param(
+            {"deviceTaints": {"example.com/fpga": True, "amd.com/gpu": False}},
+            [tolerated("example.com/fpga"), tolerated("nvidia.com/gpu")],
+            id="a-key-more-and-a-key-less",
+        ),
+        pytest.param(
+            {"tolerations": [{"operator": "Exists"}]},
+            [tolerated("amd.com/gpu"), tolerated("nvidia.com/gpu"), {"operator": "Exists"}],
+            id="tolerations-are-added",
+        ),
+    ],
+)
+def test_the_plugin_tolerates_eviction_device_taints_and_what_an_admin_adds(
+    render, values, expected
+):
+    spec = pod_spec(render({"nodeplugin": values}), "DaemonSet", "drakit-nodeplugin")
+    first, *others = spec["tolerations"]
+    assert (first, others) == (NO_EXECUTE, expected)
+
+
+def test_the_plugin_does_not_run_on_nodes_that_others_reserve(render):
+    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
+    assert {"operator": "Exists"} not in spec["tolerations"]
+    assert all(each.get("key") for each in spec["tolerations"] if each["effect"] == "NoSchedule")
+
+
+# ------------------------------------------------------------ stops
+
+
+def test_the_grace_period_of_the_pod_is_longer_than_a_stop(render):
+    from drakit_nodeplugin.config import NodePluginConfig
+    from drakit_nodeplugin.endpoints.backend.connection import CLOSE_SECONDS as BACKEND
+    from drakit_nodeplugin.endpoints.python.driver_thread import CLOSE_SECONDS as PYTHON
+    from drakit_nodeplugin.kubelet.server import ANSWER_SECONDS, DRAIN_SECONDS
+
+    longest = NodePluginConfig.model_fields["drain_timeout"].metadata
+    (limit,) = [each.le.total_seconds() for each in longest if hasattr(each, "le")]
+    assert ANSWER_SECONDS <= DRAIN_SECONDS <= limit
+    # Cancelled work, answers and each of two sockets have a second.
+    needed = limit + 4 + max(BACKEND, PYTHON)
+    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
+    assert needed < spec["terminationGracePeriodSeconds"]
+
+
+# ------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "limit"),
+    [
+        pytest.param("backends", "allowed", MAX_BACKENDS, id="backends"),
+        pytest.param("devicePlugins", "plugins", MAX_RESOURCES, id="device-plugins"),
+    ],
+)
+def test_the_schema_has_the_limits_of_the_node_plugin(schema, section, key, limit):
+    assert schema["properties"][section]["properties"][key]["maxProperties"] == limit

@@ -1,0 +1,526 @@
+"""Devices that claims hold keep their hardware, whatever cables, the kernel and policies do."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from drakit import DriverError, Edits, HeldDevice
+from tests.fakes.hostdev import ONE, TWO, Rig, taints
+from tests.fakes.sysfs import policy
+
+TTY = policy("tty", "/dev/ttyUSB*")
+EVICTING = TTY | {"onVanish": "Evict"}
+
+RENUMBERED = "hostdev.drakit.dev/renumbered"
+SHARED = "hostdev.drakit.dev/shared"
+
+
+def number(edits: Edits) -> tuple[int | None, int | None]:
+    (node,) = edits.device_nodes
+    return node.major, node.minor
+
+
+SERIALS = pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param("A1", "B2", id="serial-numbers"),
+        pytest.param("A1", "A1", id="twins"),
+        pytest.param(None, None, id="no-serial-numbers"),
+    ],
+)
+
+
+# ------------------------------------------------------------ numbers
+
+
+@SERIALS
+async def test_another_adapter_with_the_number_of_a_held_one_is_not_published(host, first, second):
+    a = host.adapter("1", "ttyUSB0", serial=first)
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    assert number(await rig.prepare(held)) == (188, 0)
+    host.unplug(a)
+    host.adapter("2", "ttyUSB0", serial=second)
+    for _ in range(2):
+        inventory = await rig.scan()
+        assert inventory.devices == []
+        assert inventory.withdrawn == (), "it is unplugged"
+        (left_out,) = inventory.left_out
+        assert (left_out.device, left_out.reason) == ("/dev/ttyUSB0", "InUse")
+        assert "number 188:0, which claim default/one still holds" in left_out.message
+        assert "delete the pod" in left_out.message
+        rig.restart({"serial": TTY})
+    with pytest.raises(DriverError, match=r"cannot be allocated|no longer on node"):
+        await rig.prepare(held)
+    rig.holds.clear()
+    assert list((await rig.paths()).values()) == ["/dev/ttyUSB0"]
+
+
+async def test_a_container_keeps_a_former_number_until_its_claim_is_released(host):
+    a = host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("1", "ttyUSB1", serial="A1")
+    await rig.scan()
+    assert number(await rig.prepare(held)) == (188, 1)
+    host.adapter("2", "ttyUSB0", serial="B2")
+    assert list(await rig.paths()) == [held]
+    assert (await rig.left_out())["/dev/ttyUSB0"][0] == "InUse"
+    rig.holds.clear()
+    assert list((await rig.paths()).values()) == ["/dev/ttyUSB0", "/dev/ttyUSB1"]
+
+
+@SERIALS
+async def test_two_held_adapters_that_swap_numbers_are_tainted_and_prepared_again(
+    host, first, second
+):
+    plugged = [host.adapter("1.1", "ttyUSB0", serial=first)]
+    plugged += [host.adapter("1.2", "ttyUSB1", serial=second)]
+    rig = Rig(host, {"serial": EVICTING})
+    a, b = sorted((await rig.paths()).items(), key=lambda item: str(item[1]))
+    await rig.prepare(a[0], ONE)
+    await rig.prepare(b[0], TWO)
+    assert not any(each.prepare_again or each.taints for each in (await rig.devices()).values())
+    for each in plugged:
+        host.unplug(each)
+    assert (await rig.scan()).devices == []
+    host.adapter("1.2", "ttyUSB0", serial=second)
+    host.adapter("1.1", "ttyUSB1", serial=first)
+
+    found = await rig.devices()
+    assert found.keys() == {a[0], b[0]}
+    for name, claim in ((a[0], ONE), (b[0], TWO)):
+        assert found[name].prepare_again
+        assert taints(found[name]) == {RENUMBERED: "NoExecute"}
+        health = found[name].health
+        assert health is not None
+        assert health.status == "unhealthy"
+        assert f"containers of claim {claim} may still use the old number" in health.message
+    assert number(await rig.prepare(a[0], ONE)) == (188, 1)
+    assert number(await rig.prepare(b[0], TWO)) == (188, 0)
+
+    # The claims have the new numbers, and containers may have the old ones.
+    found = await rig.devices()
+    assert {name: each.prepare_again for name, each in found.items()} == {a[0]: False, b[0]: False}
+    assert all(taints(each) == {RENUMBERED: "NoExecute"} for each in found.values())
+    del rig.holds[a[0]]
+    assert list(await rig.devices()) == [b[0]], "its number may still be used by the other claim"
+    rig.holds.clear()
+    assert not any(each.taints for each in (await rig.devices()).values())
+
+
+async def test_only_a_policy_that_evicts_evicts_the_pods_of_a_renumbered_device(host):
+    a = host.adapter("1", "ttyUSB0")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("1", "ttyUSB1")
+    assert taints((await rig.devices())[held]) == {RENUMBERED: "NoSchedule"}
+
+
+async def test_a_number_that_returns_is_no_longer_outdated(host):
+    a = host.adapter("1", "ttyUSB0")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    again = host.adapter("1", "ttyUSB1")
+    assert (await rig.devices())[held].prepare_again
+    host.unplug(again)
+    host.adapter("1", "ttyUSB0")
+    device = (await rig.devices())[held]
+    assert (device.prepare_again, device.taints) == (False, ())
+
+
+async def test_free_copies_of_a_renumbered_device_can_be_claimed(host):
+    a = host.adapter("1", "ttyUSB0")
+    rig = Rig(host, {"serial": TTY | {"sharing": {"mode": "Users", "users": 2}}})
+    held, free = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("1", "ttyUSB1")
+    found = await rig.devices()
+    assert taints(found[held]) == {RENUMBERED: "NoSchedule"}
+    assert taints(found[free]) == {}
+    assert number(await rig.prepare(free, TWO)) == (188, 1)
+    host.adapter("2", "ttyUSB0")
+    assert {name: each.attributes["minor"] for name, each in (await rig.devices()).items()} == {
+        held: 1,
+        free: 1,
+    }
+
+
+async def test_after_a_reboot_claims_hold_hardware_and_no_numbers(host):
+    for port, serial in (("1", "A1"), ("2", "A1"), ("3", "C3")):
+        host.adapter(port, f"ttyUSB{port}", serial=serial)
+    rig = Rig(host, {"serial": EVICTING})
+    before = {each.attributes["usbPath"]: each.name for each in (await rig.scan()).devices}
+    held, twin, other = before.values()
+    await rig.prepare(held, ONE)
+    await rig.prepare(other, TWO)
+    for name, device in rig.holds.items():
+        nodes = tuple(replace(node, major=None, minor=None) for node in device.nodes)
+        rig.holds[name] = replace(device, nodes=nodes)
+    for port in "123":
+        host.unplug(host.sys / f"devices/pci0000:00/0000:00:14.0/usb1/1-{port}")
+    rig.restart({"serial": EVICTING})
+    host.adapter("2", "ttyUSB1", serial="A1")
+    host.adapter("1", "ttyUSB3", serial="A1")
+    host.adapter("3", "ttyUSB2", serial="C3")
+    found = {name: each for name, each in (await rig.devices()).items() if name != twin}
+    assert found.keys() >= {held, other}, "the free twin may have another name"
+    assert not any(each.taints or each.prepare_again for each in found.values())
+    assert number(await rig.prepare(held, ONE)) == (188, 3)
+
+
+@pytest.mark.looptime
+async def test_a_release_is_noticed_within_two_seconds(host, looptime):
+    a = host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("2", "ttyUSB0", serial="B2")
+    async with aclosing(rig.driver.devices()) as stream:
+        assert (await anext(stream)).devices == []
+        rig.holds.clear()
+        assert len((await anext(stream)).devices) == 1
+    assert looptime <= 2
+
+
+# ------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_a_twin_never_takes_the_name_of_a_held_device(host, restarts):
+    a = host.adapter("1", "ttyUSB0", serial="A1")
+    policies = {"serial": TTY}
+    rig = Rig(host, policies)
+    (held,) = await rig.paths()
+    assert held == "serial-0403-6001-a1-i0"
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("2", "ttyUSB1", serial="A1")
+    if restarts:
+        rig.restart(policies)
+    (twin,) = await rig.paths()
+    assert twin != held
+    with pytest.raises(DriverError, match=f"device {held} is no longer on node"):
+        await rig.prepare(held)
+    if restarts:
+        rig.restart(policies)
+    host.adapter("1", "ttyUSB0", serial="A1")
+    assert await rig.paths() == {held: "/dev/ttyUSB0", twin: "/dev/ttyUSB1"}
+    rig.holds.clear()
+    assert await rig.paths() == {held: "/dev/ttyUSB0", twin: "/dev/ttyUSB1"}
+
+
+async def test_held_twins_keep_their_names_over_a_restart(host):
+    """Without the other one, each twin would have the name without a hash."""
+    one = host.adapter("1", "ttyUSB0", serial="A1")
+    host.adapter("2", "ttyUSB1", serial="A1")
+    rig = Rig(host, {"serial": TTY})
+    before = await rig.paths()
+    for name, claim in zip(before, (ONE, TWO), strict=True):
+        await rig.prepare(name, claim)
+    host.unplug(one)
+    rig.restart({"serial": TTY})
+    left = {name: path for name, path in before.items() if path == "/dev/ttyUSB1"}
+    assert await rig.paths() == left
+    host.adapter("1", "ttyUSB0", serial="A1")
+    rig.restart({"serial": TTY})
+    assert await rig.paths() == before
+
+
+async def test_a_held_adapter_at_another_port_could_be_its_twin_until_the_claim_is_released(host):
+    a = host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("2", "ttyUSB1", serial="A1")
+    assert held not in await rig.paths()
+    rig.holds.clear()
+    rig.restart({"serial": TTY})
+    assert await rig.paths() == {held: "/dev/ttyUSB1"}
+
+
+async def test_claims_without_identities_hold_what_the_driver_published_under_the_name(host):
+    """As after an upgrade, or with a rebuilt checkpoint."""
+    a = host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    rig.holds[held] = HeldDevice(claims=(ONE,))
+    await rig.scan()
+    host.unplug(a)
+    host.adapter("2", "ttyUSB1", serial="A1")
+    for _ in range(2):
+        inventory = await rig.scan()
+        assert [device.name for device in inventory.devices] != [held]
+        assert inventory.withdrawn == ()
+    rig.apply({"renamed": TTY})
+    host.adapter("1", "ttyUSB0", serial="A1")
+    inventory = await rig.scan()
+    assert inventory.withdrawn == (held,)
+    assert [device.attributes["path"] for device in inventory.devices] == ["/dev/ttyUSB1"]
+
+
+async def test_a_device_of_which_nothing_is_known_is_withdrawn_and_never_evicted(host):
+    rig = Rig(host, {"serial": TTY})
+    rig.holds["serial-0403-6001-a1-i0"] = HeldDevice(claims=(ONE,))
+    assert (await rig.scan()).withdrawn == ("serial-0403-6001-a1-i0",)
+
+
+# ------------------------------------------------------------ policies
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"renamed": TTY}, id="renamed"),
+        pytest.param({"a": TTY, "b": EVICTING}, id="replaced-by-two"),
+        pytest.param(
+            {"serial": TTY | {"sharing": {"mode": "Users", "users": 2}}}, id="shared-by-users"
+        ),
+        pytest.param({"serial": TTY | {"group": "Unit"}}, id="grouped"),
+        pytest.param({"serial": policy("tty", "/dev/ttyACM*"), "b": TTY}, id="matches-others"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_a_held_device_is_never_free_under_a_second_name(host, changed, restarts):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    host.adapter("2", "ttyUSB1", serial="B2")
+    rig = Rig(host, {"serial": TTY})
+    held, other = await rig.paths()
+    await rig.prepare(held)
+    rig.restart(changed) if restarts else rig.apply(changed)
+    inventory = await rig.scan()
+    assert {each.attributes["path"] for each in inventory.devices} == {"/dev/ttyUSB1"}
+    assert other not in {each.name for each in inventory.devices}
+    assert inventory.withdrawn == (held,)
+    (left_out,) = inventory.left_out
+    assert (left_out.device, left_out.reason) == ("/dev/ttyUSB0", "InUse")
+    assert f"claim default/one holds it as device {held}" in left_out.message
+    rig.holds.clear()
+    inventory = await rig.scan()
+    assert {each.attributes["path"] for each in inventory.devices} == {
+        "/dev/ttyUSB0",
+        "/dev/ttyUSB1",
+    }
+    assert inventory.withdrawn == ()
+
+
+async def test_a_held_unit_is_not_free_as_nodes(host):
+    for index in range(2):
+        host.device(f"pci0000:00/0000:00:1f.3/sound/card0/controlC{index}", f"116:{index}",
+                    subsystem="sound", devname=f"snd/controlC{index}", node=True)  # fmt: skip
+    host.parent("pci0000:00/0000:00:1f.3", "pci")
+    spec = policy("sound", "/dev/snd/*")
+    rig = Rig(host, {"sound": spec | {"group": "Unit"}})
+    (held,) = await rig.devices()
+    await rig.prepare(held)
+    assert len(rig.holds[held].nodes) == 2
+    rig.apply({"sound": spec})
+    inventory = await rig.scan()
+    assert inventory.devices == []
+    assert inventory.withdrawn == (held,)
+    assert {each.device for each in inventory.left_out} == {
+        "/dev/snd/controlC0",
+        "/dev/snd/controlC1",
+    }
+
+
+async def test_an_older_policy_does_not_take_a_held_device(host):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"older": policy("tty", "/dev/none"), "serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    rig.restart({"older": TTY, "serial": TTY})
+    assert await rig.paths() == {held: "/dev/ttyUSB0"}
+    rig.holds.clear()
+    rig.restart({"older": TTY, "serial": TTY})
+    assert await rig.paths() == {"older-0403-6001-a1-i0": "/dev/ttyUSB0"}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("known", [False, True], ids=["unknown-hardware", "older-policy"])
+async def test_a_device_that_waits_for_a_claim_is_published_soon_after_its_release(
+    host, looptime, known
+):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    rig = Rig(host, {"older": policy("tty", "/dev/none"), "serial": TTY})
+    (held,) = await rig.paths()
+    if known:
+        await rig.prepare(held)
+        rig.apply({"older": TTY, "serial": TTY})
+    else:
+        rig.holds[held] = HeldDevice(claims=(ONE,))
+        host.adapter("2", "ttyUSB1", serial="A1")
+        rig.restart({"serial": TTY})
+    async with aclosing(rig.driver.devices()) as stream:
+        assert [each.name for each in (await anext(stream)).devices] == [held] * known
+        rig.holds.clear()
+        names = {each.name for each in (await anext(stream)).devices}
+    assert names == {"older-0403-6001-a1-i0"} if known else len(names) == 2
+    assert looptime <= 2
+
+
+async def test_fewer_users_leave_the_held_copies_and_no_free_ones(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.device("virtual/misc/fuse", "10:229", node=True)
+
+    def spec(users: int) -> dict[str, dict]:
+        sharing = {"mode": "Users", "users": users}
+        return {name: policy("misc", f"/dev/{name}", sharing=sharing) for name in ("kvm", "fuse")}
+
+    rig = Rig(host, spec(4))
+    await rig.scan()
+    await rig.prepare("kvm-1", ONE)
+    await rig.prepare("kvm-3", TWO)
+    rig.apply(spec(2))
+    inventory = await rig.scan()
+    assert {each.name for each in inventory.devices} == {"kvm-1", "fuse-0", "fuse-1"}
+    assert inventory.withdrawn == ("kvm-3",)
+    rig.apply(spec(8))
+    assert len(await rig.devices()) == 16, "more users leave every name as it is"
+
+
+async def test_a_device_with_capacity_is_tainted_while_a_claim_holds_one_of_its_copies(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.device("virtual/misc/fuse", "10:229", node=True)
+    spec = policy("misc", "/dev/kvm", "/dev/fuse")
+    rig = Rig(host, {"a": spec | {"sharing": {"mode": "Users", "users": 2}}})
+    await rig.scan()
+    await rig.prepare("a-kvm-1")
+    rig.apply({"a": spec | {"sharing": {"mode": "Capacity", "users": 2}}})
+    inventory = await rig.scan()
+    assert {each.name: taints(each) for each in inventory.devices} == {
+        "a-kvm": {SHARED: "NoSchedule"},
+        "a-fuse": {},
+    }
+    assert inventory.withdrawn == ()
+    fallback = {each.name: taints(each) for each in inventory.fallback or ()}
+    assert fallback == {"a-kvm-0": {}, "a-kvm-1": {}, "a-fuse-0": {}, "a-fuse-1": {}}
+
+
+async def test_labels_that_no_longer_match_withdraw_free_devices_and_keep_held_ones(host):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    host.adapter("2", "ttyUSB1", serial="B2")
+    rig = Rig(host, {"serial": EVICTING | {"nodeSelector": {"lab": "yes"}}})
+    rig.node.labels = {"lab": "yes"}
+    held, _ = await rig.paths()
+    await rig.prepare(held)
+    rig.node.labels = {}
+    for _ in range(2):
+        inventory = await rig.scan()
+        assert (inventory.devices, inventory.withdrawn) == ([], (held,))
+        rig.restart({"serial": EVICTING | {"nodeSelector": {"lab": "yes"}}})
+    rig.node.labels = {"lab": "yes"}
+    assert held in await rig.paths()
+
+
+async def test_a_held_device_that_the_host_uses_now_is_withdrawn(host):
+    for index in (0, 1):
+        host.block(f"virtual/block/zram{index}", f"253:{index}", node=True)
+    rig = Rig(host, {"zram": policy("block", "/dev/zram*", onVanish="Evict")})
+    await rig.scan()
+    await rig.prepare("zram-zram0")
+    host.mount("253:0", "/mnt", source="/dev/zram0")
+    inventory = await rig.scan()
+    assert [each.name for each in inventory.devices] == ["zram-zram1"]
+    assert inventory.withdrawn == ("zram-zram0",)
+    host.unplug(host.sys / "devices/virtual/block/zram0")
+    assert (await rig.scan()).withdrawn == (), "it is gone"
+
+
+# ------------------------------------------------------------ identities
+
+
+async def test_an_equal_node_beside_a_held_one_stays_free(host):
+    host.parent("platform/gpio", "platform")
+    for n in range(2):
+        host.device(f"platform/gpio/gpiochip{n}", f"254:{n}", subsystem="gpio", node=True)
+    rig = Rig(host, {"gpio": policy("gpio", "/dev/gpiochip*")})
+    before = await rig.paths()
+    held, free = before
+    await rig.prepare(held)
+    assert await rig.paths() == before
+    assert not any(each.taints for each in (await rig.devices()).values())
+    assert number(await rig.prepare(free, TWO)) == (254, 1)
+
+
+async def test_the_sensors_of_one_chip_have_different_identities(host):
+    chip = "platform/fe804000.i2c/i2c-1/1-006a"
+    host.parent("platform/fe804000.i2c", "platform")
+    host.parent(chip, "i2c")
+    for n, sensor in enumerate(("accel", "gyro")):
+        host.device(
+            f"{chip}/iio:device{n}", f"240:{n}", subsystem="iio", node=True, name=f"lsm_{sensor}"
+        )
+    rig = Rig(host, {"iio": policy("iio", "/dev/iio:device*")})
+    nodes = [(await rig.prepare(name)).device_nodes[0] for name in await rig.paths()]
+    assert [node.identity for node in nodes] == [
+        f"iio iio:device lsm_{sensor} iio:device-platform-fe804000.i2c-i2c-006a"
+        for sensor in ("accel", "gyro")
+    ]
+
+
+async def test_an_identity_does_not_depend_on_the_progress_of_udev(host):
+    """A held device would be free under another name until udev has processed it."""
+    a = host.adapter("1", "ttyUSB0")
+    host.udev_entry("c188:0", "E:ID_USB_SERIAL_SHORT=X9")
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(a)
+    host.adapter("1", "ttyUSB1")
+    assert await rig.paths() == {held: "/dev/ttyUSB1"}
+
+
+async def test_the_links_and_copies_of_a_device_have_one_identity_whatever_the_policy(host):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    host.udev_entry("c188:0", "S:serial/by-id/usb-a1")
+    rig = Rig(host, {"a": TTY | {"container": {"byIdLinks": True}}})
+    (name,) = await rig.paths()
+    nodes = (await rig.prepare(name)).device_nodes
+    assert [node.path for node in nodes] == ["/dev/ttyUSB0", "/dev/serial/by-id/usb-a1"]
+    identities = {node.identity for node in nodes}
+    rig = Rig(host, {"b": TTY | {"group": "Unit", "sharing": {"mode": "Users", "users": 2}}})
+    for name in await rig.paths():
+        identities |= {node.identity for node in (await rig.prepare(name)).device_nodes}
+    (identity,) = identities
+    assert identity == "tty ttyUSB 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:1-i0"
+
+
+async def test_the_nodes_of_a_camera_have_different_identities_that_do_not_have_their_numbers(host):
+    usb = "pci0000:00/0000:00:14.0/usb1/1-4"
+    host.adapter("4", "ttyUSB0", serial="A1")
+    for kernel, index in (("video7", "0"), ("video3", "1")):
+        host.device(f"{usb}/1-4:1.0/video4linux/{kernel}", f"81:{kernel[5:]}",
+                    subsystem="video4linux", index=index, node=True)  # fmt: skip
+    rig = Rig(host, {"camera": policy("video4linux", "/dev/video*", group="Unit")})
+    (name,) = await rig.devices()
+    nodes = (await rig.prepare(name)).device_nodes
+    assert {node.path: node.identity for node in nodes} == {
+        "/dev/video3": "video4linux video 1 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:4-i0",
+        "/dev/video7": "video4linux video 0 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:4-i0",
+    }
+
+
+async def test_an_identity_has_at_most_256_printable_characters_and_tells_long_ones_apart(host):
+    for index in range(2):
+        host.adapter(str(index), f"ttyUSB{index}", serial="\x1bx" * 150 + str(index))
+    rig = Rig(host, {"serial": TTY})
+    identities = {
+        (await rig.prepare(name, claim)).device_nodes[0].identity or ""
+        for name, claim in zip(await rig.paths(), (ONE, TWO), strict=True)
+    }
+    assert len(identities) == 2
+    assert all(each.isprintable() and len(each) <= 256 for each in identities)
+    assert all(each.startswith("tty ") for each in identities)
