@@ -16,6 +16,8 @@ from e2e.foreign import (
     BLINKERS,
     BLINKERS_DIRECTORY,
     GREEDY_BACKEND,
+    LOCAL,
+    PLUGINS,
     STOP_GRACE_SECONDS,
     THIEF_BACKEND,
     Yard,
@@ -197,7 +199,7 @@ def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
     yard.wait_untainted(BLINKERS)
     assert yard.published(BLINKERS) == before
 
-    with written(yard.cluster):
+    with written(yard.cluster, BLINKERS, LOCAL, PLUGINS):
         yard.kill_plugin()
         with_blinker(yard, "next")
         yard.wait_phase("next", "Running")

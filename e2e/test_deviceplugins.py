@@ -17,6 +17,7 @@ import pytest
 
 from e2e.cluster.api import Capability
 from e2e.foreign import (
+    BLINKERS,
     BLINKERS_DIRECTORY,
     CLASH,
     COUNT,
@@ -27,6 +28,7 @@ from e2e.foreign import (
     FUSE_DEVICES,
     GREEDY,
     KUBELETS,
+    LOCAL,
     MOVED,
     NODES_SET,
     OURS,
@@ -232,7 +234,7 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     started = [restarts(yard.program(name)) for name in programs]
     watched = yard.calls(SAMPLE_SET, "ListAndWatch")
     registered = yard.logged(NVIDIA_SET, REGISTERED)
-    with written(yard.cluster):
+    with written(yard.cluster, BLINKERS, LOCAL, PLUGINS):
         yard.kill_plugin()
         # NVIDIA's watches the directory, and sees the new kubelet.sock.
         wait_for(

@@ -98,12 +98,12 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     stage.wait_phase("user", "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
     before = published(stage, LAMPS)
-    with written(stage.cluster, updates=2):
+    with written(stage.cluster, LAMPS, HORNS, updates=2):
         stop(stage.lamps)
         stopped_at = stop(stage.horns)
         wait_stopped(stage, LAMPS)
         wait_stopped(stage, HORNS)
-    with written(stage.cluster):
+    with written(stage.cluster, LAMPS, HORNS):
         with_lamp(stage, "plain", 1)
         with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
         stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
@@ -111,17 +111,17 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         ((status, message),) = stage.device_health("user")
         assert status == "Unknown"
         assert REASON in message
-    with written(stage.cluster, updates=1):
+    with written(stage.cluster, LAMPS, HORNS, updates=1):
         stage.lamps.stock()
         wait_untainted(stage, LAMPS)
 
-    with written(stage.cluster, deletes=1):
+    with written(stage.cluster, LAMPS, HORNS, deletes=1):
         wait_for("the horns' slice to be deleted", lambda: not published(stage, HORNS))
         seconds = time.monotonic() - stopped_at
     print(f"the slice was deleted {seconds:.1f} s after the stop")
     assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
     wait_for("the endpoint to be forgotten", lambda: stored(stage, HORNS) is None)
-    with written(stage.cluster, creates=1):
+    with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.horns.stock()
         wait_for("the slice to be back", lambda: published(stage, HORNS))
     assert taints(stage.cluster, HORNS) == {}
@@ -239,12 +239,12 @@ def cut(stage: Stage) -> Generator[None]:
 @pytest.mark.slow
 @pytest.mark.needs(Capability.CUT)
 def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finished(stage):
-    with written(stage.cluster, updates=2):
+    with written(stage.cluster, LAMPS, HORNS, updates=2):
         stopped_at = stop(stage.lamps)
         stop(stage.horns)
         wait_stopped(stage, LAMPS)
         wait_stopped(stage, HORNS)
-    with written(stage.cluster):
+    with written(stage.cluster, LAMPS, HORNS):
         before = taints(stage.cluster, LAMPS)
         stage.kill_plugin(until_ready=False)
     assert taints(stage.cluster, LAMPS) == before
@@ -253,7 +253,7 @@ def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finishe
         endpoint = stored(stage, LAMPS)
         return endpoint is not None and endpoint["removing"]
 
-    with written(stage.cluster, updates=1, deletes=1, seconds=60):
+    with written(stage.cluster, LAMPS, HORNS, updates=1, deletes=1, seconds=60):
         stage.horns.stock()
         wait_untainted(stage, HORNS)
         with cut(stage):
@@ -266,7 +266,7 @@ def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finishe
     assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
     begun = [line for line in stage.log() if "was unavailable for too long" in line["msg"]]
     assert len(begun) == 1, "the removal was begun before the restart, and not again"
-    with written(stage.cluster, creates=1):
+    with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.lamps.stock()
         wait_for("the slice to be back", lambda: published(stage, LAMPS))
 
@@ -333,7 +333,7 @@ def metric(stage: Stage, name: str) -> dict[str, float]:
 )
 def test_a_driver_that_blocks_holds_up_its_own_pods_alone(stage, seconds):
     before = published(stage, LAMPS)
-    with neighbours_unharmed(stage), written(stage.cluster):
+    with neighbours_unharmed(stage), written(stage.cluster, LAMPS, HORNS):
         stage.lamps.block(seconds)
         wait_for("the driver to block", stage.lamps.commanded, period=0.05)
         count = 0

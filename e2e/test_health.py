@@ -78,7 +78,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")
     wait_health(stage, "user", *HEALTHY)
-    with written(stage.cluster, updates=1):
+    with written(stage.cluster, LAMPS, updates=1):
         lamps(stage, lamp_0=unwell("it flickers"), lamp_1=unwell("it is dim"))
         tainted = wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})
     wait_health(stage, "user", ("Unhealthy", "it flickers"))
@@ -86,7 +86,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     stage.refused("waiting")
     assert stage.phase("user") == "Running"
 
-    with written(stage.cluster):  # it flaps: nothing is written, and nothing starts again
+    with written(stage.cluster, LAMPS):  # it flaps: nothing is written, and nothing starts again
         lamps(stage, lamp_1=unwell("it is dim"))
         holds_for(
             "lamp-0 is tainted",
@@ -96,7 +96,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
         lamps(stage, lamp_0=unwell("it flickers again"), lamp_1=unwell("it is dim"))
         wait_health(stage, "user", ("Unhealthy", "it flickers again"))
         assert taints(stage.cluster, LAMPS) == tainted
-    with written(stage.cluster, updates=1):
+    with written(stage.cluster, LAMPS, updates=1):
         lamps(stage)
         wait_taints(stage)
     wait_health(stage, "user", *HEALTHY)
@@ -110,7 +110,7 @@ def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stag
     stage.wait_phase("user", "Running")
     stage.wait_phase("tolerant", "Running")
     broken = unwell("its glass is broken", evict_pods=True)
-    with written(stage.cluster, updates=2):
+    with written(stage.cluster, LAMPS, updates=2):
         lamps(stage, lamp_0=broken, lamp_1=broken)
         wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})
         both = {UNHEALTHY, EVICTING}
@@ -124,7 +124,7 @@ def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stag
     assert stage.phase("tolerant") == "Running"
     assert stage.device_health("tolerant") == [("Unhealthy", "its glass is broken")]
 
-    with written(stage.cluster, updates=1):
+    with written(stage.cluster, LAMPS, updates=1):
         lamps(stage)
         wait_taints(stage)
     with_lamp(stage, "next", 0)
@@ -147,7 +147,7 @@ def test_over_a_restart_of_the_plugin_taints_stay_as_they_are_and_the_kubelet_is
     lamps(stage, lamp_0=unwell("it flickers"))
     tainted = wait_taints(stage, lamp_0={UNHEALTHY})
     wait_health(stage, "user", ("Unhealthy", "it flickers"))
-    with written(stage.cluster):
+    with written(stage.cluster, LAMPS):
         with stage.without_plugin():
             wait_for(
                 "the kubelet to know nothing of devices",

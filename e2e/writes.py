@@ -1,19 +1,20 @@
 """
-Writes of ResourceSlices, as the API server counts them.
+Writes of ResourceSlices.
 
-Dry runs are no writes. The counters are of all clients; a test that compares two readings has to be
-the only one that causes writes meanwhile. It must not know who writes, or why.
+The API server's counters know every write that succeeded, of all clients; a test that reads them
+must be the only one that causes writes meanwhile. Where other drivers can write, the slices of the
+test's drivers are compared. Dry runs are no writes. It must not know why something is written.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import Cluster, ClusterError
 from e2e.kit import holds_for, wait_for
 
 __all__ = ("SliceWrites", "slice_writes", "written")
@@ -44,7 +45,7 @@ class SliceWrites:
 
 
 def slice_writes(cluster: Cluster) -> SliceWrites:
-    """Read the counters."""
+    """Read the API server's counters."""
     counts = {"creates": 0, "updates": 0, "deletes": 0}
     for line in _LINE.finditer(cluster.kubectl("get", "--raw", "/metrics").stdout):
         labels = dict(_LABEL.findall(line["labels"]))
@@ -58,27 +59,65 @@ def slice_writes(cluster: Cluster) -> SliceWrites:
 
 @contextmanager
 def written(
-    cluster: Cluster, *, creates: int = 0, updates: int = 0, deletes: int = 0, seconds: float = 30
+    cluster: Cluster,
+    *drivers: str,
+    creates: int = 0,
+    updates: int = 0,
+    deletes: int = 0,
+    seconds: float = 30,
 ) -> Generator[None]:
-    """Check the number of writes that the block causes, at its end or within some seconds after
-    it. Late writes of an earlier test, such as those after a reboot, are waited for first."""
+    """
+    Check the number of writes that the block causes, at its end or within some seconds after it.
+
+    With drivers, only their slices count: other drivers, and the kubelet for them, can write
+    meanwhile, for example 30 s after an earlier test has killed a node plugin. Without, the API
+    server's counters decide. Late writes of an earlier test are waited for first.
+    """
     expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
-    before = _settled(cluster)
+    count = wait_for("the writes of slices to end", lambda: _after_quiet(cluster, drivers))
+    assert count is not None
     yield
-    what = f"the API server to have counted {expected}"
-    wait_for(what, lambda: slice_writes(cluster) - before == expected, seconds=seconds)
-    holds_for(what, lambda: slice_writes(cluster) - before == expected, seconds=QUIET_SECONDS)
+    found: list[SliceWrites] = []
+
+    def as_expected() -> bool:
+        found[:] = [count()]
+        return found == [expected]
+
+    try:
+        wait_for("the expected writes", as_expected, seconds=seconds)
+        holds_for("the expected writes", as_expected, seconds=QUIET_SECONDS)
+    except (AssertionError, ClusterError) as error:
+        raise AssertionError(f"expected {expected}, but counted {found}") from error
 
 
-def _settled(cluster: Cluster) -> SliceWrites:
-    """Return the counters once nothing has been written for the quiet time."""
-    last = slice_writes(cluster)
-
-    def unchanged() -> bool:
-        nonlocal last
-        before, last = last, slice_writes(cluster)
-        return before == last
-
+def _after_quiet(cluster: Cluster, drivers: Collection[str]) -> Callable[[], SliceWrites] | None:
+    """Return a count that begins now, unless something is written in the quiet time."""
+    count = _count(cluster, drivers)
     time.sleep(QUIET_SECONDS)
-    wait_for("the writes of slices to end", unchanged, period=QUIET_SECONDS)
-    return last
+    return count if count() == SliceWrites() else None
+
+
+def _count(cluster: Cluster, drivers: Collection[str]) -> Callable[[], SliceWrites]:
+    if not drivers:
+        before = slice_writes(cluster)
+        return lambda: slice_writes(cluster) - before
+    earlier = _generations(cluster, drivers)
+    return lambda: _between(earlier, _generations(cluster, drivers))
+
+
+def _generations(cluster: Cluster, drivers: Collection[str]) -> Mapping[str, int]:
+    """Return the generation of each slice of some drivers, by UID."""
+    return {
+        body["metadata"]["uid"]: body["metadata"]["generation"]
+        for body in cluster.get("resourceslices")["items"]
+        if body["spec"]["driver"] in drivers
+    }
+
+
+def _between(earlier: Mapping[str, int], later: Mapping[str, int]) -> SliceWrites:
+    return SliceWrites(
+        creates=len(later.keys() - earlier.keys()),
+        # The API server gives a new slice generation 1.
+        updates=sum(number - earlier.get(uid, 1) for uid, number in later.items()),
+        deletes=len(earlier.keys() - later.keys()),
+    )
