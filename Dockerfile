@@ -1,28 +1,27 @@
-# Two images from one file: the node plugin and the operator (targets `nodeplugin`, `operator`).
+# Builds two images: the node plugin and the operator (targets `nodeplugin` and `operator`).
 #
-# The build needs no network: all that is installed lies in the build context, which
-# `python -m e2e.images context DIR` makes (wheels by the hashes of requirements/, our own wheel, and pip
-# to install them). So any base with Python 3.13 will do: a public one, or one made on the spot. To pin
-# a public one, build with its digest: --build-arg BASE=python:3.13-slim@sha256:...
+# `make image-context` writes the build context. It contains all packages as wheels, with the hashes
+# of requirements/, and pip. The build downloads only the base image, which needs Python 3.13 and
+# glibc. To pin the base image, pass its digest: --build-arg BASE=python:3.13-slim@sha256:...
 
 ARG BASE=python:3.13-slim
 
 
 FROM ${BASE} AS python
-# A folder of the working directory must never shadow a module; logs must not wait in a buffer.
+# The working directory must not shadow modules, and logs must not be buffered.
 ENV PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 RUN python3 -m venv --without-pip /opt/drakit
-# For people: `kubectl exec … -- drakit node checkpoint show`. Behind what the base has, so that
-# `python3` stays the one that the next lines mean.
+# For `kubectl exec ... -- drakit node checkpoint show`. The directory comes last on the PATH, so
+# that `python3` is still the base image's interpreter.
 ENV PATH="${PATH}:/opt/drakit/bin"
 
 
 FROM python AS nodeplugin
-# Some builders do not look into mounts: a digest given here lets them notice new wheels.
+# Some builders do not include bind mounts in the cache key. A digest in this argument does.
 ARG DEPENDENCIES=""
-# Compiled here because the containers' root is read-only (compiling at each start costs more than
-# a second), and "unchecked" because the files' times do not survive every builder. Not compiled are
-# the client's many models: drakit uses none of them.
+# The modules are compiled here, because the containers' file system is read-only and compilation at
+# each start takes more than a second. "unchecked", because some builders change the files' times.
+# The client's models are not compiled, because drakit does not use them.
 RUN --mount=type=bind,source=pip,target=/build/pip \
     --mount=type=bind,source=nodeplugin,target=/build/wheels \
     : "${DEPENDENCIES}" \
@@ -39,7 +38,8 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
         --no-index --no-deps /build/wheels/drakit-*.whl \
     && python3 -m compileall -q --invalidation-mode=unchecked-hash \
         /opt/drakit/lib/python3.*/site-packages/drakit*/
-# It stays root: the kubelet's directories and sockets are root's. The chart drops all capabilities.
+# The node plugin runs as root, because root owns the kubelet's directories and sockets. The chart
+# drops all capabilities.
 ENTRYPOINT ["/opt/drakit/bin/drakit-nodeplugin"]
 
 
@@ -61,12 +61,12 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
         --no-index --no-deps /build/wheels/drakit-*.whl \
     && python3 -m compileall -q --invalidation-mode=unchecked-hash \
         /opt/drakit/lib/python3.*/site-packages/drakit*/
-# Kubernetes' own CEL compiler as a program: it evaluates the selectors of claims and classes.
+# A program with Kubernetes' CEL compiler, which evaluates the selectors of claims and classes.
 ARG CEL=""
 RUN --mount=type=bind,source=cel,target=/build/cel \
     : "${CEL}" && install -m 0755 /build/cel/drakit-cel /opt/drakit/bin/drakit-cel
 ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel
-# Kopf asks for the user's name, and no passwd file knows this user.
+# Kopf reads the user's name, and this user has no entry in the passwd file.
 ENV USER=drakit
 USER 65532:65532
 ENTRYPOINT ["/opt/drakit/bin/drakit-operator"]

@@ -1,4 +1,4 @@
-# One door for everything: `make help`. CI runs `make test`, and so should you.
+# `make help` lists the targets. CI runs `make test`: run it before you push.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# kind where Docker answers, else local; CLUSTER=local|kind decides by hand.
+# kind if a Docker engine answers, otherwise local. CLUSTER=local or CLUSTER=kind selects one.
 export CLUSTER ?= auto
 # Nothing directly below the repository may shadow the standard library (operator/ would).
 export PYTHONSAFEPATH := 1
@@ -17,8 +17,8 @@ PACKAGES := drakit nodeplugin operator
 PY := $(PACKAGES) proto tests e2e bench tools
 
 .PHONY: help
-help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 # ---------------------------------------------------------------- set-up
 
@@ -30,12 +30,12 @@ $(VENV)/.done: requirements/dev.txt pyproject.toml
 	touch $@
 
 .PHONY: venv
-venv: $(VENV)/.done ## the development environment, from pinned requirements
+venv: $(VENV)/.done ## create the development environment from pinned requirements
 
 DEBIAN_PACKAGES := python3-venv mount util-linux runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static gcc libc6-dev
 
 .PHONY: deps
-deps: ## the Debian packages that a new machine lacks (root)
+deps: ## install the missing Debian packages (needs root)
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ]; then echo "these Debian packages are missing:" $$missing "- run 'make deps' as root" >&2; exit 1; fi; \
@@ -45,12 +45,12 @@ deps: ## the Debian packages that a new machine lacks (root)
 # ---------------------------------------------------------------- checks without a cluster
 
 .PHONY: format
-format: venv ## let ruff write the code's form
+format: venv ## format the code with ruff
 	$(BIN)/ruff format $(PY)
 	$(BIN)/ruff check --fix $(PY)
 
 .PHONY: lint
-lint: venv ## form, lint, types and the arrows of the design
+lint: venv ## check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/ruff check $(PY)
 	$(BIN)/lint-imports --no-cache
@@ -61,11 +61,11 @@ lint: venv ## form, lint, types and the arrows of the design
 	@test -z "$$(ls operator/*.py 2>/dev/null)" || { echo "operator/ holds a module: it shadows the standard library" >&2; exit 1; }
 
 .PHONY: proto
-proto: venv ## regenerate the stubs of proto/
+proto: venv ## generate the gRPC stubs from proto/
 	$(BIN)/python tools/generate_proto.py
 
 .PHONY: check-generated
-check-generated: venv ## generated files equal the committed ones
+check-generated: venv ## check that generated files are up to date
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.reference --check
@@ -89,15 +89,15 @@ pictures-record: venv ## record the terminal pictures (needs cluster-up and clus
 	$(BIN)/python -m tools.pictures
 
 .PHONY: check-proto
-check-proto: venv ## nothing of drakit.backend.v1 is changed or removed
+check-proto: venv ## check that nothing in drakit.backend.v1 is changed or removed
 	$(BIN)/python -m tools.contract
 
 .PHONY: proto-baseline
-proto-baseline: venv ## what was added to drakit.backend.v1 is kept from now on
+proto-baseline: venv ## record additions to drakit.backend.v1 in the baseline of check-proto
 	$(BIN)/python -m tools.contract --update
 
 .PHONY: check-go
-check-go: ## the programs in Go (example backend, CEL helper): form, vet and unit tests
+check-go: ## check the Go programs (example backend, CEL helper): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
 	for folder in examples/backend operator/cel; do \
 		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
@@ -105,14 +105,14 @@ check-go: ## the programs in Go (example backend, CEL helper): form, vet and uni
 	done
 
 .PHONY: unit
-unit: venv ## unit tests, one process a core
+unit: venv ## run the unit tests, one process per core
 	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadgroup
 
 .PHONY: check
-check: lint check-generated check-proto check-go unit ## everything that needs no cluster
+check: lint check-generated check-proto check-go unit ## run all checks that need no cluster
 
 .PHONY: requirements
-requirements: venv ## pin the requirements anew
+requirements: venv ## update the pinned requirements
 	$(UV_COMPILE) --extra nodeplugin -o requirements/nodeplugin.txt pyproject.toml
 	echo pip | $(UV_COMPILE) -o requirements/image.txt -
 	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
@@ -122,7 +122,7 @@ requirements: venv ## pin the requirements anew
 
 # ---------------------------------------------------------------- documentation
 
-# The site has an environment of its own: it needs nothing of drakit, and its pins stay apart.
+# The site has a separate environment, because it does not need drakit's requirements.
 DOCS := .venv-docs
 
 $(DOCS)/.done: requirements/docs.txt
@@ -132,15 +132,15 @@ $(DOCS)/.done: requirements/docs.txt
 	touch $@
 
 .PHONY: docs
-docs: $(DOCS)/.done ## build the site in build/docs/site, and check it (DRAFT=--draft: some pages are not written yet)
+docs: $(DOCS)/.done ## build the site in build/docs/site, and check it (DRAFT=--draft allows links to missing pages)
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build $(DRAFT)
 
 .PHONY: docs-serve
-docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, rebuilt as you write
+docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, and rebuild it after each change
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site serve $(ARGS)
 
 .PHONY: docs-check-browser
-docs-check-browser: docs ## look at every page in Chromium, at two widths, in light and dark
+docs-check-browser: docs ## load every page in Chromium, at two widths, in light and dark mode
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.browser $(ARGS)
 
 .PHONY: docs-publish
@@ -157,23 +157,23 @@ docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX
 # ---------------------------------------------------------------- clusters
 
 .PHONY: cluster-programs
-cluster-programs: deps venv ## build the programs of a cluster: minutes on a new machine
+cluster-programs: deps venv ## build the programs of the clusters (minutes on a new machine)
 	$(BIN)/python -m e2e.cluster prepare
 
 .PHONY: cluster-up
-cluster-up: deps venv ## a real cluster: kind where Docker is, else a local one (root)
+cluster-up: deps venv ## start a cluster: kind if a Docker engine answers, otherwise a local one (root)
 	$(BIN)/python -m e2e.cluster up
 
 .PHONY: cluster-down
-cluster-down: venv ## stop it and leave nothing behind
+cluster-down: venv ## stop the cluster, and remove its files
 	$(BIN)/python -m e2e.cluster down
 
 .PHONY: kubectl
-kubectl: venv ## make kubectl ARGS="get pods -A"
+kubectl: venv ## run kubectl against the cluster: make kubectl ARGS="get pods -A"
 	@$(BIN)/python -m e2e.cluster kubectl -- $(ARGS)
 
 .PHONY: cluster-env
-cluster-env: venv ## eval "$(make -s cluster-env)": kubectl and helm of this shell use the cluster
+cluster-env: venv ## eval "$(make -s cluster-env)": use the cluster with kubectl, kubectl drakit and helm
 	@$(BIN)/python -m e2e.cluster env
 
 .PHONY: cluster-images
@@ -185,74 +185,74 @@ images: deps venv ## build the images that the cluster runs
 	$(BIN)/python -m e2e.images
 
 .PHONY: driver-image
-driver-image: deps venv ## build the image IMAGE of the driver in FOLDER, and give it to the cluster's nodes
+driver-image: deps venv ## build the image IMAGE of the driver in FOLDER, and load it into the cluster
 	@test -n "$(IMAGE)" && test -n "$(FOLDER)" || { echo "name both: make driver-image IMAGE=localhost/lamps-nodeplugin:0.1.0 FOLDER=../lamps" >&2; exit 1; }
 	archive=$$($(BIN)/python -m e2e.images driver "$(IMAGE)" "$(FOLDER)") && $(BIN)/python -m e2e.cluster load-image --image "$(IMAGE)" "$$archive"
 
 .PHONY: kind-up
-kind-up: deps venv ## a private Docker engine for CLUSTER=kind, where none is installed (root)
+kind-up: deps venv ## start a private Docker engine for CLUSTER=kind (needs root)
 	$(BIN)/python -m e2e.cluster.kind up
 
 .PHONY: kind-down
-kind-down: venv ## end it, restore this machine and print what differs from before
+kind-down: venv ## stop the private Docker engine, and restore the state of the machine
 	$(BIN)/python -m e2e.cluster.kind down
 
 .PHONY: kind-image
-kind-image: deps venv ## build kind's node image from Debian's packages and Go's modules (root)
+kind-image: deps venv ## build kind's node image from Debian packages and Go modules (needs root)
 	$(BIN)/python -m e2e.cluster.kind.image
 
 .PHONY: image-context
-image-context: venv ## what `docker build` needs, in build/image
+image-context: venv ## write the context of `docker build` to build/image
 	$(BIN)/python -m e2e.images context build/image
 
 .PHONY: demo
-demo: deps venv ## everything at once: cluster, images, helm install, a pod with a device
+demo: deps venv ## start a cluster, build the images, install the chart, run a pod with a device
 	$(BIN)/python -m e2e.demo
 
 # ---------------------------------------------------------------- releases
 
 .PHONY: krew
-krew: venv ## archives and manifest of the krew plugin in build/krew (Go; URL= where the archives will be)
+krew: venv ## write archives and manifest of the krew plugin to build/krew (Go; URL= of the archives)
 	@test -n "$(URL)" || { echo "name the folder of the archives: make krew URL=https://example.com/v0.1.0" >&2; exit 1; }
 	$(BIN)/python -m tools.krew --url "$(URL)" $(ARGS)
 
 # ---------------------------------------------------------------- tests
 
 .PHONY: crash-matrix
-crash-matrix: venv ## the node plugin killed at each of its steps, and what is left
+crash-matrix: venv ## kill the node plugin at each of its steps, and check what remains
 	$(BIN)/python -W error -m tests.crash
 
 .PHONY: conformance
-conformance: venv ## the conformance kit over every driver that ships (Go for the example backend)
+conformance: venv ## run the conformance kit on every included driver (Go for the example backend)
 	$(BIN)/python -W error -m tests.conformance $(ARGS)
 
 .PHONY: oracle
-oracle: venv ## random worlds: explanations against the scheduler's allocator (Go; ARGS="--worlds 1000")
+oracle: venv ## compare explanations of random clusters with the scheduler's allocator (Go; ARGS="--worlds 1000")
 	$(BIN)/python -W error -m tests.oracle $(ARGS)
 
-# Programs and images are built before the tests, whose time limits do not include that.
+# Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
-e2e: cluster-programs images ## the tests on a real cluster (FEATURES=claims,explain: those of these features)
+e2e: cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
 	$(BIN)/pytest e2e -m "e2e and not slow" $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
-e2e-docs: cluster-programs images ## every command of the documentation, on a real cluster
+e2e-docs: cluster-programs images ## run the commands of the tested pages on a real cluster
 	$(BIN)/pytest e2e/pages -m "e2e and not slow"
 
 .PHONY: e2e-some
-e2e-some: demo ## demo, devices, claims and faults: what `CLUSTER=kind make test` runs
+e2e-some: demo ## run the demo and the tests of devices, claims and faults, as `CLUSTER=kind make test` does
 	$(BIN)/python -m e2e.cluster down
 	$(BIN)/pytest e2e/test_devices.py e2e/test_claims.py e2e/test_faults.py -m "e2e and not slow"
 
 .PHONY: conformance-quick
-conformance-quick: venv ## the same over one driver of each kind
+conformance-quick: venv ## run the conformance kit on one driver of each kind
 	$(BIN)/python -W error -m tests.conformance --quick
 
 .PHONY: test
-test: cluster-programs check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## all that CI runs
+test: cluster-programs check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## run all checks and tests that CI runs
 
 .PHONY: test-all
-test-all: cluster-programs images check conformance crash-matrix ## also the tests that wait out kubelet periods, and all on kind
+test-all: cluster-programs images check conformance crash-matrix ## run also the slow tests, and all tests on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
@@ -266,5 +266,5 @@ bench-operator: deps venv ## measure the operator and kubectl drakit in a large 
 	$(BIN)/python -m bench --only operator $(ARGS)
 
 .PHONY: clean
-clean: ## remove what the targets above made in this folder
+clean: ## remove the files that these targets create in this folder
 	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,16 +1,17 @@
 """
-`make demo`: the whole path, from nothing to a pod that uses a device of its node.
+`make demo`: from no cluster to a pod that uses a device of its node.
 
-A cluster, the images, `helm install`, one of `examples/`; then it shows the allocation and the
-container's output. The cluster stays.
+It starts a cluster, builds the images, installs the chart, and runs a pod of `examples/`. Then it
+prints the allocation and the container's output. The cluster keeps running.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,16 @@ from e2e.cluster.api import Cluster, ClusterError, Options, wait_until
 from e2e.cluster.choice import cluster as this_cluster
 from e2e.images import ImageError, build_images
 from e2e.images.testimage import NAME as TEST_IMAGE
-from e2e.release import NAMESPACE, install
+from e2e.release import CHART, DRAKIT, NAMESPACE, VALUES, cluster_values, install
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLES = REPOSITORY / "examples"
+DEMO_VALUES = REPOSITORY / "build" / "demo-values.yaml"
+"""The values of the release that `values.yaml` does not have."""
+
 DEMO_NAMESPACE = "drakit-demo"
 STAY = " && echo done && exec sleep 86400"
-"""A pod that has ended gives its claim back, and there would be no device to show."""
+"""Keeps the pod running: the claim of a terminated pod has no device to show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class Example:
         return {"hostdev": {"policies": {self.name: {"enabled": True}}}}
 
     def objects(self) -> list[dict[str, Any]]:
-        """The example from its file, but with an image that needs no pull."""
+        """The example from its file, with an image that the node already has."""
         objects = list(yaml.safe_load_all(self.file.read_text()))
         for body in objects:
             for container in body["spec"].get("containers", []):
@@ -94,34 +99,44 @@ def main() -> None:
     steps = Steps(5)
     try:
         cluster = this_cluster()
-        with steps.step(f"a Kubernetes cluster ({cluster.provider})"):
+        with steps.step(f"a Kubernetes cluster (CLUSTER={cluster.provider})"):
             cluster.start(Options(kept=True))
-        with steps.step("images of node plugin and operator, and of a test pod"):
+        with steps.step("the images of the node plugin, the operator and a test pod"):
             archives = build_images(lambda text: print(f"      {text}", flush=True))
             for archive in archives:
                 cluster.load_image(archive)
         example = _choose(cluster)
-        policy = f"hostdev.policies.{example.name}.enabled=true"
-        with steps.step(
-            f"helm upgrade --install drakit charts/drakit -n {NAMESPACE} --set {policy}"
-        ):
-            build = "_".join(archive.parent.name for archive in archives)
-            install(cluster, values=example.values(), build=build)
-        with steps.step(f"a pod that asks for {example.device} (examples/{example.file.name})"):
+        build = "_".join(archive.parent.name for archive in archives)
+        values = {**cluster_values(cluster, build), **example.values()}
+        with steps.step(helm_command(values)):
+            install(cluster, values=values, build=build)
+        with steps.step(f"a pod that requests {example.device} (examples/{example.file.name})"):
             _run(cluster, example)
-        with steps.step("what became of it"):
+        with steps.step("the allocated device, and the output of the container"):
             _show(cluster, example)
     except (ClusterError, ImageError) as error:
         sys.exit(f"\nmake demo: {error}")
-    print(f"\nDone in {steps.total_seconds():.0f} s. The cluster stays. To look around:")
+    print(f"\nDone in {steps.total_seconds():.0f} s. To inspect the cluster, run:")
+    print(f"  export CLUSTER={cluster.provider}")
+    print('  eval "$(make -s cluster-env)"')
     for arguments in (
         "get resourceslices",
-        f"-n {NAMESPACE} get pods -o wide",
         f"-n {NAMESPACE} logs ds/drakit-nodeplugin",
         f"-n {DEMO_NAMESPACE} get pods,resourceclaims",
+        f"drakit explain -n {DEMO_NAMESPACE} pod/{example.name}",
+        "drakit devices",
     ):
-        print(f'  make kubectl ARGS="{arguments}"')
-    print("To remove it without a trace:\n  make cluster-down")
+        print(f"  kubectl {arguments}")
+    print("To remove the cluster and its files, run:\n  make cluster-down")
+
+
+def helm_command(values: Mapping[str, Any], file: Path = DEMO_VALUES) -> str:
+    """Write the values to a file, and return the command that installs the release with them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(dict(values), sort_keys=False))
+    chart, *files = (os.path.relpath(path, REPOSITORY) for path in (CHART, VALUES, file))
+    given = " ".join(f"-f {path}" for path in files)
+    return f"helm upgrade --install {DRAKIT.name} {chart} -n {NAMESPACE} --create-namespace {given}"
 
 
 def _choose(cluster: Cluster) -> Example:
@@ -132,7 +147,7 @@ def _choose(cluster: Cluster) -> Example:
             return example
     raise ClusterError(
         f"node {node} has none of {', '.join(example.device for example in CHOICES)}: "
-        "there is nothing to give to a pod"
+        "there is no device for a pod"
     )
 
 
@@ -162,7 +177,7 @@ def _finished(cluster: Cluster, example: Example) -> bool:
 
 
 def _show(cluster: Cluster, example: Example) -> None:
-    """Print what the scheduler allocated, and what the container saw and did with it."""
+    """Print the device that the scheduler allocated, and the output of the container."""
     for claim in cluster.get("resourceclaims", "-n", DEMO_NAMESPACE)["items"]:
         print(f"      claim      {claim['metadata']['name']}")
         for result in claim["status"]["allocation"]["devices"]["results"]:

@@ -23,7 +23,7 @@ FEATURES = {
     "hostdev": "policies for host devices, and their discovery",
     "health": "device health, taints and eviction",
     "operator": "the operator as a program: replicas, writes",
-    "pages": "every command of the documentation",
+    "pages": "the commands of the tested pages",
     "release": "the chart: install, update, uninstall, probes, mounts",
     "simulated": "simulated devices: partitions, shares, taints",
     "vendors": "drivers of vendors, and the packages that they make",

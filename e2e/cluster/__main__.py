@@ -1,5 +1,7 @@
-"""`python -m e2e.cluster`: the cluster targets of make. An error is one sentence and exit code
-1."""
+"""`python -m e2e.cluster`: the cluster targets of make.
+
+An error is one sentence, and the exit code is 1.
+"""
 
 import argparse
 import os
@@ -10,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .api import Cluster, ClusterError, Options
-from .choice import cluster
+from .choice import REPOSITORY, cluster
+
+PLUGINS = REPOSITORY / "build" / "kubectl-plugins"
+"""The folder that `env` puts on the PATH for `kubectl drakit`."""
 
 
 def main() -> int:
@@ -35,7 +40,7 @@ def up(chosen: Cluster, arguments: argparse.Namespace) -> int:
     chosen.start(Options(nodes=arguments.nodes, kept=True))
     seconds = time.monotonic() - started
     print(f"cluster {chosen.name} ({chosen.provider}) is up after {seconds:.1f} s")
-    print("to use it with kubectl and helm, run this in each terminal:")
+    print("to use it with kubectl, kubectl drakit and helm, run this in each terminal:")
     print('eval "$(make -s cluster-env)"')
     return 0
 
@@ -47,7 +52,7 @@ def down(chosen: Cluster, arguments: argparse.Namespace) -> int:
     for sentence in left:
         print(f"error: after the stop, {sentence}", file=sys.stderr)
     if not left:
-        print(f"cluster {chosen.name} is gone after {time.monotonic() - started:.1f} s")
+        print(f"cluster {chosen.name} is removed after {time.monotonic() - started:.1f} s")
     return 1 if left else 0
 
 
@@ -69,12 +74,25 @@ def kubeconfig(chosen: Cluster, arguments: argparse.Namespace) -> int:
 
 
 def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
-    """The shell's lines for kubectl and helm: eval "$(make -s cluster-env)"."""
-    folder = Path(chosen.program("kubectl")).parent
+    """Print the shell's lines for kubectl, helm and kubectl drakit."""
+    folders = [link_plugins(PLUGINS, programs=Path(sys.executable).parent)]
+    kubectl = Path(chosen.program("kubectl"))
+    if kubectl.is_absolute():
+        folders.append(kubectl.parent)
     print(f"export KUBECONFIG={chosen.kubeconfig}")
-    if folder.is_absolute():
-        print(f'export PATH="{folder}:$PATH"')
+    print(f'export PATH="{":".join(map(str, folders))}:$PATH"')
     return 0
+
+
+def link_plugins(folder: Path, *, programs: Path) -> Path:
+    """Link drakit's kubectl plugins in a folder without other programs: a Python environment on
+    the PATH would hide the user's own Python."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in programs.glob("kubectl*-drakit"):
+        link = folder / program.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(program)
+    return folder
 
 
 def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
@@ -116,17 +134,24 @@ def _parser() -> argparse.ArgumentParser:
         found.set_defaults(action=action)
         return found
 
-    command("prepare", prepare, "build what it needs, without starting it")
-    starter = command("up", up, "start it, and wait until its nodes are ready")
+    command("prepare", prepare, "build the programs of the cluster, without starting it")
+    starter = command("up", up, "start the cluster, and wait until its nodes are ready")
     default_nodes = int(os.environ.get("CLUSTER_NODES") or 1)
-    starter.add_argument("--nodes", type=int, default=default_nodes, help="0: the control plane")
-    command("down", down, "stop it and leave nothing behind")
-    command("status", status, "print whether it is up")
+    starter.add_argument(
+        "--nodes",
+        type=int,
+        default=default_nodes,
+        help="number of nodes; 0 starts only the control plane",
+    )
+    command("down", down, "stop the cluster, and remove its files")
+    command("status", status, "print whether the cluster is running")
     command("kubeconfig", kubeconfig, "print the path of the administrator's kubeconfig")
-    command("env", environment, "print the shell's lines for kubectl and helm")
+    command("env", environment, "print the shell's lines for kubectl, kubectl drakit and helm")
     for name in ("kubectl", "helm"):
         command(name, program, f"run {name}: ... {name} -- ARGS").add_argument("words", nargs="*")
-    loader = command("load-image", load_image, "give its nodes the images of docker-archive tars")
+    loader = command(
+        "load-image", load_image, "load the images of docker-archive files into the nodes"
+    )
     loader.add_argument("--image", help="the image's name, to report it")
     loader.add_argument("archives", nargs="+", type=Path)
     for name, action in (("restart-kubelet", restart_kubelet), ("reboot-node", reboot_node)):

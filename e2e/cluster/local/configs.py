@@ -90,6 +90,9 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
         "tlsCertFile": f"{pki}/kubelet-{name}.crt",
         "tlsPrivateKeyFile": f"{pki}/kubelet-{name}.key",
         "resolvConf": f"{folder}/resolv.conf",
+        # There is no DNS server. An empty list causes an Event (MissingClusterDNS) for every pod;
+        # at this address, lookups in a pod fail immediately.
+        "clusterDNS": ["127.0.0.1"],
         "clusterDomain": "cluster.local",
         # The default folder lies below /usr, which is the machine's.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",

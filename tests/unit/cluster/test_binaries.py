@@ -1,5 +1,6 @@
 """The cache of programs: what its key hangs on, and the configurations that go with them."""
 
+import ipaddress
 import json
 
 import pytest
@@ -62,6 +63,12 @@ def test_a_kubelet_has_its_own_cgroup_and_the_gates(tmp_path):
     config = json.loads(configs.kubelet(names, 2, folder=tmp_path, gates={"Gate": False}))
     assert config["cgroupRoot"] == f"/drakit-{names.id}-node-2"
     assert config["featureGates"] == {"Gate": False}
+
+
+def test_a_kubelet_without_dns_emits_no_event_about_it(tmp_path):
+    names = Names(cluster="a", port_place=0, subnet_place=0)
+    config = json.loads(configs.kubelet(names, 1, folder=tmp_path, gates={}))
+    assert [ipaddress.ip_address(server).is_loopback for server in config["clusterDNS"]] == [True]
 
 
 def test_switches_are_a_flag():
