@@ -1,0 +1,98 @@
+"""docs/support-matrix.md and docs/reference/feature-gates.md: versions and gates as in the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drakit.resource.features import Feature
+from tests.unit.docs.listings import ROOT
+
+MATRIX = (ROOT / "docs/support-matrix.md").read_text()
+GATES = (ROOT / "docs/reference/feature-gates.md").read_text()
+BINARIES = ROOT / "e2e/cluster/binaries"
+
+CELL = {(True, "GA"): "on (GA)", (True, "Beta"): "on (beta)"} | {
+    (False, "Beta"): "off (beta)",
+    (False, "Alpha"): "off (alpha)",
+}
+
+
+def pinned(module: str, package: str) -> str:
+    """The version of a package in a Go module of the test clusters."""
+    text = (BINARIES / module / "go.mod").read_text()
+    (version,) = re.findall(rf"^\t(?:require )?{re.escape(package)} v(\S+)", text, re.M)
+    return version
+
+
+def row(text: str, beginning: str) -> list[str]:
+    (found,) = re.findall(rf"^\| {re.escape(beginning)} \|(.*)\|$", text, re.M)
+    return [cell.strip() for cell in found.split("|")]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "module", "package"),
+    [
+        ("1.36", "kubernetes", "k8s.io/kubernetes"),
+        ("containerd 2.4", "tools", "github.com/containerd/containerd/v2"),
+        ("Helm 4", "tools", "helm.sh/helm/v4"),
+    ],
+)
+def test_the_tested_versions_are_those_of_the_test_clusters(beginning, module, package):
+    state, notes = row(MATRIX, beginning)
+    assert state == "Tested"
+    assert re.match(rf"{re.escape(pinned(module, package))}(?!\w)", notes)
+
+
+def test_the_versions_of_drakit_are_those_of_the_package_and_the_chart():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "charts/drakit/Chart.yaml").read_text())
+    assert f"`{project['version']}`" in MATRIX
+    assert f"`{chart['version']}`" in MATRIX
+
+
+def test_each_gate_that_drakit_reports_is_on_the_page():
+    for gate in filter(None, (feature.gate for feature in Feature)):
+        assert re.search(rf"^\| {gate} \|", GATES, re.M), gate
+
+
+def test_the_defaults_are_those_of_kubernetes():
+    version = pinned("kubernetes", "k8s.io/kubernetes")
+    try:
+        folder = Path(
+            subprocess.run(
+                ["go", "env", "GOMODCACHE"], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("Go is not installed")
+    source = folder / f"k8s.io/kubernetes@v{version}/pkg/features/kube_features.go"
+    if not source.exists():
+        pytest.skip(f"Kubernetes {version} is not in Go's module cache")
+    text = source.read_text()
+    head, *rows = re.findall(r"^\| .* \|$", GATES.partition("## Features")[0], re.M)
+    versions = [cell.strip() for cell in head.strip("|").split("|")][1:]
+    newest = tuple(map(int, version.split(".")[:2]))
+    assert len(rows) >= 10
+    for line in rows:
+        gate, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        body = re.search(rf"^\t{gate}: \{{\n(.*?)^\t\}}", text, re.M | re.S)
+        assert body, gate
+        steps = [
+            ((int(major), int(minor)), CELL[enabled == "true", stage])
+            for major, minor, enabled, stage in re.findall(
+                r'MustParse\("(\d+)\.(\d+)"\), Default: (\w+), PreRelease: featuregate\.(\w+)',
+                body[1],
+            )
+        ]
+        for shown, cell in zip(versions, cells, strict=True):
+            wanted = tuple(map(int, shown.split(".")))
+            if wanted > newest:
+                continue
+            before = [value for since, value in steps if since <= wanted]
+            assert cell == (before[-1] if before else "-"), f"{gate} in {shown}"
