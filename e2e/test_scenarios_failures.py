@@ -2,7 +2,7 @@
 Drivers that fail, hang or take too long, and what the pod sees of it.
 
 A plugin's share of upstream's list for the kubelet's node tests, as in
-`docs/contributors/scenarios.md`.
+`tests/scenarios.md`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Kubelets and plugins that are down, killed or restarted in the middle of something.
 
 A plugin's share of upstream's list for the kubelet's node tests, as in
-`docs/contributors/scenarios.md`.
+`tests/scenarios.md`.
 What is shown with hostdev's devices (a reboot, slices that are wiped) is in `test_faults.py`.
 """
 

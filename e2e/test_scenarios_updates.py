@@ -1,7 +1,7 @@
 """
 A node plugin is updated while pods come and go: two instances at once, or one that cannot start.
 
-See `docs/contributors/scenarios.md`. What is removed with a release is in `test_release.py`.
+See `tests/scenarios.md`. What is removed with a release is in `test_release.py`.
 """
 
 from __future__ import annotations

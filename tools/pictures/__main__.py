@@ -10,7 +10,7 @@ from tools.pictures import charts, diagrams, flows, terminals
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-FIGURES = ROOT / "docs" / "contributors" / "performance.md"
+FIGURES = ROOT / "bench" / "results" / "node-plugin.txt"
 
 
 def pictures() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Charts of the benchmarks, from the output of `make bench` on docs/contributors/performance.md."""
+"""Charts of the benchmarks, from the output of `make bench` in bench/results/node-plugin.txt."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ LEFT, FULL, STEP = 240, 420, 32
 Row = Mapping[str, str]
 
 
-def pictures(page: str) -> dict[str, Picture]:
-    """Return the charts of a page that has the output of a whole run."""
-    rows = list(_rows(page))
+def pictures(output: str) -> dict[str, Picture]:
+    """Return the charts of the output of a whole run."""
+    rows = list(_rows(output))
     return {"chart-prepare": _prepare(rows), "chart-memory": _memory(rows)}
 
 
-def _rows(page: str) -> Iterator[Row]:
-    found = re.search(r"```text\n(machine: .*?)```", page, re.DOTALL)
-    if found is None:
-        raise ValueError("the page has no output of `make bench`")
-    for line in found[1].splitlines():
+def _rows(output: str) -> Iterator[Row]:
+    for line in output.splitlines():
         if "=" in line and not line.startswith(("machine:", "budget")):
             name, _, rest = line.partition(" ")
             yield {"row": name, **dict(re.findall(r"(\w+)=(\S+)", rest))}

@@ -1,4 +1,4 @@
-"""The page of scenarios names tests that are there, and says rightly where they run."""
+"""tests/scenarios.md names existing tests, and the make target that runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
-    for line in (ROOT / "docs" / "contributors" / "scenarios.md").read_text().splitlines()
+    for line in (ROOT / "tests" / "scenarios.md").read_text().splitlines()
     if line.startswith("|") and not line.startswith(("| scenario", "|---"))
 ]
 REFERENCE = re.compile(r"`((?:e2e|tests)/[\w/]+\.py)(?:::(\w+)(?:\[([\w-]+)\])?)?`")
@@ -40,7 +40,7 @@ def is_slow(function: ast.AST, case: str | None) -> bool:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: re.sub(r"\W+", "-", row[0]).strip("-"))
-def test_a_scenario_is_shown_where_the_page_claims(row):
+def test_the_tests_of_a_scenario_exist_and_run_where_the_list_says(row):
     _, shown, runs_in = row
     references = REFERENCE.findall(shown)
     assert len(references) == shown.count(".py"), "each file is written as a path in backquotes"
@@ -56,7 +56,7 @@ def test_a_scenario_is_shown_where_the_page_claims(row):
             assert runs_in == expected, f"{name} runs in make {expected}"
 
 
-def test_every_scenario_test_is_on_the_page():
+def test_every_scenario_test_is_in_the_list():
     named = {name for row in ROWS for _, name, _ in REFERENCE.findall(row[1])}
     for path in sorted((ROOT / "e2e").glob("test_scenarios_*.py")):
         tests = {name for name in functions(f"e2e/{path.name}") if name.startswith("test_")}

@@ -10,7 +10,10 @@ from tests.unit.docs.listings import ROOT, code_lines, listing
 
 PAGE = "docs/vendors/index.md"
 TEXT = (ROOT / PAGE).read_text()
-BENCH = (ROOT / "docs/contributors/performance.md").read_text()
+BENCH = "\n".join(
+    (ROOT / name).read_text()
+    for name in ("docs/contributors/performance.md", "bench/results/node-plugin.txt")
+)
 
 
 def row(beginning: str) -> str:

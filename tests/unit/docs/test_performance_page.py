@@ -1,0 +1,40 @@
+"""docs/contributors/performance.md: its figures are those of the benchmarks' output."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.docs.listings import ROOT
+
+PAGE = (ROOT / "docs/contributors/performance.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"### {title}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "file"), [("Node plugin", "node-plugin.txt"), ("Operator", "operator.txt")]
+)
+def test_the_results_are_in_the_output_of_the_row(title, file):
+    output = (ROOT / "bench/results" / file).read_text()
+    rows = re.findall(
+        r"^\| (?:`([a-z-]+)` )?\| [^|]+ \| ([^|]+) \| [^|]+ \|$", section(title), re.M
+    )
+    assert len(rows) >= 10
+    name = ""
+    for given, result in rows:
+        name = given or name
+        measured = set(re.findall(rf"^{name} .*", output, re.M))
+        values = {value for line in measured for value in re.findall(r"=([\d.]+)", line)}
+        figures = re.findall(r"\d+(?:\.\d+)?", result)
+        assert figures
+        assert set(figures) <= values, f"{name}: {result}"
+
+
+def test_the_machine_is_that_of_the_output():
+    machine = (ROOT / "bench/results/node-plugin.txt").read_text().splitlines()[0]
+    (python,) = re.findall(r"python=(\S+)", machine)
+    assert f"Python {python}" in PAGE
