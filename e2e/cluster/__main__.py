@@ -97,11 +97,22 @@ def link_plugins(folder: Path, *, programs: Path) -> Path:
 
 def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
     """kubectl and helm: with our own input and output, as if they were called directly."""
-    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     env = {**os.environ, "KUBECONFIG": str(chosen.kubeconfig)}
-    return subprocess.run(
-        [chosen.program(arguments.command), *words], env=env, check=False
-    ).returncode
+    argv = [chosen.program(arguments.command), *_words(arguments)]
+    return subprocess.run(argv, env=env, check=False).returncode
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    words: list[str] = arguments.words
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def exec_on_node(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    """Run a command on a node, outside every container, and print its output."""
+    done = chosen.exec_on_node(arguments.node, _words(arguments), check=False)
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+    return done.returncode
 
 
 def load_image(chosen: Cluster, arguments: argparse.Namespace) -> int:
@@ -154,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     loader.add_argument("--image", help="the image's name, to report it")
     loader.add_argument("archives", nargs="+", type=Path)
+    execution = command("exec", exec_on_node, "run a command on a node: exec NODE -- COMMAND")
+    execution.add_argument("node")
+    execution.add_argument("words", nargs="+")
     for name, action in (("restart-kubelet", restart_kubelet), ("reboot-node", reboot_node)):
         command(name, action, f"{name.replace('-', ' ')}").add_argument("node")
     return parser
