@@ -72,7 +72,7 @@ check-generated: venv ## check that generated files are up to date
 	$(BIN)/python -m tools.pictures --check
 
 .PHONY: crds
-crds: venv ## write the CustomResourceDefinitions of crds/ from the models that read them
+crds: venv ## write the CustomResourceDefinitions of the chart from the models that read them
 	$(BIN)/python -m tools.crds
 
 .PHONY: reference

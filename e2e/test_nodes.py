@@ -21,7 +21,7 @@ from e2e.kit import DRIVER, holds_for, published, slices, token_of, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
 CONTROLLER = "drakit.dev/nodeplugin"
-CRDS = Path(__file__).parents[1] / "crds"
+CRDS = Path(__file__).parents[1] / "charts/drakit/crds"
 
 
 def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):

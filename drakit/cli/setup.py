@@ -130,7 +130,7 @@ async def apply_crds(
 def read_definitions() -> Iterator[dict[str, Any]]:
     """Read drakit's definitions, which the package or the repository contains."""
     packaged = resources.files("drakit") / "crds"
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "crds"
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "charts/drakit/crds"
     for file in sorted(folder.iterdir(), key=lambda each: each.name):
         if file.name.endswith(".yaml"):
             yield yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -1,5 +1,8 @@
 """
-Writes the generated files of crds/, or checks that the committed ones are up to date.
+Writes the generated parts of the definitions, or checks that the committed ones are current.
+
+Helm never upgrades a definition. Therefore, each carries a checksum of its spec, by which the chart
+decides whether its hook has to upgrade the one in the cluster.
 
 It must not know what is in them.
 """
@@ -7,6 +10,9 @@ It must not know what is in them.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,9 +20,10 @@ import yaml
 
 from tools.crds import hostdevicepolicies
 
-FOLDER = Path(__file__).resolve().parents[2] / "crds"
+FOLDER = Path(__file__).resolve().parents[2] / "charts/drakit/crds"
 DEFINITIONS = {"hostdevicepolicies.yaml": hostdevicepolicies.definition}
 HEAD = "# Generated from the model that reads it: run 'make crds'.\n"
+CHECKSUM = "drakit.dev/checksum"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -27,19 +34,35 @@ class _Dumper(yaml.SafeDumper):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the generated files of crds/.")
+    parser = argparse.ArgumentParser(
+        description="Writes the generated parts of charts/drakit/crds/."
+    )
     parser.add_argument("--check", action="store_true", help="fail if a file is not up to date")
     check = parser.parse_args().check
     code = 0
-    for name, definition in DEFINITIONS.items():
-        path = FOLDER / name
-        text = HEAD + yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=100)
+    for path in sorted({*FOLDER.glob("*.yaml"), *(FOLDER / name for name in DEFINITIONS)}):
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        if made := DEFINITIONS.get(path.name):
+            old = HEAD + yaml.dump(made(), Dumper=_Dumper, sort_keys=False, width=100)
+        text = with_checksum(old)
         if not check:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            print(f"crds/{name} is not up to date: run 'make crds'", file=sys.stderr)
+            print(
+                f"charts/drakit/crds/{path.name} is not up to date: run 'make crds'",
+                file=sys.stderr,
+            )
             code = 1
     return code
+
+
+def with_checksum(text: str) -> str:
+    """Return the text of a definition with the annotation that has the checksum of its spec."""
+    spec = json.dumps(yaml.safe_load(text)["spec"], sort_keys=True)
+    checksum = hashlib.sha256(spec.encode()).hexdigest()[:16]
+    text = re.sub(rf"^  annotations:\n    {CHECKSUM}: .*\n", "", text, flags=re.M)
+    annotation = f'metadata:\n  annotations:\n    {CHECKSUM}: "{checksum}"\n'
+    return text.replace("metadata:\n", annotation, 1)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ WIDTH = 120
 _ROLE = re.compile(r":[a-z]+:`[~!]?\.*([^`]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _FIELD = re.compile(r"^:(param|raises|returns?)\s*([^:]*):\s*(.*)$")
-_DOCS = re.compile(r"\(?\bdocs/([a-z/-]+)\.md(#[a-z0-9-]+)?\)?")
+_DOCS = re.compile(
+    r"\(?\b(?:docs/|https://drakit\.github\.io/drakit/latest/)([a-z/-]+)(?:\.md|/)(#[a-z0-9-]+)?\)?"
+)
 
 
 def document(title: str, *, description: str, source: str, body: Iterable[str]) -> str:
@@ -78,7 +80,7 @@ def _referenced(match: re.Match[str]) -> str:
 
 
 def links(text: str) -> str:
-    """Replace paths of documentation pages by links from a page of docs/reference."""
+    """Replace paths and addresses of documentation pages by links from docs/reference."""
 
     def link(match: re.Match[str]) -> str:
         name, anchor = match[1], match[2] or ""

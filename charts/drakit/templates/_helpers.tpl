@@ -13,6 +13,9 @@ room for the component in a label of 63.
 {{- end }}
 {{- end }}
 
+{{/* drakit.site: the address of a page of the documentation. */}}
+{{- define "drakit.site" -}}https://drakit.github.io/drakit/latest/{{ . }}{{- end }}
+
 {{- define "drakit.nodeplugin" -}}{{ include "drakit.fullname" . }}-nodeplugin{{- end }}
 {{- define "drakit.operator" -}}{{ include "drakit.fullname" . }}-operator{{- end }}
 {{- define "drakit.setup" -}}{{ include "drakit.fullname" . }}-setup{{- end }}
@@ -50,8 +53,24 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- $api }}
 {{- end }}
 
+{{/*
+drakit.crds.stale: not empty if the cluster has another definition than this chart, or lacks one that
+Helm does not install. Without a cluster (helm template), definitions are current.
+*/}}
+{{- define "drakit.crds.stale" -}}
+{{- range $path, $_ := .Files.Glob "crds/*.yaml" }}
+{{- $metadata := ($.Files.Get $path | fromYaml).metadata }}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $metadata.name }}
+{{- $checksum := dig "metadata" "annotations" "drakit.dev/checksum" "" $found }}
+{{- if and (or $found $.Release.IsUpgrade) (ne $checksum (index $metadata.annotations "drakit.dev/checksum")) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "drakit.image" -}}
 {{- $image := .root.Values.image }}
+{{- if not $image.repository }}
+{{- fail (printf "image.repository is empty, and there are no public images: build the images, and set image.repository to the prefix of their names, such as registry.example.com/drakit. See %s" (include "drakit.site" "admin/install/#build-the-images")) }}
+{{- end }}
 {{- with get $image.digest .component -}}
 {{ printf "%s-%s@%s" $image.repository $.component . }}
 {{- else -}}

@@ -3,7 +3,7 @@ Builds the NodeDeviceReport of one driver on one node from facts.
 
 Users, the operator and ``kubectl drakit`` read these reports. The content is bounded, and stable:
 lists are sorted, and nothing changes with time alone. Its fields are described in
-``crds/nodedevicereports.yaml``.
+``charts/drakit/crds/nodedevicereports.yaml``.
 
 It must not know the API server, or the sources of the facts.
 """

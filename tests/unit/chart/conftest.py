@@ -17,6 +17,9 @@ from e2e.images.cache import cache_folder
 REPOSITORY = Path(__file__).resolve().parents[3]
 CHART = REPOSITORY / "charts" / "drakit"
 
+IMAGE = "image.repository=registry.example.com/drakit"
+"""The value without which the chart is not rendered."""
+
 Render = Callable[..., list[dict[str, Any]]]
 
 
@@ -50,13 +53,17 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
         *,
         release: str = "drakit",
         api_versions: Sequence[str] = (),
+        upgrade: bool = False,
     ) -> list[dict[str, Any]]:
         file = tmp_path_factory.mktemp("values") / "values.yaml"
-        file.write_text(json.dumps(overrides or {}))
+        image = {"repository": "registry.example.com/drakit"}
+        given = overrides or {}
+        file.write_text(json.dumps({**given, "image": image | given.get("image", {})}))
         done = subprocess.run(
             [
                 *(helm, "template", release, str(CHART), "--namespace", "drakit-system"),
                 *("--kube-version", "1.36.3", "--values", str(file)),
+                *(["--is-upgrade"] if upgrade else []),
                 *(part for each in api_versions for part in ("--api-versions", each)),
             ],
             capture_output=True,

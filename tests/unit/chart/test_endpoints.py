@@ -13,7 +13,7 @@ import yaml
 from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
 from drakit_nodeplugin.endpoints.host_paths import MOUNTED
-from tests.unit.chart.conftest import CHART
+from tests.unit.chart.conftest import CHART, IMAGE
 from tests.unit.chart.reading import pod_spec, written
 
 DRIVER = "deviceplugin.drakit.dev"
@@ -295,7 +295,10 @@ def test_what_cannot_work_is_refused(helm, tmp_path, changes, told):
     file = tmp_path / "values.yaml"
     file.write_text(str({**ALONE, **changes}).replace("True", "true").replace("False", "false"))
     done = subprocess.run(
-        [helm, "template", "drakit", str(CHART), "--kube-version", "1.36.3", "--values", str(file)],
+        [
+            *(helm, "template", "drakit", str(CHART), "--kube-version", "1.36.3"),
+            *("--values", str(file), "--set", IMAGE),
+        ],
         capture_output=True,
         text=True,
         timeout=30,

@@ -188,6 +188,7 @@ def test_with_every_switch_on_no_container_is_privileged_or_has_a_capability(ren
     everything = switched_on(values)
     everything["nodeplugin"] |= {"kubeletStateDirectory": "/srv/kubelet", "bootIDFile": "/srv/id"}
     everything["openShift"]["scc"] = {"nodeplugin": "privileged", "operator": "nonroot-v2"}
+    everything["image"]["repository"] = "registry.example.com/drakit"
     objects = render(everything)
     owners = {body["metadata"]["name"] for body in objects if any(containers(body))}
     assert {"drakit-nodeplugin", "drakit-operator"} <= owners

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.chart.conftest import CHART
+from tests.unit.chart.conftest import CHART, IMAGE
 
 EVERYTHING: dict[str, Any] = {
     "simulated": {"enabled": True},
@@ -30,7 +30,7 @@ def test_the_chart_has_no_lint(helm, tmp_path, values):
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(values))
     done = subprocess.run(
-        [helm, "lint", "--strict", str(CHART), "--values", str(file)],
+        [helm, "lint", "--strict", str(CHART), "--values", str(file), "--set", IMAGE],
         capture_output=True,
         text=True,
         timeout=30,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.chart.conftest import CHART
+from tests.unit.chart.conftest import CHART, IMAGE
 
 Notes = Callable[..., str]
 
@@ -30,7 +30,7 @@ def notes(helm: str, tmp_path: Path) -> Notes:
     def rendered(*arguments: str) -> str:
         values = tmp_path / "values.json"
         values.write_text(json.dumps({"hostdev": {"policies": {"fuse": {"enabled": True}}}}))
-        shown = ("--values", str(values), "--show-only", "templates/notes.yaml")
+        shown = ("--values", str(values), "--set", IMAGE, "--show-only", "templates/notes.yaml")
         done = subprocess.run(
             [helm, "template", "drakit", str(chart), *shown, *arguments],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""The hooks that install definitions and policies."""
+"""The hooks that upgrade definitions and apply policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import yaml
 
 from drakit.cli.main import _parser
 from drakit.cli.setup import read_definitions
+from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import the
+from tools.crds.__main__ import CHECKSUM, with_checksum
 
 POLICIES = {"lamp": {"match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]}}
 
@@ -28,10 +30,29 @@ def command(job: dict[str, Any]) -> list[str]:
     return [*container["command"], *container["args"]]
 
 
-def test_a_plain_install_applies_the_definitions_first_and_no_policies(render):
-    found = hooks(render())
+def test_a_plain_install_has_no_hook_because_helm_installs_the_definitions(render):
+    assert hooks(render()) == {}
+    shipped = [yaml.safe_load(file.read_text()) for file in (CHART / "crds").iterdir()]
+    names = sorted(body["metadata"]["name"] for body in shipped)
+    assert names == sorted(body["metadata"]["name"] for body in read_definitions())
+
+
+def test_an_upgrade_applies_definitions_that_the_cluster_lacks_first(render):
+    # Helm finds no definition in the cluster, because this render has none.
+    found = hooks(render(upgrade=True))
     assert found["Job", "drakit-setup-crds"] == ["pre-install", "pre-upgrade", "pre-rollback"]
-    assert {name for kind, name in found if kind == "Job"} == {"drakit-setup-crds"}
+
+
+def test_the_chart_compares_definitions_by_a_checksum_of_their_content():
+    for file in sorted((CHART / "crds").iterdir()):
+        text = file.read_text()
+        assert with_checksum(text) == text
+        checksum = yaml.safe_load(text)["metadata"]["annotations"][CHECKSUM]
+        changed = text.replace("type: string", "type: integer", 1)
+        assert (
+            yaml.safe_load(with_checksum(changed))["metadata"]["annotations"][CHECKSUM] != checksum
+        )
+    assert f'"{CHECKSUM}"' in (CHART / "templates/_helpers.tpl").read_text()
 
 
 def test_enabled_policies_are_applied_after_the_install_with_their_specs_alone(render):
@@ -45,15 +66,15 @@ def test_enabled_policies_are_applied_after_the_install_with_their_specs_alone(r
     assert "HostDevicePolicy" not in {body["kind"] for body in objects}
 
 
-def test_a_release_that_does_not_own_the_definitions_applies_its_policies(render):
-    found = hooks(render({"crds": {"enabled": False}, "hostdev": {"policies": POLICIES}}))
+def test_a_release_that_does_not_upgrade_the_definitions_applies_its_policies(render):
+    values = {"crds": {"enabled": False}, "hostdev": {"policies": POLICIES}}
+    found = hooks(render(values, upgrade=True))
     jobs = {name for kind, name in found if kind == "Job"}
     assert jobs == {"drakit-setup-policies", "drakit-setup-remove"}
-    assert hooks(render({"crds": {"enabled": False}})) == {}
 
 
 def test_each_hook_has_its_account_and_rights_before_it_runs(render):
-    objects = render({"hostdev": {"policies": POLICIES}})
+    objects = render({"hostdev": {"policies": POLICIES}}, upgrade=True)
     found = hooks(objects)
     needed = {event for (kind, _), events in found.items() if kind == "Job" for event in events}
     for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
@@ -63,7 +84,7 @@ def test_each_hook_has_its_account_and_rights_before_it_runs(render):
 
 
 def test_the_hooks_may_change_only_drakits_definitions_and_policies(render):
-    objects = render({"hostdev": {"policies": POLICIES}})
+    objects = render({"hostdev": {"policies": POLICIES}}, upgrade=True)
     rules = the(objects, "ClusterRole", "drakit-setup")["rules"]
     names = {body["metadata"]["name"] for body in read_definitions()}
     for rule in rules:
@@ -75,7 +96,9 @@ def test_the_hooks_may_change_only_drakits_definitions_and_policies(render):
 
 @pytest.mark.parametrize("name", ["crds", "policies", "remove"])
 def test_the_hooks_use_options_that_the_command_has(render, name):
-    job = the(render({"hostdev": {"policies": POLICIES}}), "Job", f"drakit-setup-{name}")
+    job = the(
+        render({"hostdev": {"policies": POLICIES}}, upgrade=True), "Job", f"drakit-setup-{name}"
+    )
     program, *arguments = command(job)
     assert program.endswith("/drakit")
     options = _parser().parse_args(arguments)
@@ -84,7 +107,9 @@ def test_the_hooks_use_options_that_the_command_has(render, name):
 
 @pytest.mark.parametrize("name", ["crds", "policies", "remove"])
 def test_the_hooks_run_without_privileges(render, name):
-    job = the(render({"hostdev": {"policies": POLICIES}}), "Job", f"drakit-setup-{name}")
+    job = the(
+        render({"hostdev": {"policies": POLICIES}}, upgrade=True), "Job", f"drakit-setup-{name}"
+    )
     spec = job["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     (container,) = spec["containers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 
 import jsonschema
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevicesConfig
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices, OpaqueParameters, StaleClaims
+from tests.unit.chart.conftest import CHART
 
 
 def test_the_defaults_satisfy_the_schema(values, schema):
@@ -164,3 +166,16 @@ def test_policies_as_a_list_are_refused(values, schema):
     ]
     with pytest.raises(jsonschema.ValidationError, match="not of type 'object'"):
         jsonschema.validate(changed, schema)
+
+
+def test_without_images_the_chart_names_the_value_and_the_remedy(helm):
+    done = subprocess.run(
+        [helm, "template", "drakit", str(CHART), "--kube-version", "1.36.3"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "image.repository is empty" in done.stderr
+    assert "set image.repository to" in done.stderr

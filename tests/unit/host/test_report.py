@@ -25,7 +25,7 @@ from drakit_nodeplugin.host.report import (
 )
 
 ROOT = Path(__file__).parents[3]
-CRD = yaml.safe_load((ROOT / "crds" / "nodedevicereports.yaml").read_text())
+CRD = yaml.safe_load((ROOT / "charts/drakit/crds/nodedevicereports.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 FACTS = ReportFacts(

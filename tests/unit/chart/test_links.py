@@ -1,0 +1,46 @@
+"""Links of the chart and the alert rules: users have the site, and no file of the repository."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.chart.conftest import CHART
+from tests.unit.docs.listings import ROOT
+
+SITE = "https://drakit.github.io/drakit/latest/"
+FILES = [
+    file
+    for file in sorted(CHART.rglob("*"))
+    if file.suffix in (".yaml", ".tpl", ".txt", ".json") and "crds" not in file.parts
+] + [ROOT / "docs/dashboards/drakit-alerts.yaml"]
+
+
+def targets(text: str) -> list[str]:
+    """The pages to which a text links, by address or by the chart's helper."""
+    found = re.findall(rf'{SITE}([\w/-]+(?:#[\w-]+)?)|include "drakit\.site" "([^"]+)"', text)
+    return [one or other for one, other in found]
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as the site makes them."""
+    headings = re.findall(r"^#+ (.*)$", page, re.M)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("file", [pytest.param(file, id=file.name) for file in FILES])
+def test_links_lead_to_pages_of_the_site_that_exist(file):
+    text = file.read_text()
+    assert not re.findall(r"\bdocs/[\w/.-]+\.md|\bexamples/", text)
+    for target in targets(text):
+        path, _, anchor = target.partition("#")
+        page = ROOT / "docs" / f"{path.rstrip('/')}.md"
+        assert path.endswith("/")
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page.read_text()), target
+
+
+def test_the_notes_and_the_values_link_to_the_site():
+    for name in ("templates/NOTES.txt", "templates/_helpers.tpl", "values.yaml"):
+        assert targets((CHART / name).read_text())
