@@ -1,9 +1,10 @@
 """
 The programs that stand first on a page's PATH, so that its commands stay as a reader types them.
 
-`helm` adds to an install of this repository's chart what the tests' cluster needs: the name of
-images that are loaded there, the node on which to run, and small memory requests. It must not know
-pages.
+`helm` adds to an install of this repository's chart what the tests' cluster needs: the node on
+which to run, small memory requests, and the name of images that are loaded there, in place of the
+name that the page sets. A page that names no image gets none, so that it fails as for a reader. It
+must not know pages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ CHANGES = {"install", "upgrade", "uninstall", "delete", "rollback"}
 TAKES_VALUES = {"install", "upgrade", "template"}
 CHART = "charts/drakit"
 
-
 LOCAL = "localhost/"
 """The registry of images that are loaded into the cluster and not pulled."""
 
@@ -29,9 +29,8 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
     """
     Return helm's arguments with those that the cluster needs.
 
-    :param values: files that come before the page's own, which win.
-    :param images: settings that come last: the images of the page are in no registry. They are
-        left out where the page itself names an image that it has loaded.
+    :param values: files that come before the page's own, which win. They name no image.
+    :param images: settings that come last, if the page names an image that is in no registry.
     """
     subcommand = next((word for word in argv if not word.startswith("-")), "")
     charts = [word for word in argv if word.rstrip("/").endswith(CHART)]
@@ -39,21 +38,24 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
         return list(argv)
     place = argv.index(subcommand) + 1
     files = [f"--values={path}" for path in values]
-    loaded = [] if _names_loaded_image(argv) else images
-    settings = [word for image in loaded for word in ("--set-string", image)]
+    named = _image_named_by(argv)
+    replaced = images if named and not named.startswith(LOCAL) else []
+    settings = [word for image in replaced for word in ("--set-string", image)]
     return [*argv[:place], *files, *argv[place:], *settings]
 
 
-def _names_loaded_image(argv: Sequence[str]) -> bool:
+def _image_named_by(argv: Sequence[str]) -> str:
+    """The repository of the images of an install; empty without one."""
     joined = " ".join(argv)
-    if re.search(rf"image\.repository={LOCAL}", joined):
-        return True
+    if found := re.search(r"\bimage\.repository=([^\s,]+)", joined):
+        return found[1]
+    named = ""
     for path in re.findall(r"(?:-f|--values)[= ](\S+)", joined):
         values = yaml.safe_load(Path(path).read_text()) if Path(path).exists() else None
         image = values.get("image") if isinstance(values, dict) else None
-        if isinstance(image, dict) and str(image.get("repository", "")).startswith(LOCAL):
-            return True
-    return False
+        if isinstance(image, dict) and image.get("repository"):
+            named = str(image["repository"])
+    return named
 
 
 def main() -> None:

@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from e2e.cluster.api import Cluster
 from e2e.pages import helm
@@ -168,7 +171,7 @@ class Runner:
 
     def _write_values(self, build: str) -> None:
         cluster, folder = self._cluster, self._session / "values"
-        (folder / "1.yaml").write_text(VALUES.read_text())
+        (folder / "1.yaml").write_text(json.dumps(common_values()))
         (folder / "2.yaml").write_text(json.dumps(cluster_values(cluster, build)))
         (folder / "3.yaml").write_text(json.dumps(placed(cluster, self._page.nodes)))
         (self._session / "images").write_text("\n".join(IMAGES))
@@ -198,6 +201,12 @@ class Runner:
             "DRAKIT_PAGE": str(self._session),
             "DRAKIT_PAGE_HELM": self._cluster.program("helm"),
         }
+
+
+def common_values() -> dict[str, Any]:
+    """The values of all clusters of the tests, but no image: the page names one."""
+    values: dict[str, Any] = yaml.safe_load(VALUES.read_text())
+    return {key: value for key, value in values.items() if key != "image"}
 
 
 def _indented(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from e2e.pages.__main__ import listing
 from e2e.pages.helm import arguments_of
 from e2e.pages.output import difference
 from e2e.pages.page import Action, Needs, PageError, is_tested, parse, user_pages
+from e2e.pages.run import common_values
 from e2e.pages.shell import Shell, only_reads
 from tests.unit.docs.listings import ROOT
 
@@ -268,18 +269,66 @@ def test_commands_that_only_read_can_be_repeated(commands, reads):
 # ------------------------------------------------------------ helm
 
 
-def test_an_install_of_the_chart_gets_the_values_of_the_cluster(tmp_path):
-    def added(command: str) -> str:
-        return " ".join(arguments_of(command.split(), values=["/v/1.yaml"], images=["image.tag=x"]))
+def added(command: str) -> str:
+    return " ".join(arguments_of(command.split(), values=["/v/1.yaml"], images=["image.tag=x"]))
 
-    assert added("install drakit charts/drakit -n a -f b.yaml") == (
-        "install --values=/v/1.yaml drakit charts/drakit -n a -f b.yaml --set-string image.tag=x"
+
+def test_an_install_of_the_chart_gets_the_values_of_the_cluster(tmp_path):
+    assert added("install drakit charts/drakit -n a --set image.repository=b/drakit") == (
+        "install --values=/v/1.yaml drakit charts/drakit -n a --set image.repository=b/drakit "
+        "--set-string image.tag=x"
     )
-    (tmp_path / "own.yaml").write_text("image: {repository: localhost/lamps}")
-    for own in (f"-f {tmp_path}/own.yaml", "--set image.repository=localhost/lamps"):
-        assert "image.tag=x" not in added(f"upgrade lamps charts/drakit {own}")
     for other in ("uninstall drakit -n a", "list -A", "install x charts/other"):
         assert added(other) == other
+
+
+def test_only_an_image_that_a_page_names_and_does_not_load_is_replaced(tmp_path):
+    loaded, pulled, none = (tmp_path / name for name in ("loaded.yaml", "pulled.yaml", "none.yaml"))
+    loaded.write_text("image: {repository: localhost/lamps}")
+    pulled.write_text("image: {repository: registry.example.com/drakit}")
+    none.write_text("image: {tag: dev}")
+    for named in (f"-f {pulled}", f"-f {pulled} -f {none}"):
+        assert "image.tag=x" in added(f"upgrade drakit charts/drakit {named}")
+    for other in (
+        f"-f {loaded}",
+        "--set image.repository=localhost/lamps",
+        f"-f {none}",
+        "--reset-then-reuse-values",
+    ):
+        assert "image.tag=x" not in added(f"upgrade lamps charts/drakit {other}")
+
+
+def test_a_page_gets_no_image_from_the_values_of_the_cluster():
+    assert "image" not in common_values()
+
+
+CHARTS = re.compile(r"\bhelm (?:install|upgrade|template)\b.*(?:charts/drakit\b|\bCHART\b)")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=str(path.relative_to(ROOT)))
+        for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+        if CHARTS.search(path.read_text().replace("\\\n", " "))
+    ],
+)
+def test_each_install_on_a_page_names_images(path):
+    text = re.sub(r" *\\\n *", " ", path.read_text())
+    files = re.findall(r'```yaml title="([^"]+)"\n(.*?)```', text, re.S)
+    with_image = {name for name, content in files if re.search(r"^ *image:", content, re.M)}
+    for command in re.findall(r"^ *(helm (?:install|upgrade|template)\b.*)$", text, re.M):
+        if "charts/drakit" not in command:
+            continue
+        named = "image.repository=" in command or "reuse-values" in command
+        given = re.findall(r"-f (\S+)", command)
+        # A file that is neither on the page nor in a clone is one that a command wrote.
+        written = [
+            name for name in given if name not in dict(files) and not (ROOT / name).is_file()
+        ]
+        in_clone = [ROOT / name for name in given if (ROOT / name).is_file()]
+        named |= any("\nimage:" in f"\n{file.read_text()}" for file in in_clone)
+        assert named or written or with_image & set(given), command
 
 
 def test_the_program_that_stands_for_helm_runs_without_the_repository_in_its_path(tmp_path):
