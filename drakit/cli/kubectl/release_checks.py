@@ -16,7 +16,14 @@ from drakit.cli.kubectl.capabilities import Capabilities
 from drakit.cli.kubectl.finding import Finding, shortened
 from drakit.cli.kubectl.output import plural
 from drakit.cli.kubectl.pools import PoolRow
-from drakit.cli.kubectl.releases import NODEPLUGIN, OPERATOR, Release, Releases, Workload
+from drakit.cli.kubectl.releases import (
+    NODEPLUGIN,
+    OPERATOR,
+    Release,
+    Releases,
+    UnpulledImage,
+    Workload,
+)
 
 __all__ = ("check_releases",)
 
@@ -90,13 +97,14 @@ def check_releases(
             Finding(
                 object="Release",
                 what="no release of drakit is installed",
-                fix="if this cluster should have one: helm install drakit charts/drakit "
-                "--namespace drakit-system --create-namespace",
+                fix="if this cluster should have one, follow https://drakit.github.io/drakit/latest/"
+                "admin/install/: helm install drakit charts/drakit -n drakit-system -f values.yaml",
                 problem=False,
             )
         )
     for each in installed.releases:
         findings += [
+            *_images(each),
             *_pods(each),
             *_versions(each),
             *_kubernetes(each, capabilities),
@@ -143,6 +151,29 @@ def _pods(release: Release) -> Iterator[Finding]:
                 fix=f"kubectl -n {each.namespace} describe {each.ref}, and read the log: kubectl "
                 f"-n {each.namespace} logs {each.ref}{hint}",
             )
+
+
+MAX_MESSAGE = 300
+"""Characters of a registry's answer in a finding."""
+
+
+def _images(release: Release) -> Iterator[Finding]:
+    """Find images that nodes cannot pull, each once."""
+    pods: dict[str, list[UnpulledImage]] = {}
+    for each in release.unpulled:
+        pods.setdefault(each.image, []).append(each)
+    for image, waiting in sorted(pods.items()):
+        first = waiting[0]
+        names = sorted(each.pod for each in waiting)
+        answer = f": {first.message[:MAX_MESSAGE]}" if first.message else ""
+        yield Finding(
+            object=f"Pod {release.namespace}/{first.pod}",
+            what=f"{plural(len(names), 'pod')} in namespace {release.namespace} cannot pull image "
+            f"{image} ({shortened(names)}): {first.reason}{answer}",
+            fix="check that the image exists, that the nodes can reach the registry, and that "
+            "imagePullSecrets has the registry's credentials. To use another image: "
+            + _upgrade(release, "image.repository=REPOSITORY --set image.tag=TAG"),
+        )
 
 
 def _versions(release: Release) -> Iterator[Finding]:

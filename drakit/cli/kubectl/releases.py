@@ -25,6 +25,7 @@ __all__ = (
     "PluginPod",
     "Release",
     "Releases",
+    "UnpulledImage",
     "Workload",
     "find_releases",
 )
@@ -36,6 +37,17 @@ OPERATOR = "operator"
 
 REGISTRY = "/plugins_registry"
 """The directory below the kubelet's root directory in which plugins register."""
+
+_PULL_REASONS = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+    }
+)
+"""Reasons of the kubelet for a container that waits for its image."""
 
 _CHECKSUM = "checksum/config"
 """The annotation of pods by which the chart restarts them when their configuration changes."""
@@ -70,6 +82,18 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnpulledImage:
+    """An image that a node cannot pull."""
+
+    pod: str
+    node: str
+    image: str
+    reason: str
+    message: str
+    """The answer of the registry or the runtime."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PluginPod:
     """A pod of a node plugin. It is ready when the kubelet has registered all of its drivers."""
 
@@ -90,6 +114,7 @@ class Release:
     name: str
     workloads: tuple[Workload, ...] = ()
     pods: tuple[PluginPod, ...] = ()
+    unpulled: tuple[UnpulledImage, ...] = ()
     values: Values = field(default_factory=Values)
     """The node plugin's values; empty if they are unknown."""
 
@@ -126,6 +151,16 @@ class Releases:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Pod:
+    """A pod of any component: a node plugin's, or what its containers wait for."""
+
+    namespace: str
+    release: str
+    plugin: PluginPod | None
+    unpulled: tuple[UnpulledImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Configuration:
     namespace: str
     release: str
@@ -156,12 +191,11 @@ async def find_releases(session: Session, namespace: str) -> Releases:
         gaps.append(_gap(api, plural, ""))
         return []
 
-    plugins = f"{SELECTOR},app.kubernetes.io/component={NODEPLUGIN}"
     deployments, daemons, pods, configurations = await asyncio.gather(
         read("apps/v1", "deployments", _deployment),
         # Without a selector: DaemonSets of others show where the kubelet registers plugins.
         read("apps/v1", "daemonsets", _daemon_set, selector=""),
-        read("v1", "pods", _pod, selector=plugins),
+        read("v1", "pods", _pod),
         read("v1", "configmaps", _configuration),
     )
     ours = [*deployments, *(each for each in daemons if each is not None and each.release)]
@@ -174,25 +208,28 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
 def _releases(
     workloads: Iterable[Workload],
-    pods: Iterable[PluginPod],
+    pods: Iterable[_Pod],
     configurations: Iterable[_Configuration],
 ) -> Iterable[Release]:
     by_release: dict[tuple[str, str], list[Workload]] = {}
     for each in sorted(workloads, key=lambda each: each.name):
         by_release.setdefault((each.namespace, each.release), []).append(each)
-    pods = sorted(pods, key=lambda pod: (pod.node, pod.name))
+    by_pods: dict[tuple[str, str], list[_Pod]] = {}
+    for each in pods:
+        by_pods.setdefault((each.namespace, each.release), []).append(each)
     files: dict[tuple[str, str], list[_Configuration]] = {}
     for each in configurations:
         files.setdefault((each.namespace, each.release), []).append(each)
     for (namespace, name), mine in sorted(by_release.items()):
         known = files.get((namespace, name), [])
+        own = by_pods.get((namespace, name), [])
+        plugins = [each.plugin for each in own if each.plugin is not None]
         yield Release(
             namespace=namespace,
             name=name,
             workloads=tuple(mine),
-            pods=tuple(
-                each for each in pods if (each.namespace, each.release) == (namespace, name)
-            ),
+            pods=tuple(sorted(plugins, key=lambda pod: (pod.node, pod.name))),
+            unpulled=tuple(image for each in own for image in each.unpulled),
             values=next((each.values for each in known if each.values != Values()), Values()),
             lease=next((each.lease for each in known if each.lease), ""),
         )
@@ -263,16 +300,36 @@ def _kubelet_root(pod: Object) -> str:
     return ""
 
 
-def _pod(body: Object) -> PluginPod:
+def _pod(body: Object) -> _Pod:
     metadata = child(body, "metadata")
+    namespace, name = text(metadata, "namespace"), text(metadata, "name")
+    labels, node = child(metadata, "labels"), text(body, "spec", "nodeName")
+    release = text(labels, "app.kubernetes.io/instance")
     conditions = {each.get("type"): each for each in children(body, "status", "conditions")}
-    return PluginPod(
-        namespace=text(metadata, "namespace"),
-        name=text(metadata, "name"),
-        release=text(metadata, "labels", "app.kubernetes.io/instance"),
-        node=text(body, "spec", "nodeName"),
+    plugin = PluginPod(
+        namespace=namespace,
+        name=name,
+        release=release,
+        node=node,
         ready=text(conditions.get("Ready", {}), "status") == "True",
         configuration=text(metadata, "annotations", _CHECKSUM),
+    )
+    is_plugin = text(labels, "app.kubernetes.io/component") == NODEPLUGIN
+    return _Pod(
+        namespace=namespace,
+        release=release,
+        plugin=plugin if is_plugin else None,
+        unpulled=tuple(
+            UnpulledImage(
+                pod=name,
+                node=node,
+                image=text(container, "image"),
+                reason=text(waiting, "reason"),
+                message=" ".join(text(waiting, "message").split()),
+            )
+            for container in children(body, "status", "containerStatuses")
+            if text(waiting := child(container, "state", "waiting"), "reason") in _PULL_REASONS
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kubectl.conftest import DRIVER
+from tests.unit.kubectl.conftest import DRIVER, labels
 
 DRIVERS = [{"driver": "gpu_driver:Gpu", "name": DRIVER}]
 GATES = {
@@ -61,6 +61,37 @@ async def test_no_release_is_a_note(cluster, findings):
 
 def pods_not_ready(site):
     site.release("drakit", "n1", "n2", ready=False, drivers=DRIVERS)
+
+
+def image_not_pulled(site):
+    site.release("drakit", "n1", "n2", ready=False, drivers=DRIVERS)
+    image = "registry.example.com/drakit-nodeplugin:0.1.0"
+    waiting = {
+        "reason": "ImagePullBackOff",
+        "message": f'Back-off pulling image "{image}": ErrImagePull: {image}: not found',
+    }
+    status = {"image": image, "state": {"waiting": waiting}}
+    for node in ("n1", "n2"):
+        site.change(
+            f"/api/v1/namespaces/drakit-system/pods/drakit-{node}",
+            {"status": {"containerStatuses": [status]}},
+        )
+
+
+def operators_image_not_pulled(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    waiting = {"reason": "ErrImageNeverPull", "message": "not present with pull policy of Never"}
+    site.store(
+        "/api/v1/namespaces/drakit-system/pods/drakit-operator-1",
+        {
+            "metadata": labels("drakit", "operator", "0.1.0"),
+            "status": {
+                "containerStatuses": [
+                    {"image": "localhost/drakit-operator:dev", "state": {"waiting": waiting}}
+                ]
+            },
+        },
+    )
 
 
 def half_upgraded(site):
@@ -143,6 +174,23 @@ def plugin_without_slices(site):
             "DaemonSet drakit-system/drakit-nodeplugin",
             "0 of 2 pods ready; not ready on n1, n2",
             "nodeplugin.kubeletRoot",
+        ),
+        pytest.param(
+            image_not_pulled,
+            "Pod drakit-system/drakit-n1",
+            "2 pods in namespace drakit-system cannot pull image "
+            "registry.example.com/drakit-nodeplugin:0.1.0 (drakit-n1, drakit-n2): "
+            "ImagePullBackOff: Back-off pulling image "
+            '"registry.example.com/drakit-nodeplugin:0.1.0": ErrImagePull: '
+            "registry.example.com/drakit-nodeplugin:0.1.0: not found",
+            "imagePullSecrets",
+        ),
+        pytest.param(
+            operators_image_not_pulled,
+            "Pod drakit-system/drakit-operator-1",
+            "cannot pull image localhost/drakit-operator:dev (drakit-operator-1): "
+            "ErrImageNeverPull: not present with pull policy of Never",
+            "--set image.repository=REPOSITORY --set image.tag=TAG",
         ),
         pytest.param(
             half_upgraded,
