@@ -137,8 +137,8 @@ _COLUMNS = [
         "name": "Ready",
         "type": "string",
         "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
-        "description": "True if at least one node has matching devices, and all nodes apply the "
-        "current generation of the policy.",
+        "description": "True if at least one node has matching devices, and all nodes that report "
+        "the policy apply its current generation.",
     },
     {"name": "Nodes", "type": "integer", "jsonPath": ".status.nodes"},
     {"name": "Devices", "type": "integer", "jsonPath": ".status.devices"},
@@ -188,7 +188,7 @@ _STATUS = {
             "type": "array",
             "maxItems": 8,
             "description": "`Ready` is true if at least one node has matching devices, and all "
-            "nodes apply the current generation of the policy.",
+            "nodes that report the policy apply its current generation.",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": {

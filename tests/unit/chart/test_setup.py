@@ -40,7 +40,7 @@ def test_a_plain_install_has_no_hook_because_helm_installs_the_definitions(rende
 def test_an_upgrade_applies_definitions_that_the_cluster_lacks_first(render):
     # Helm finds no definition in the cluster, because this render has none.
     found = hooks(render(upgrade=True))
-    assert found["Job", "drakit-setup-crds"] == ["pre-install", "pre-upgrade", "pre-rollback"]
+    assert found["Job", "drakit-setup-crds"] == ["pre-install", "pre-upgrade"]
 
 
 def test_the_chart_compares_definitions_by_a_checksum_of_their_content():
