@@ -16,6 +16,7 @@ from e2e.kit import (
     wait_for,
 )
 from e2e.release import DRAKIT, install, uninstall
+from tools.crds.__main__ import CHECKSUM
 
 pytestmark = [
     pytest.mark.e2e,
@@ -94,4 +95,20 @@ def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_s
     assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
 
     install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
+
+
+def checksum(release, name: str) -> str:
+    return release.get("crd", name)["metadata"].get("annotations", {}).get(CHECKSUM, "")
+
+
+@pytest.mark.slow
+def test_definitions_that_an_earlier_release_left_are_upgraded(release, zram):
+    name = "nodedevicereports.drakit.dev"
+    current = checksum(release, name)
+    assert current
+    uninstall(release)
+    release.kubectl("annotate", "crd", name, f"{CHECKSUM}=0", "--overwrite")
+    install(release, values=release_values(release, zram))
+    assert checksum(release, name) == current
     wait_settled(release, zram)

@@ -124,3 +124,8 @@ def test_a_vendors_release_needs_no_image_of_the_operator(render):
     vendor = {"operator": {"enabled": False}, "image": {"repository": "example.com/lamps"}}
     objects = render({**vendor, "hostdev": {"policies": POLICIES}})
     assert "lamps-operator" not in str(objects)
+
+
+def test_a_vendors_release_never_replaces_definitions_with_older_ones(render):
+    found = hooks(render({"operator": {"enabled": False}}, upgrade=True))
+    assert ("Job", "drakit-setup-crds") not in found
