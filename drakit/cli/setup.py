@@ -2,8 +2,8 @@
 ``drakit setup``: installs and upgrades drakit's CustomResourceDefinitions, and the policies of a
 release.
 
-The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and cannot
-render objects of a kind that does not exist yet. Each object carries the release that owns it. What
+The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and `helm
+--wait` would wait until each policy of a release matches a device. Each object carries the release that owns it. What
 another release or a person owns is never changed.
 
 It must not know what is in a definition or a policy: the API server checks both.
@@ -165,7 +165,10 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
     try:
         listed = await _list(session, wait=bool(wanted))
     except NotFoundError:
-        print("HostDevicePolicy is not installed: set crds.enabled to install it")
+        print(
+            "HostDevicePolicy is not installed: run 'helm show crds CHART | kubectl apply "
+            "--server-side -f -' to install it"
+        )
         return 1 if wanted else 0
     refused = [
         name
