@@ -3,8 +3,8 @@
 release.
 
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and `helm
---wait` would wait until each policy of a release matches a device. Each object carries the release that owns it. What
-another release or a person owns is never changed.
+--wait` would wait until each policy of a release matches a device. Each object carries the release
+that owns it. What another release or a person owns is never changed.
 
 It must not know what is in a definition or a policy: the API server checks both.
 """
