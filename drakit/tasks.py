@@ -37,7 +37,7 @@ async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
     except asyncio.CancelledError:
         if cancelled_by_owner():
             raise
-        raise TaskEndedError(name, "was cancelled, but not by us") from None
+        raise TaskEndedError(name, "was canceled, but not by its owner") from None
     raise TaskEndedError(name, "returned, but must run until it is stopped")
 
 

@@ -211,7 +211,7 @@ def test_a_prepare_that_hangs_is_cancelled_when_its_pod_is_deleted(stage):
     stage.wait_gone("user", seconds=90)
     stage.wait_empty()
     story = stage.lamps.story(claim_uid=uid)
-    assert story == ["prepare began", "prepare cancelled", "unprepare began", "unprepare ended"]
+    assert story == ["prepare began", "prepare canceled", "unprepare began", "unprepare ended"]
 
 
 def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):

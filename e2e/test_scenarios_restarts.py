@@ -136,7 +136,7 @@ def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
         stage.wait_gone(name, seconds=90)
     # The rule still holds: the driver would never have come back from the hanging call by itself.
     stage.wait_empty()
-    assert "prepare cancelled" in stage.lamps.story(device="lamp-1")
+    assert "prepare canceled" in stage.lamps.story(device="lamp-1")
     assert stage.lamps.story(device="lamp-1")[-1] == "unprepare ended"
     assert len(stage.lamps.calls("prepare", device="lamp-2")) == tried, "nothing is prepared again"
 

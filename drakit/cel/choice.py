@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from drakit.cel.helper import Helper, find_helper
 from drakit.explain.selectors import Selectors
 
-__all__ = ("NoEvaluatorError", "installed_selectors")
+__all__ = ("NoEvaluatorError", "installed_selectors", "is_installed")
 
 
 class NoEvaluatorError(Exception):
     """Neither of the two is installed; the text names the remedy."""
+
+
+def is_installed(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether one of the two is installed, without loading it."""
+    return find_helper(environ) is not None or find_spec("cel_expr_python") is not None
 
 
 def installed_selectors(environ: Mapping[str, str] = os.environ) -> tuple[Selectors, str]:

@@ -302,7 +302,8 @@ def _of_taints(
         where = f"on node {node}" if node is not None else "on its node"
         yield Finding(
             code=Code.DRIVER_UNAVAILABLE,
-            what=f"driver {result.device.driver} of {device} has stopped {where}; check its log",
+            what=f"{device} cannot be used, because its driver has stopped {where}; check the "
+            f"driver's log",
         )
     for taint in taints:
         if taint.effect != "NoExecute":

@@ -200,7 +200,7 @@ class _Search:
         name = f"{parent}/{request.name}" if parent else request.name
         claim = self._claims[key[0]].name
         if (problem := self._selections.broken(request)) is not None:
-            raise _FailedError(f"claim {claim}, request {name}: {problem}")
+            raise _FailedError(f'request "{name}" of claim "{claim}": {problem}')
         plan = _Plan(claim=claim, request=request, parent=parent, candidates=[], count=0)
         self._plans[key] = plan
         bit = 1 << (len(self._plans) - 1)
@@ -210,7 +210,7 @@ class _Search:
             elif request.every:
                 state = "incomplete" if pool.state is PoolState.INCOMPLETE else "invalid"
                 raise _FailedError(
-                    f"claim {claim}, request {name} asks for all devices, but pool "
+                    f'request "{name}" of claim "{claim}" asks for all devices, but pool '
                     f"{pool.identity.pool} of driver {pool.identity.driver} is {state}"
                 )
         plan.count = len(plan.candidates) if request.every else request.count
@@ -231,7 +231,7 @@ class _Search:
                     continue  # checked before selectors, so their errors are not reached
                 if index in selected.errors:
                     error = _FailedError(
-                        f"claim {plan.claim}, request {plan.name}: {selected.errors[index]}",
+                        f'request "{plan.name}" of claim "{plan.claim}": {selected.errors[index]}',
                         device=identity,
                     )
                     if request.every:
@@ -410,8 +410,8 @@ class _Search:
                 undo()
                 if must:
                     raise _FailedError(
-                        f"claim {plan.claim}, request {plan.name} asks for all devices, and a "
-                        f"constraint of the claim excludes one of them"
+                        f'request "{plan.name}" of claim "{plan.claim}" asks for all devices, and '
+                        f"a constraint of the claim excludes one of them"
                     )
                 return None
             undone.append(lambda each=constraint: each.remove(plan.base, sub))

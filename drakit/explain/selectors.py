@@ -28,6 +28,8 @@ from drakit.explain.devices import (
 from drakit.explain.model import SliceFacts
 
 __all__ = (
+    "OWN_SELECTOR",
+    "THE_REQUEST",
     "Evaluated",
     "FeatureGates",
     "Outcome",
@@ -37,6 +39,8 @@ __all__ = (
     "Work",
     "bring_up_to_date",
     "evaluate",
+    "only_driver",
+    "selector_of",
 )
 
 MAX_EXPRESSIONS = 512
@@ -46,6 +50,12 @@ MAX_ALIKE = 1_000
 """Outcomes by device, and by former slice, that are kept for one expression. An expression that
 reads a unique attribute has more: of its outcomes, only those by slice are kept."""
 
+THE_REQUEST = "the request"
+"""The owner of a selector that is not of a class."""
+
+OWN_SELECTOR = "its selector"
+"""Names a selector of the request that a sentence is about."""
+
 BATCH = 2_000
 """Devices in one call of an evaluator, and those of one more slice."""
 
@@ -53,6 +63,11 @@ BATCH = 2_000
 _ONE_DRIVER = re.compile(
     r"""\s*device\.driver\s*==\s*(["'])([a-z0-9.-]+)\1\s*(?:\Z|&&(?!.*(?:\|\||\?)))""", re.DOTALL
 )
+
+
+def selector_of(owner: str) -> str:
+    """Name a selector of a request, or of its class, as the subject of a clause."""
+    return OWN_SELECTOR if owner == THE_REQUEST else f"the selector of {owner}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

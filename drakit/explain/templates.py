@@ -29,6 +29,7 @@ from drakit.explain.model import (
 from drakit.explain.pending_claims import exact_requests, missing_classes
 from drakit.explain.pools import PoolState
 from drakit.explain.search import allocate
+from drakit.explain.selectors import OWN_SELECTOR, selector_of
 from drakit.explain.trial import Released
 from drakit.explain.world import World
 
@@ -81,7 +82,7 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     except NotEvaluatedError:
         return []
     if matching.error:
-        found = Finding(code=Code.SELECTOR_FAILED, what=f'DeviceClass "{name}": {matching.error}')
+        found = Finding(code=Code.SELECTOR_FAILED, what=matching.error)
     elif not matching.by_node and _is_certain([request], world):
         found = Finding(
             code=Code.NO_DEVICE_PUBLISHED,
@@ -133,7 +134,7 @@ def _not_compiled(request: Request, world: World) -> str:
         except KeyError:
             raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
         if problem:
-            return f"selector of {owner} does not compile: {problem}; correct it"
+            return f"{selector_of(owner)} does not compile: {problem}; correct it"
     return ""
 
 
@@ -172,8 +173,8 @@ def _of_requests(
         for name, exact in exact_requests(request):
             found = matching[exact] = _match(exact, world)
             # An error of the class is reported about the class.
-            if found.error.startswith("selector of the request"):
-                yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}", {found.error}')
+            if found.error.startswith(OWN_SELECTOR):
+                yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
     if any(found.error for found in matching.values()) or not _is_certain(requests, world):
         return
     search = _Search(world, matching)

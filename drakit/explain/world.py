@@ -35,7 +35,7 @@ from drakit.explain.model import (
 )
 from drakit.explain.pools import NodePool, NodeView, PoolState, pools_of_node
 from drakit.explain.reports import PolicyFacts, ReportFacts
-from drakit.explain.selectors import SelectorIndex, only_driver
+from drakit.explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
 
 __all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
 
@@ -392,7 +392,7 @@ class World:
         of_class = device_class.selectors if device_class is not None else ()
         return (
             *((f"class {request.device_class}", each) for each in of_class),
-            *(("the request", each) for each in request.selectors),
+            *((THE_REQUEST, each) for each in request.selectors),
         )
 
     def concerns(self, request: Request, driver: str) -> bool:
@@ -431,13 +431,15 @@ class World:
             except KeyError:
                 raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
             if found is None:  # each device that reaches it ends the allocation
-                errors |= dict.fromkeys(bits(alive), f"selector of {owner}: {problem}")
+                error = f"{selector_of(owner)} does not compile: {problem}"
+                errors |= dict.fromkeys(bits(alive), error)
                 alive = 0
                 break
             if found.unknown:
                 raise NotEvaluatedError(f"a selector of {owner}: {found.unknown}")
             failed = {index: text for index, text in found.errors.items() if alive >> index & 1}
-            errors |= {index: f"selector of {owner}: {text}" for index, text in failed.items()}
+            subject = selector_of(owner)
+            errors |= {index: f"{subject} fails: {text}" for index, text in failed.items()}
             left = alive & found.matches
             rejected.append(alive.bit_count() - left.bit_count() - len(failed))
             alive = left

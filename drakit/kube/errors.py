@@ -78,8 +78,8 @@ class ApiError(Exception):
 class UnauthorizedError(ApiError):
     def sentence(self) -> str:
         return (
-            f"{self.method} {self.path}: the API server does not accept our credentials; check "
-            f"that the service account or the kubeconfig's user still exists"
+            f"{self.method} {self.path}: the API server does not accept the client's credentials; "
+            f"check that the service account or the kubeconfig's user still exists"
         )
 
 
@@ -113,8 +113,8 @@ class ForbiddenError(ApiError):
         where = f"in namespace {namespace}" if namespace else "cluster-wide"
         group = f"API group {self.group}" if self.group else "the core API group"
         return (
-            f'{self.method} {self.path}: our RBAC role lacks the verb "{self.verb}" on '
-            f'"{self.resource}" of {group} ({where})'
+            f"{self.method} {self.path}: the RBAC role of the client lacks the verb "
+            f'"{self.verb}" on "{self.resource}" of {group} ({where})'
         )
 
 

@@ -246,7 +246,7 @@ def _library() -> _Library:
                 _loaded = _import_lean() if _ROOT not in sys.modules else _import_usual()
             except Exception as error:
                 logger.warning(
-                    "the reduced import of kubernetes-asyncio failed, memory use is higher",
+                    "the reduced import of kubernetes-asyncio failed; memory use is higher",
                     extra={"error": repr(error)},
                 )
                 for name in [name for name in sys.modules if name.partition(".")[0] == _ROOT]:

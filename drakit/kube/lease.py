@@ -39,7 +39,7 @@ _STOP_TIMEOUT_SECONDS = 30.0
 
 
 class WorkNotStoppedError(Exception):
-    """The leader's work did not end when it was cancelled; only the end of the process stops it."""
+    """The leader's work did not end when it was canceled; only the end of the process stops it."""
 
 
 class _LostError(Exception):
@@ -120,9 +120,9 @@ class LeaseElection:
         on_stopped: Callable[[], None] | None = None,
     ) -> None:
         """
-        Take part in the election until cancelled.
+        Take part in the election until canceled.
 
-        ``on_started`` is the leader's work: it runs in a task that is cancelled when the Lease may
+        ``on_started`` is the leader's work: it runs in a task that is canceled when the Lease may
         be lost, and runs again when we lead again. ``on_stopped`` is called each time it has ended.
         If the work ends by itself, or fails, the Lease is released and the election ends.
         """
@@ -190,7 +190,7 @@ class LeaseElection:
         if not working.done():
             self._renewed_at = None  # it must not be released: it is still in use
             raise WorkNotStoppedError(
-                "the leader's work did not end when it was cancelled, and its lease ends; this "
+                "the leader's work did not end when it was canceled, and its lease ends; this "
                 "process must end before another one leads"
             )
         if not working.cancelled() and working.exception() is not None:

@@ -130,7 +130,7 @@ class WorkQueue(Generic[Key]):
             try:
                 await getter
             except asyncio.CancelledError:
-                # Woken and cancelled at the same time: the key is for another worker.
+                # Woken and canceled at the same time: the key is for another worker.
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_getter()
                 raise

@@ -77,7 +77,7 @@ def label_key_problem(key: str) -> str | None:
     if not is_dns_subdomain(prefix):
         return "has a domain that is not a DNS subdomain of at most 253 characters"
     if problem := label_value_problem(name) if name else "is empty":
-        return f"has a part behind the slash that {problem}"
+        return f"has a name after the slash that {problem}"
     return None
 
 

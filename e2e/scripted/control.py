@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Operation = Literal["prepare", "unprepare", "check"]
-Moment = Literal["began", "ended", "failed", "cancelled"]
+Moment = Literal["began", "ended", "failed", "canceled"]
 OTHER_MOMENTS = ("overlap", "made", "commanded", "obeyed")
 """Moments of lines that do not belong to a call."""
 

@@ -64,7 +64,7 @@ class FilePoller:
             del self._waiters[found]
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until canceled."""
         for number in itertools.count():
             await asyncio.sleep(self._period_seconds)
             due = [
@@ -73,7 +73,7 @@ class FilePoller:
                 if number % waiter.rounds == 0
             ]
             for found in await asyncio.to_thread(_poll, due) if due else ():
-                if not found.done():  # the waiter may have been cancelled
+                if not found.done():  # the waiter may have been canceled
                     found.set_result(None)
 
 

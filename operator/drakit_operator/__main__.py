@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ConnectionConfigError, NoEvaluatorError) as error:
         sys.exit(_refuse(str(error)))
     except Exception:
-        logger.exception("a component failed, the operator exits")
+        logger.exception("a component failed; the operator exits")
         sys.exit(1)
 
 
@@ -66,7 +66,8 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit-operator",
-        description="Explains in Events why pods wait for devices.",
+        description="Explains in Events why pods wait for devices, and reconciles "
+        "HostDevicePolicies.",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file (YAML; default: none)"

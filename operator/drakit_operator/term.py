@@ -53,7 +53,7 @@ OLDEST_LIMIT_SECONDS = 300.0
 
 
 class Term:
-    """Runs once, until it is cancelled."""
+    """Runs once, until it is canceled."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Term:
         )
 
     async def run(self) -> None:
-        """Watch, evaluate and sweep until cancelled."""
+        """Watch, evaluate and sweep until canceled."""
         self._metrics.leader.set(1)
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
         parts: dict[str, Callable[[], Awaitable[None]]] = {

@@ -219,7 +219,7 @@ class Work:
             self._metrics.pools.labels(str(condition)).set(number)
 
     async def work(self) -> None:
-        """Evaluate one object after the other, until cancelled."""
+        """Evaluate one object after the other, until canceled."""
         while True:
             key = await self._queue.get()
             with request_scope(new_request_id()):

@@ -9,7 +9,7 @@ It must not know what a command does.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drakit.cli.kubectl.main import _parser as kubectl
 from drakit.cli.main import _parser as drakit
@@ -25,8 +25,8 @@ def page() -> str:
         description="The commands and options of kubectl drakit, drakit, drakit-nodeplugin and drakit-operator.",
         source="the argument parsers of the programs",
         body=[
-            "This page lists the commands and options of the programs that drakit installs: the plugin `kubectl drakit`, the\n"
-            "command `drakit`, and the two daemons that the chart runs. Every command has the option `--help`.",
+            "The plugin `kubectl drakit`, the command `drakit`, and the two daemons that the chart runs. Every command has the\n"
+            "option `--help`.",
             *(
                 block
                 for make in (kubectl, drakit, nodeplugin, operator)
@@ -54,6 +54,10 @@ def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield f"### {command.prog}"
         yield from _text(command) if command.description else [_sentence(purpose)]
         yield from _usage(command)
+    shared = {group.title: group for command, _ in commands for group in _shared_groups(command)}
+    for title, group in shared.items():
+        yield f"### Options: {title}"
+        yield _table(group._group_actions)
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -80,17 +84,31 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     words += ["[OPTIONS]"] * any(not each.required for each in options)
     words += [_operand(each) for each in operands]
     yield f"```text\n{' '.join(words)}\n```"
-    if operands or options:
-        yield markdown.table(
-            ("Argument", "Meaning"),
-            [(markdown.code(_form(each)), _meaning(each)) for each in (*operands, *options)],
-        )
+    groups = _shared_groups(parser)
+    shared = [each for group in groups for each in group._group_actions]
+    if own := [each for each in (*operands, *options) if each not in shared]:
+        yield _table(own)
+    for group in groups:
+        yield f"Also: [options for {group.title}](#options-{str(group.title).replace(' ', '-')})."
 
 
-def _form(action: argparse.Action) -> str:
+def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:
+    """Return the groups of options that several commands have; argparse has two of its own."""
+    return [group for group in parser._action_groups[2:] if group._group_actions]
+
+
+def _table(actions: Iterable[argparse.Action]) -> str:
+    return markdown.table(
+        ("Argument", "Meaning"),
+        [(markdown.code(_form(each, short=True)), _meaning(each)) for each in actions],
+    )
+
+
+def _form(action: argparse.Action, *, short: bool = False) -> str:
     if not action.option_strings:
         return _name(action)
-    option = action.option_strings[-1]
+    names = action.option_strings if short else action.option_strings[-1:]
+    option = ", ".join(names)
     return option if action.nargs == 0 else f"{option} {_name(action)}"
 
 

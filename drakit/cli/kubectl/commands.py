@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from drakit.cel import choice
 from drakit.cli.errors import CommandError, UsageError
 from drakit.cli.kubectl import claims, devices, doctor
 from drakit.cli.kubectl import explain as explaining
@@ -80,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
 
         print(script(options.shell))
         return 0
+    if not choice.is_installed():  # the other dependencies may have come with another extra
+        raise ImportError("no evaluator of CEL selectors is installed")
     return _COMMANDS[options.command](options, Output(format=options.output))
 
 

@@ -24,6 +24,8 @@ _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyr
 
 _FORMATS = ("wide", "json", "yaml")
 
+_NEEDS_EXTRA = "error: kubectl drakit needs the extra kubectl: pip install 'drakit[kubectl]'"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ImportError as error:
-        print(f"kubectl drakit needs the extra drakit[kubectl]: {error}", file=sys.stderr)
+        print(f"{_NEEDS_EXTRA} ({error})", file=sys.stderr)
         return UsageError.exit_code
     except BrokenPipeError:
         # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
@@ -113,22 +115,23 @@ def _add_listings(commands: _Group) -> None:
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    connection = parser.add_argument_group("connection and output")
+    connection.add_argument(
         "--context", metavar="NAME", help="kubeconfig context (default: the current context)"
     )
-    parser.add_argument(
+    connection.add_argument(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
         help="kubeconfig file (default: $KUBECONFIG, then ~/.kube/config)",
     )
-    parser.add_argument(
+    connection.add_argument(
         "-n",
         "--namespace",
         metavar="NAME",
         help="namespace (default: the namespace of the context)",
     )
-    parser.add_argument(
+    connection.add_argument(
         "-o", "--output", choices=_FORMATS, default="", help="more columns, JSON, or YAML"
     )
 

@@ -304,7 +304,7 @@ class Kit:
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
         """Start to prepare claims in one call, and cancel the call after this time."""
         self._asked |= {claim.uid: claim for claim in claims}
-        # A cancelled call is a reset stream: what the server sees of a kubelet that gives up.
+        # A canceled call is a reset stream: what the server sees of a kubelet that gives up.
         call = asyncio.create_task(
             self.kubelet.prepare(self._dra(), *(c.reference for c in claims), timeout_seconds=45)
         )

@@ -17,7 +17,7 @@ CHUNK_BYTES = 65_536
 
 
 async def relay(source: Path, target: Path) -> None:
-    """Listen at `source`, and pass on whatever comes to `target`, and back, until cancelled."""
+    """Listen at `source`, and pass on whatever comes to `target`, and back, until canceled."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

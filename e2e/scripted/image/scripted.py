@@ -243,7 +243,7 @@ class Scripted(Driver[ScriptedConfig]):
         try:
             yield rule
         except asyncio.CancelledError:
-            self._tell("cancelled", facts)
+            self._tell("canceled", facts)
             raise
         except DriverError:
             self._tell("failed", facts)

@@ -78,14 +78,17 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last
         found = self._devices.get((device.pool, device.name))
-        where = f"device {device.name} on node {self.node.name}"
+        where = f"on node {self.node.name}"
         if control.stop:
-            raise DriverError(f"{where} cannot be prepared, its driver is stopped: {control.stop}")
+            raise DriverError(
+                f"the device cannot be prepared {where}, because the driver is stopped: "
+                f"{control.stop}"
+            )
         if found is None or _any(control.missing, found):
-            raise DriverError(f"{where} is gone; delete the pod to get another device")
+            raise DriverError(f"the device is gone {where}; delete the pod to get another device")
         for pattern, text in control.fail_prepare.items():
             if matches(pattern, names_of(found)):
-                raise DriverError(f"{where} cannot be prepared: {text}")
+                raise DriverError(f"the device cannot be prepared {where}: {text}")
         return Edits(env=_environment(claim, device, found, driver=self.config.driver_name))
 
     def _name_unknown(self, control: Control) -> None:

@@ -184,7 +184,7 @@ class ClaimEvents:
         self._due.set()
 
     async def run(self, recorder: EventRecorder) -> None:
-        """Write Events until cancelled; those added before the call are not lost."""
+        """Write Events until canceled; those added before the call are not lost."""
         while True:
             await self._due.wait()
             self._due.clear()

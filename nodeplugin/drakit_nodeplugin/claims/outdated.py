@@ -102,7 +102,7 @@ class OutdatedClaims:
         self._marked.pop(endpoint, None)
 
     async def run(self) -> None:
-        """Prepare marked claims until cancelled. A slow claim does not delay the others."""
+        """Prepare marked claims until canceled. A slow claim does not delay the others."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._changed.wait()

@@ -225,7 +225,7 @@ class ClaimEngine:
             if usable is None:
                 return error
             logger.warning(
-                "claim cannot be read, answered from the checkpoint",
+                "claim cannot be read; answered from the checkpoint",
                 extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
             )
             return usable

@@ -50,7 +50,7 @@ SLOW_SECONDS = 180.0
 
 NOT_DONE = "NotDone"
 """The reason of an answer that proves nothing about the claim: its work continues, or was
-cancelled."""
+canceled."""
 
 
 class Engine(Protocol):
@@ -133,7 +133,7 @@ class ClaimQueue:
         """
         Return each claim's answer; after the timeout, report that its work is still in flight.
 
-        UIDs must be unique. If the caller is cancelled, the work continues.
+        UIDs must be unique. If the caller is canceled, the work continues.
         """
         turns = self._join_or_begin(operation, claims)
         if works := [work for _, work in turns.values() if work.answer is None]:
@@ -148,7 +148,7 @@ class ClaimQueue:
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
-        logger.warning("work in flight cancelled by the shutdown", extra=facts)
+        logger.warning("work in flight canceled by the shutdown", extra=facts)
         for queue in self._queues.values():
             for turn in list(queue)[1:]:  # these must not begin when the first of their queue ends
                 if turn.work is not None:
@@ -194,7 +194,7 @@ class ClaimQueue:
         answered: asyncio.Future[ClaimAnswer] = asyncio.get_running_loop().create_future()
 
         def set_answer(answer: ClaimAnswer) -> None:
-            if not answered.done():  # the caller may have been cancelled
+            if not answered.done():  # the caller may have been canceled
                 answered.set_result(answer)
 
         work.callbacks.append(set_answer)
@@ -315,7 +315,7 @@ class ClaimQueue:
             context=turns[0].context,
         )
         self._tasks.add(task)
-        # A callback, not a `finally` of the task: that would not run if the task is cancelled
+        # A callback, not a `finally` of the task: that would not run if the task is canceled
         # before its first step.
         task.add_done_callback(lambda task: self._ended(task, works))
 

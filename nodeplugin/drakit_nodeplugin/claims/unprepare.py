@@ -179,11 +179,12 @@ class Unpreparing:
         self, claims: Collection[StoredClaim]
     ) -> AsyncGenerator[Mapping[str, Undone], None]:
         """Undo claims concurrently; yield each claim's result once, as soon as it is known."""
+        rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._begin(claims)
         if failed:
             yield failed
         if free := [claim for claim in begun.values() if not self._needs_driver(claim)]:
-            yield await self._settle(free, {})
+            yield await self._settle(free, {}, rolled_back)
         batch = [self._allocated(claim) for claim in begun.values() if self._needs_driver(claim)]
         if not batch:
             return
@@ -195,7 +196,7 @@ class Unpreparing:
                     for uid, call in ended.items()
                     if (raised := raised_by(call)) is not None
                 }
-                yield await self._settle([begun[uid] for uid in ended], errors)
+                yield await self._settle([begun[uid] for uid in ended], errors, rolled_back)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         """Undo one claim."""
@@ -255,9 +256,13 @@ class Unpreparing:
         return allocated_claim(claim)
 
     async def _settle(
-        self, claims: Collection[StoredClaim], errors: Mapping[str, ClaimError]
+        self,
+        claims: Collection[StoredClaim],
+        errors: Mapping[str, ClaimError],
+        rolled_back: Collection[str],
     ) -> Mapping[str, Undone]:
-        """Remove files and entries of the claims whose driver has confirmed, in one step."""
+        """Remove files and entries of the claims whose driver has confirmed, in one step; those in
+        `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
             if _waits(error.__cause__):
@@ -273,8 +278,11 @@ class Unpreparing:
                 undone[claim.uid] = _file_stays(claim, unremoved[claim.uid])
             elif claim.uid in fenced:
                 undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
-        if free := [claim for claim in gone if undone[claim.uid].error is None]:
-            logger.info("claims unprepared", extra=facts_of(self._parts.driver, free))
+        free = [claim for claim in gone if undone[claim.uid].error is None]
+        if unprepared := [claim for claim in free if claim.uid not in rolled_back]:
+            logger.info("claims unprepared", extra=facts_of(self._parts.driver, unprepared))
+        if failed := [claim for claim in free if claim.uid in rolled_back]:
+            logger.info("claims rolled back", extra=facts_of(self._parts.driver, failed))
         return undone
 
 

@@ -315,7 +315,7 @@ async def _end_of(future: asyncio.Future[Any]) -> None:
 
 
 def raised_by(future: asyncio.Future[Any]) -> BaseException | None:
-    """Return what a future that has ended raised; a cancelled one raised CancelledError."""
+    """Return what a future that has ended raised; a canceled one raised CancelledError."""
     return asyncio.CancelledError() if future.cancelled() else future.exception()
 
 

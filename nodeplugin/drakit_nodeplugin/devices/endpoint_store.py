@@ -141,7 +141,7 @@ class EndpointWriter:
         return True
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until canceled."""
         first, limit = RETRY_SECONDS
         backoff = Backoff(first_seconds=first, limit_seconds=limit)
         while True:

@@ -65,7 +65,7 @@ class GoneDevices:
         self._changed.set()
 
     async def run(self) -> None:
-        """Check until cancelled."""
+        """Check until canceled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GONE_SECONDS if any(self._gone()) else None):

@@ -409,7 +409,7 @@ class DeviceManager:
         self._notify()
 
     async def run(self) -> None:
-        """Follow the time, and write to the store, until cancelled."""
+        """Follow the time, and write to the store, until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._follow_time())

@@ -2,7 +2,7 @@
 Turns a batch of claims into calls of a connection: one for each claim, or one for the batch.
 
 A call waits until no earlier call for one of its devices or counter sets is in flight; its time
-limit starts when it begins. A cancelled call holds its devices until it has ended, because its
+limit starts when it begins. A canceled call holds its devices until it has ended, because its
 clean-up may undo something that the next call must find undone. This module words the errors of a
 connection; the engine decides what follows from them.
 

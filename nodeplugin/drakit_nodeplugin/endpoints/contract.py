@@ -134,7 +134,7 @@ class Calls(Protocol):
     * :class:`.CallOverdueError`: the other side did not answer within its own deadline;
     * anything else: a bug, which is logged.
 
-    A call is cancelled when its caller no longer waits, or after its time limit. It must then
+    A call is canceled when its caller no longer waits, or after its time limit. It must then
     return or raise only after the work has really ended, because the next call for its devices
     begins at that moment.
     """
@@ -330,7 +330,7 @@ class CallableEndpoint(Protocol):
       else.
     * Cancelling a future abandons only that claim. The work for its devices ends in the
       background, and the next call for these devices begins only after that. A batch that is one
-      call is cancelled when all of its claims are abandoned.
+      call is canceled when all of its claims are abandoned.
     * Calls that have a device or a counter set in common never overlap, and run in the order in
       which they were made. A claim that has to wait does not delay the rest of its batch.
     * A call runs in the context of its caller: its log lines have the request id.
@@ -377,7 +377,7 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def run(self) -> None:
-        """Keep the endpoint connected until cancelled; report its devices to the listener."""
+        """Keep the endpoint connected until canceled; report its devices to the listener."""
         ...
 
     async def close(self) -> None:

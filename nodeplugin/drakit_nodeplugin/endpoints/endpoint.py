@@ -107,7 +107,7 @@ class Lifecycle(Generic[ConnectionT]):
             self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep it connected until cancelled. Our own stop is not a stop of the endpoint: it is not
+        """Keep it connected until canceled. Our own stop is not a stop of the endpoint: it is not
         reported, so that its devices stay unchanged."""
         while True:
             if self.connection is None:

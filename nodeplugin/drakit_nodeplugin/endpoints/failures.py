@@ -96,10 +96,10 @@ class CallNotBegunError(CallOverdueError):
 
 
 class CallCancelledError(Exception):
-    """A call was cancelled on the other side, neither by its caller nor by the connection's end."""
+    """A call was canceled on the other side, neither by its caller nor by the connection's end."""
 
     def __init__(self) -> None:
-        super().__init__("it was cancelled, but not by its caller")
+        super().__init__("it was canceled, but not by its caller")
 
 
 def failure_of(
@@ -230,6 +230,6 @@ class Diagnostics:
     def _within_limit(self) -> bool:
         within = self._limiter.take()
         if not within and not self._dropping:
-            logger.warning("too many diagnostics of device plugins, some are dropped")
+            logger.warning("too many diagnostics of device plugins; some are dropped")
         self._dropping = not within
         return within

@@ -222,7 +222,7 @@ def socket_file(found: os.stat_result) -> SocketFile:
 
 class OpenSocket:
     """A socket's file, held open. It is closed with its last reference at the latest, so that a
-    cancelled call leaks none."""
+    canceled call leaks none."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

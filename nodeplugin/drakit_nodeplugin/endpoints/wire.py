@@ -165,7 +165,7 @@ class Client:
             stream.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
-        """Close the channel; after the grace period, its calls are cancelled."""
+        """Close the channel; after the grace period, its calls are canceled."""
         try:
             await self._channel.close(grace_seconds)
         finally:
@@ -175,11 +175,11 @@ class Client:
 def _failed(error: BaseException, method: str) -> CallFailedError:
     """Return the error of a call; our own cancellation is raised."""
     if not isinstance(error, grpc.aio.AioRpcError):
-        # gRPC reports a call that the other side cancelled, or whose channel was closed, with
+        # gRPC reports a call that the other side canceled, or whose channel was closed, with
         # CancelledError, and one that begins after that with UsageError.
         if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
             raise error
-        return CallFailedError(f"cancelled {method}", code=grpc.StatusCode.CANCELLED)
+        return CallFailedError(f"canceled {method}", code=grpc.StatusCode.CANCELLED)
     code, details = error.code(), error.details() or ""
     match code:
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -181,9 +181,7 @@ class HostedDevices:
             )
 
     def _name_taken(self, note: str) -> None:
-        self._events.emit(
-            reason="SliceNameTaken", action="Publish", note=f"driver {self._driver}: {note}"
-        )
+        self._events.emit(reason="SliceNameTaken", action="Publish", note=note)
 
     def _dropped(self, note: str) -> None:
         self._events.emit(

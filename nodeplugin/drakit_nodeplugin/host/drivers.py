@@ -157,7 +157,7 @@ class Hosting:
             self._wanted.put_nowait(name)
 
     async def _run(self, directory: BackendDirectory) -> None:
-        """Host the backends that appear, until cancelled; the end of one part ends all, as for any
+        """Host the backends that appear, until canceled; the end of one part ends all, as for any
         driver."""
         async with asyncio.TaskGroup() as group:
             for name in self._known:

@@ -99,7 +99,7 @@ class PluginNode:
             logger.warning("labels of the node cannot be stored", extra=facts)
 
     async def run(self, session: asyncio.Future[Session]) -> None:
-        """Read the labels until cancelled."""
+        """Read the labels until canceled."""
         api = await asyncio.shield(session)
         log = ProblemLog(
             logger,
@@ -185,7 +185,7 @@ class NodeEvents:
         )
 
     async def run(self) -> None:
-        """Write Events until cancelled."""
+        """Write Events until canceled."""
         recorder = await self.recorder()
         while True:
             reason, action, note = await self._pending.get()

@@ -248,7 +248,7 @@ class PolicyWatch:
             self._offer()
 
     async def run(self) -> None:
-        """Follow the policies until cancelled."""
+        """Follow the policies until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._save())

@@ -125,7 +125,7 @@ class DriverReport:
         self._changed.set()
 
     async def run(self) -> None:
-        """Write the report until cancelled."""
+        """Write the report until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_devices())
             group.create_task(self._write())
@@ -296,7 +296,7 @@ async def remove_former_reports(
     session: asyncio.Future[Session],
 ) -> None:
     """
-    Remove the reports of drivers that this node no longer serves, until cancelled.
+    Remove the reports of drivers that this node no longer serves, until canceled.
 
     `drivers` is the parent of the drivers' data directories, which remain. Another release of the
     chart may serve a driver. The driver then has a running instance.

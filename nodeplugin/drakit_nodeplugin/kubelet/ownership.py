@@ -361,7 +361,7 @@ class RunningInstances:
         self.on_change()
 
     async def run(self, poller: FilePoller) -> None:
-        """Check after each change until cancelled; a check that fails is logged and repeated."""
+        """Check after each change until canceled; a check that fails is logged and repeated."""
         while True:
             await poller.until(self._changed)
             try:

@@ -306,7 +306,7 @@ class _Shared(Generic[AnswerT]):
 
     def _answered(self, task: asyncio.Task[AnswerT]) -> None:
         if not task.cancelled():
-            task.exception()  # retrieved here, because all waiters may be cancelled
+            task.exception()  # retrieved here, because all waiters may be canceled
         # A list of thousands of devices must not stay in memory until the next check.
         task.get_loop().call_later(self._fresh_seconds, self._forget)
 

@@ -225,7 +225,7 @@ class _SocketServer:
 
 
 class DriverServer:
-    """Serves the kubelet for one driver: `start`, then `run` until cancelled, then `stop`."""
+    """Serves the kubelet for one driver: `start`, then `run` until canceled, then `stop`."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class DriverServer:
         )
 
     async def run(self, poller: FilePoller) -> None:
-        """Recreate lost sockets until cancelled."""
+        """Recreate lost sockets until canceled."""
         clock = asyncio.get_running_loop().time
         while True:
             await poller.until(lambda: self._needs_care(clock()))

@@ -42,6 +42,7 @@ __all__ = (
     "compare",
     "compare_contents",
     "describe",
+    "effects",
     "published_taints",
     "same_content",
     "slice_spec",
@@ -217,6 +218,26 @@ def describe(dropped: Collection[Feature]) -> str:
         for feature in dropped
     )
     return " and ".join(names)
+
+
+_EFFECTS = {
+    Feature.TAINTS: "devices with a taint that keeps pods away are not published",
+    Feature.COUNTERS: "devices that consume counters are not published",
+    Feature.LIST_ATTRIBUTES: "devices are published without these attributes",
+    Feature.MULTIPLE_ALLOCATIONS: "only one claim at a time can have each device",
+    Feature.OTHER: "devices are published without the unknown fields",
+}
+
+
+def effects(dropped: Collection[Feature], pools: Iterable[DesiredPool]) -> str:
+    """Return, for users, what is published instead of devices with these features."""
+    affected = [pool for pool in pools if _uses(pool.devices, dropped)]
+    if affected and all(pool.fallback is not None for pool in affected):
+        replaced = "the node plugin publishes the driver's fallback instead"
+        # A fallback is not for devices that are tainted.
+        kept = {*dropped} & {Feature.TAINTS}
+        return " and ".join([replaced, *(_EFFECTS[feature] for feature in kept)])
+    return " and ".join(_EFFECTS[feature] for feature in Feature if feature in dropped)
 
 
 def _uses(devices: Collection[DesiredDevice], dropped: Collection[Feature]) -> bool:

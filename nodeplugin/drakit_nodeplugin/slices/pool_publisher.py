@@ -139,7 +139,7 @@ class PoolPublisher:
         self._changed.set()
 
     async def run(self, settle: float) -> None:
-        """Publish until cancelled, or until the pool is neither desired nor published. The first
+        """Publish until canceled, or until the pool is neither desired nor published. The first
         round begins after `settle` seconds."""
         loop = asyncio.get_running_loop()
         gone = False
@@ -186,11 +186,12 @@ class PoolPublisher:
         if isinstance(error, ApiError):
             self.last_error = str(error)
             facts |= {"error": self.last_error}
-            logger.warning("slices not published, retrying", extra=facts)
+            logger.warning("slices not published; the write is retried", extra=facts)
         else:
             self.last_error = f"an internal error of the node plugin: {error!r}"
             logger.exception(
-                "an internal error of the node plugin: slices not published, retrying", extra=facts
+                "an internal error of the node plugin: slices not published; the write is retried",
+                extra=facts,
             )
         self._not_before = asyncio.get_running_loop().time() + seconds
         self._changed.set()
@@ -266,7 +267,7 @@ class PoolPublisher:
         self._undone_at = now
         self._undo_not_before = now + self._undo_backoff.next_seconds()
         logger.warning(
-            "another client changed our slices, restoring them",
+            "another client changed slices of this node plugin; they are restored",
             extra=self._facts | {"slices": slices},
         )
 
@@ -485,10 +486,12 @@ class _Writer:
         """Give new slices names that nobody can guess, from the next round on."""
         self.secret = secrets.token_bytes(16)
         if found is not None:  # else it is deleted already, and may have been ours
+            owner = f"node {found.node}" if found.node else "no single node"
             note = (
-                f"ResourceSlice {name} belongs to driver {found.driver}, pool {found.pool} and "
-                f"{f'node {found.node}' if found.node else 'no single node'}, so pool {self._pool} "
-                f"is published under other names; find out who created this slice, and delete it"
+                f"pool {self._pool} of driver {self._context.manager.driver} is published under "
+                f"other names, because ResourceSlice {name} belongs to driver {found.driver}, pool "
+                f"{found.pool} and {owner}; find out "
+                f"who created this slice, and delete it"
             )
             logger.warning("a slice's name is taken", extra=self._facts | {"error": note})
             self._context.on_name_taken(note)

@@ -20,7 +20,7 @@ from drakit.resource.features import Feature
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore
-from drakit_nodeplugin.slices.contents import StoredSlice, describe
+from drakit_nodeplugin.slices.contents import StoredSlice, describe, effects
 from drakit_nodeplugin.slices.pool_publisher import (
     PACE_SECONDS,
     SETTLE_SECONDS,
@@ -121,7 +121,7 @@ class SlicePublisher:
     # ------------------------------------------------------------ running
 
     async def run(self) -> None:
-        """Watch and write until cancelled."""
+        """Watch and write until canceled."""
         session = await asyncio.shield(self._session)
         api = SliceApi(
             session, driver=self._manager.driver, node=self._node, on_write=self._on_write
@@ -219,10 +219,10 @@ class SlicePublisher:
         self._dropped |= new
         if unreported := new - self._reported:
             self._reported |= unreported
+            pools = self._manager.publication().pools.values()
             note = (
-                f"the API server does not support {describe(unreported)} of devices; the node "
-                f"plugin publishes the affected devices without them, publishes the driver's "
-                f"fallback, or leaves the devices out"
+                f"the API server does not support {describe(unreported)} of devices; "
+                f"{effects(unreported, pools)}"
             )
             logger.warning(
                 "the API server drops fields of slices",

@@ -69,7 +69,7 @@ class PolicyController:
                 )
 
     async def run(self) -> None:
-        """Reconcile one policy after the other, until cancelled."""
+        """Reconcile one policy after the other, until canceled."""
         while True:
             name = await self._queue.get()
             with request_scope(new_request_id()):

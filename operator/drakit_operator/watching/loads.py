@@ -66,7 +66,7 @@ class LoadWatch:
         return self._reflector.synced and self._reflector.silent_seconds() < OUTDATED_SECONDS
 
     async def run(self) -> None:
-        """Follow the pods until cancelled; errors are retried without end."""
+        """Follow the pods until canceled; errors are retried without end."""
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=items):

@@ -74,7 +74,7 @@ def operator_settings(kinds: Iterable[Served]) -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.queueing.exit_timeout = 0.5
-    # Otherwise, embedded Kopf kills this process ten minutes after it was cancelled.
+    # Otherwise, embedded Kopf kills this process ten minutes after it was canceled.
     settings.process.ultimate_exiting_timeout = None
 
     # Each object has a task until it has been idle for this long.

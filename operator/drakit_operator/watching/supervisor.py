@@ -40,7 +40,7 @@ class Pauses:
 
 
 class Watcher:
-    """Runs Kopf until it is cancelled."""
+    """Runs Kopf until it is canceled."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Watcher:
         return self._thread.silent_seconds if self._thread is not None else 0.0
 
     async def run(self) -> None:
-        """Run Kopf until cancelled, and restart it whenever it ends."""
+        """Run Kopf until canceled, and restart it whenever it ends."""
         clock = asyncio.get_running_loop().time
         backoff = Backoff(
             first_seconds=self._pauses.first_seconds,

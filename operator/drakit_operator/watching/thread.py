@@ -36,7 +36,7 @@ BEAT_SECONDS = 1.0
 
 
 FLAG_SECONDS = 0.7
-"""Seconds for Kopf to stop by its flag (it usually needs 0.1) before it is cancelled."""
+"""Seconds for Kopf to stop by its flag (it usually needs 0.1) before it is canceled."""
 
 
 class KopfThread:
@@ -120,7 +120,7 @@ class KopfThread:
         try:
             await asyncio.wait({operating, stopping}, return_when=asyncio.FIRST_COMPLETED)
             # Its flag makes Kopf end. Where it waits for tasks of its own, up to 5 s, or for
-            # a session, it is cancelled.
+            # a session, it is canceled.
             await asyncio.wait({operating}, timeout=FLAG_SECONDS)
             while not operating.done():
                 operating.cancel()

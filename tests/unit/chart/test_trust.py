@@ -146,7 +146,7 @@ def test_the_grace_period_of_the_pod_is_longer_than_a_stop(render):
     longest = NodePluginConfig.model_fields["drain_timeout"].metadata
     (limit,) = [each.le.total_seconds() for each in longest if hasattr(each, "le")]
     assert ANSWER_SECONDS <= DRAIN_SECONDS <= limit
-    # Cancelled work, answers and each of two sockets have a second.
+    # Canceled work, answers and each of two sockets have a second.
     needed = limit + 4 + max(BACKEND, PYTHON)
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     assert needed < spec["terminationGracePeriodSeconds"]

@@ -81,8 +81,10 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
 @pytest.mark.parametrize(
     ("status", "reason", "told"),
     [
-        pytest.param(401, "Unauthorized", "does not accept our credentials", id="401"),
-        pytest.param(403, "Forbidden", 'our RBAC role lacks the verb "get"', id="403"),
+        pytest.param(401, "Unauthorized", "does not accept the client's credentials", id="401"),
+        pytest.param(
+            403, "Forbidden", 'the RBAC role of the client lacks the verb "get"', id="403"
+        ),
         pytest.param(400, "BadRequest", "(400 BadRequest)", id="400"),
         pytest.param(503, "ServiceUnavailable", "does not respond", id="503"),
     ],

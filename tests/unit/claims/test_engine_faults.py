@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,9 @@ async def until(look) -> None:
 
 
 async def test_a_claim_that_fails_halfway_is_undone_before_its_error_is_answered(
-    start, claims, devices
+    start, claims, devices, caplog
 ):
+    caplog.set_level(logging.INFO)
     plugin = await start()
     devices.failing.add("broken")
     claims.store(claim_body(A, "cam-0", "broken"), claim_body(B, "cam-0"))
@@ -51,7 +53,11 @@ async def test_a_claim_that_fails_halfway_is_undone_before_its_error_is_answered
 
     assert "broken is broken" in answers[A].error
     assert (devices.prepared, await plugin.states(), plugin.files()) == ({}, {}, set())
+    assert "claims rolled back" in caplog.messages
+    assert "claims unprepared" not in caplog.messages
     assert (await plugin.prepare(reference(B)))[B].error is None
+    await plugin.unprepare(reference(B))
+    assert "claims unprepared" in caplog.messages
 
 
 async def test_a_rollback_that_fails_keeps_the_device_until_it_is_undone(start, claims, devices):

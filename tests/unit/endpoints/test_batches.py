@@ -670,7 +670,7 @@ async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of
     driver, _, calls = reach(PerDevice)
     driver.failing["cam-0"] = asyncio.CancelledError()
     error = await failure(calls.prepare(A, [device("cam-0")]))
-    assert str(error).endswith("it was cancelled, but not by its caller")
+    assert str(error).endswith("it was canceled, but not by its caller")
 
 
 async def test_a_call_runs_in_the_context_of_its_caller_even_if_it_had_to_wait():

@@ -261,7 +261,7 @@ class Silent(Exception):
         pytest.param(Silent(), "the driver failed: Silent (no message)", id="no-text"),
         pytest.param(
             asyncio.CancelledError(),
-            "the driver's call was cancelled, but not by its caller",
+            "the driver's call was canceled, but not by its caller",
             id="cancels",
         ),
         pytest.param(TimeoutError("bus"), "the driver failed: TimeoutError: bus", id="times-out"),

@@ -176,7 +176,7 @@ async def test_whether_the_driver_is_unavailable_has_the_reason_that_a_call_woul
         pytest.param(DriverError("the bus is gone"), "the bus is gone", id="with-a-reason"),
         pytest.param(SystemExit(3), "SystemExit: 3", id="ends-its-thread"),
         pytest.param(KeyboardInterrupt("x"), "KeyboardInterrupt: x", id="interrupts"),
-        pytest.param(asyncio.CancelledError(), "it cancelled its own stream", id="cancels"),
+        pytest.param(asyncio.CancelledError(), "it canceled its own stream", id="cancels"),
         pytest.param(type("Odd", (Exception,), {"__str__": None})(), "Odd (no message)", id="odd"),
     ],
 )

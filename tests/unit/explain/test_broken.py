@@ -150,7 +150,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [tainted(TaintFacts(key="drakit.dev/stopped", effect="NoSchedule"))],
             "DriverUnavailable",
-            f"driver d of {THE_DEVICE} has stopped on node n1; check its log",
+            f"{THE_DEVICE} cannot be used, because its driver has stopped on node n1; check the "
+            f"driver's log",
             id="driver-stopped",
         ),
         pytest.param(

@@ -199,7 +199,7 @@ def taken(amount, verb, holders, wants=""):
         pytest.param(
             cluster(gpu(selectors=('device.attributes["d"].size == 8',)), slices=[published("g0")]),
             "SelectorFailed",
-            "pod lab/train waits: claim gpu, request gpu: selector of the request: no such key: "
+            'pod lab/train waits: request "gpu" of claim "gpu": its selector fails: no such key: '
             "size, on device g0 of pool n1, driver d; the scheduler aborts its search on node n1 "
             "at this device; check the spelling of size; if only some devices have it, test for it "
             "first "

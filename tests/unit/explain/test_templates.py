@@ -152,7 +152,7 @@ def test_a_selector_that_does_not_compile(slices):
     world.selectors.learn({"bad": Reads(error="syntax error")})
     (reason,) = problems(world, template(request(selectors=("bad",))))
     assert reason.code is Code.SELECTOR_FAILED
-    assert "selector of the request does not compile: syntax error; correct it" in reason.sentence
+    assert "its selector does not compile: syntax error; correct it" in reason.sentence
     world.apply(replace(GPU, selectors=("bad",)))
     assert problems(world, template(request())) == [], "it is reported about the class"
     assert [each.code for each in class_problems(world.device_class("gpu"), world)] == [

@@ -141,7 +141,10 @@ def test_a_selector_that_does_not_compile_fails():
     world.selectors.learn({"device.drive": Reads(error="undefined field 'drive'")})
     (reason,) = Explainer(world).explain(POD).reasons
     assert reason.code == "SelectorFailed"
-    assert "selector of class any: undefined field 'drive', on device g0" in reason.text
+    assert (
+        "the selector of class any does not compile: undefined field 'drive', on device g0"
+        in reason.text
+    )
     assert "; correct the expression, or test device.driver first" in reason.text
 
 

@@ -135,7 +135,7 @@ async def test_a_watch_gets_the_new_token_too(in_pod, account, api_server):
 
 async def test_a_token_that_stays_wrong_is_reported_after_one_reading(in_pod, api_server):
     api_server.token = "another"
-    with pytest.raises(UnauthorizedError, match="does not accept our credentials"):
+    with pytest.raises(UnauthorizedError, match="does not accept the client's credentials"):
         await in_pod.get(PATH)
     assert len(api_server.requests) == 1, "there was no other token to try"
 

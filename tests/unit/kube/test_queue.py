@@ -67,7 +67,7 @@ async def test_a_cancelled_worker_loses_no_key():
     first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("a")
-    first.cancel()  # woken and cancelled in one go
+    first.cancel()  # woken and canceled in one go
     assert await second == "a"
 
 

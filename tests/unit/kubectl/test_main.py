@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from drakit.cel import choice
 from drakit.cli.kubectl import commands
 from drakit.cli.kubectl.completion import main as complete
 from drakit.cli.kubectl.completion import script
@@ -81,7 +82,7 @@ async def test_rejected_credentials_are_named(site, kubeconfig, capsys):
     code = await asyncio.to_thread(main, ["claims", *given, "--context", "live"])
     assert code == 3
     error = capsys.readouterr().err
-    assert "does not accept our credentials" in error
+    assert "does not accept the client's credentials" in error
     assert "wrong" not in error
 
 
@@ -96,6 +97,17 @@ async def test_an_unusable_kubeconfig_is_wrong_usage(kubeconfig, capsys, argumen
     given = arguments if "--kubeconfig" in arguments else [*kubeconfig({}), *arguments]
     assert await asyncio.to_thread(main, ["claims", *given]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["devices", "doctor"])
+def test_without_an_evaluator_of_selectors_every_command_names_the_extra(
+    monkeypatch, capsys, command
+):
+    """As in an environment with drakit[testing] alone."""
+    monkeypatch.setattr(choice, "find_helper", lambda environ: None)
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    assert main([command]) == 2
+    assert "pip install 'drakit[kubectl]'" in capsys.readouterr().err
 
 
 def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):

@@ -98,7 +98,7 @@ async def test_after_a_stop_it_is_back_as_soon_as_in_the_file(driver, file, loop
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(300)
         assert not first.done()
-        with pytest.raises(DriverError, match="its driver is stopped: maintenance of the lab"):
+        with pytest.raises(DriverError, match="the driver is stopped: maintenance of the lab"):
             driver.prepare(CLAIM, allocated("gpu-0"))
         file.unlink()
         assert len((await first).devices) == 17
@@ -173,12 +173,12 @@ def test_devices_of_the_fallback_can_be_prepared(driver):
 @pytest.mark.parametrize(
     ("control", "device", "text"),
     [
-        pytest.param({}, "gpu-7", "gpu-7 on node node-1 is gone", id="never-there"),
+        pytest.param({}, "gpu-7", "the device is gone on node node-1", id="never-there"),
         pytest.param({"missing": ["gpu-0"]}, "gpu-0-1g-0", "is gone", id="its-gpu-is-missing"),
         pytest.param(
             {"failPrepare": {"gpu-0": "no power"}},
             "gpu-0",
-            "gpu-0 on node node-1 cannot be prepared: no power",
+            "the device cannot be prepared on node node-1: no power",
             id="told-to-fail",
         ),
     ],

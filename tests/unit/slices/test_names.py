@@ -79,8 +79,9 @@ async def test_a_slice_whose_name_is_taken_by_a_slice(published: Published, driv
     assert {PLAIN[NODE, 0], PLAIN[GPUS, 0]} <= own(published).keys()
     (note,) = published.taken
     assert note == (
-        f"ResourceSlice {PLAIN[NODE, 1]} belongs to driver {driver}, {whose}, so pool node-1 is "
-        f"published under other names; find out who created this slice, and delete it"
+        f"pool node-1 of driver {DRIVER} is published under other names, because ResourceSlice "
+        f"{PLAIN[NODE, 1]} belongs to driver {driver}, {whose}; find out who created this slice, "
+        f"and delete it"
     )
     published.new_writes()
     assert await published.settled(600) == [], "nothing is tried again"

@@ -167,7 +167,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         connection.execute("VACUUM INTO ?", (str(path),))
         private_file(path)
-    logger.error("checkpoint file was removed, restored it", extra={"path": str(path)})
+    logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
 def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:

@@ -197,8 +197,8 @@ async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
     Wait for a call, even if its caller no longer needs the answer.
 
-    A cancelled call ends here at once, but its handler may continue: it could prepare a device that
-    the next call has found unprepared. So the call is not cancelled; its deadline bounds it.
+    A canceled call ends here at once, but its handler may continue: it could prepare a device that
+    the next call has found unprepared. So the call is not canceled; its deadline bounds it.
     """
     task = asyncio.create_task(calling)
     try:

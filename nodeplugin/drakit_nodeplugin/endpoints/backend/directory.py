@@ -298,7 +298,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ watching
 
     async def run(self, appeared: Callable[[str], None]) -> None:
-        """Watch until cancelled; `appeared` gets the name of each driver once, when its backend
+        """Watch until canceled; `appeared` gets the name of each driver once, when its backend
         first appears."""
         try:
             while True:

@@ -202,7 +202,7 @@ class DevicePlugin:
     # ------------------------------------------------------------ life cycle
 
     async def run(self) -> None:
-        """Keep it connected until cancelled."""
+        """Keep it connected until canceled."""
         await self._lifecycle.start()
         await self._lifecycle.run()
 

@@ -195,7 +195,7 @@ class RegistrationSockets:
         return all(each.served for each in self._sockets)
 
     async def run(self) -> None:
-        """Serve while this process is the primary one, until cancelled."""
+        """Serve while this process is the primary one, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             if not self._primary.is_set():

@@ -169,7 +169,7 @@ class DevicePlugins:
         """Return at once: there is nothing to connect to before a plugin has registered."""
 
     async def run(self) -> None:
-        """Let plugins register and keep them connected, until cancelled."""
+        """Let plugins register and keep them connected, until canceled."""
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             parts = {

@@ -125,8 +125,8 @@ class Bridge:
         Call an async function in the other loop, in the caller's context.
 
         Raises the function's exception; :class:`ConnectionEndedError` if the other loop has ended;
-        :class:`CallCancelledError` if the function was cancelled, but not by the caller. If the
-        caller is cancelled, so is the function, and the caller waits for its end. A second
+        :class:`CallCancelledError` if the function was canceled, but not by the caller. If the
+        caller is canceled, so is the function, and the caller waits for its end. A second
         cancellation ends the wait.
         """
         if (reason := self.stop_reason) is not None:
@@ -166,7 +166,7 @@ class Bridge:
             self._settle(call)
 
     def _settle(self, call: _Call) -> None:
-        if not call.answered.done():  # cancelled, but its caller has not resumed yet
+        if not call.answered.done():  # canceled, but its caller has not resumed yet
             call.answered.set_result(None)
 
     # ------------------------------------------------------------ in the driver's loop
@@ -191,7 +191,7 @@ class Bridge:
         self._answer(call, outcome)
 
     def _ended(self, call: _Call, task: _Task) -> None:
-        """Answer a call that was cancelled, or whose SystemExit ends the loop."""
+        """Answer a call that was canceled, or whose SystemExit ends the loop."""
         if call.outcome is not None:
             return
         if task.cancelled() and not self._ending:
@@ -243,7 +243,7 @@ class Watchdog:
         """The call that blocks the driver's loop; None while the loop responds."""
 
     async def run(self) -> None:
-        """Watch until cancelled, or until the loop is closed."""
+        """Watch until canceled, or until the loop is closed."""
         while True:
             self._answered_at = None
             asked_at = asyncio.get_running_loop().time()
@@ -308,7 +308,7 @@ def _first(calls: Sequence[tuple[str, str]], fits: Callable[[str], bool]) -> int
 # ---------------------------------------------------------------- the end of the loop
 
 CALLS_SECONDS = 30.0
-"""The time that cancelled calls have to undo their work."""
+"""The time that canceled calls have to undo their work."""
 
 TASKS_SECONDS = 5.0
 """The time that leaked tasks, generators and threads of the driver have to end."""

@@ -127,7 +127,7 @@ async def take_snapshots(
     latest: LatestValue[Inventory], take: Callable[[Inventory, Inventory], None]
 ) -> None:
     """
-    Take snapshots of the newest inventory until cancelled. `take` gets it twice: with the driver's
+    Take snapshots of the newest inventory until canceled. `take` gets it twice: with the driver's
     own objects, which are for the driver alone, and as a snapshot.
     """
     snapshots = InventorySnapshots()
@@ -150,7 +150,7 @@ CONCURRENCY = 16
 """Concurrent calls: enough to hide a slow bus, few enough to leave the loop to claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""Time limit of a call. After it, the call is cancelled, and the health of its device is
+"""Time limit of a call. After it, the call is canceled, and the health of its device is
 unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
@@ -231,7 +231,7 @@ class HealthPolling:
             del self._polled[key]
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until canceled."""
         while True:
             now = self._loop.time()
             soon = now + TOLERANCE_SECONDS
@@ -304,7 +304,7 @@ class HealthPolling:
 
     def _health(self, task: asyncio.Task[object]) -> Health:
         if task.cancelled():
-            return Health.unknown("the driver's call was cancelled, but not by its caller")
+            return Health.unknown("the driver's call was canceled, but not by its caller")
         error = task.exception()
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])

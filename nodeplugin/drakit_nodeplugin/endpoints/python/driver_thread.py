@@ -284,7 +284,7 @@ class PythonConnection:
                 refusal = str(error)
                 if refusal != previous:
                     facts = {"driver": self._name, "error": refusal}
-                    message = "driver refuses its policies, the previous ones remain"
+                    message = "driver refuses its policies; the previous ones remain"
                     logger.error(message, extra=facts)
             feed.report(policies, refusal)
             await asyncio.sleep(POLICIES_PACE_SECONDS)
@@ -390,7 +390,7 @@ class PythonConnection:
             ended = ConnectionEndedError("its stream ended")
         elif isinstance(error, asyncio.CancelledError):
             reason = (
-                "the node plugin is stopping" if self._is_closing else "it cancelled its own stream"
+                "the node plugin is stopping" if self._is_closing else "it canceled its own stream"
             )
             ended = ConnectionEndedError(reason)
         elif isinstance(error, DriverError):
