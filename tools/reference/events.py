@@ -29,7 +29,7 @@ class Text:
 POD, CLAIM, TEMPLATE = "Pod", "ResourceClaim", "ResourceClaimTemplate"
 CLASS, NODE_KIND, SLICE = "DeviceClass", "Node", "ResourceSlice"
 
-COMMAND = "Only `kubectl drakit explain` reports this reason"
+COMMAND = "Only in `kubectl drakit explain`"
 
 PENDING: Mapping[str, Text] = {
     "DeviceClassMissing": Text(
@@ -49,13 +49,13 @@ PENDING: Mapping[str, Text] = {
     ),
     "NoDevicePublished": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
-        when="No node publishes enough devices that match the selectors of the class and of the request.",
+        when="No node publishes enough devices that match the selectors of the class and the request.",
         action="Compare the selectors with the attributes of the published devices. Check that the driver is running.",
     ),
     "DevicesAllocated": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="Other claims hold the matching devices, or the shared counters or capacity that these devices need.",
-        action="Wait, or delete a pod that uses one of the claims that the Event names.",
+        when="Other claims hold the matching devices, or the counters or capacity that these devices need.",
+        action="Wait, or delete a pod that uses a claim in the message.",
     ),
     "DevicesOnOtherNodes": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -65,29 +65,29 @@ PENDING: Mapping[str, Text] = {
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
         when="A CEL selector fails for a device, so the scheduler aborts its search on that device's node.",
-        action="Check the spelling of the attribute. If only some devices have the attribute, test that it exists before you compare it.",
+        action="Check the spelling of the attribute. If only some devices have it, test that it exists before you compare it.",
     ),
     "ConstraintNotMet": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="A node has enough free devices, but no combination satisfies the constraints of the claim.",
-        action="Relax the constraint that the Event names, or add devices.",
+        action="Relax the constraint, or add devices.",
     ),
     "PoolInvalid": Text(
         regarding=f"{POD}, {CLAIM}, {NODE_KIND}",
-        when="A pool is invalid, for example because two of its devices have the same name. "
+        when="A pool is invalid: for example, two of its devices have the same name. "
         "The scheduler allocates nothing from it.",
         action="Fix the driver that publishes the pool.",
     ),
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="The scheduler could allocate each request separately, but no node has enough devices for all requests of the pod. "
-        "This reason also applies if a claim requests more than 32 devices, the maximum per allocation.",
+        when="The scheduler could allocate each request separately, but no node has enough devices for all of them. "
+        "Or a claim requests more than 32 devices, the maximum per allocation.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
     "DevicesTainted": Text(
         regarding=f"{POD}, {CLAIM}",
         when="Too many matching devices have taints that the request does not tolerate.",
-        action="Resolve the cause that the Event names for each taint, or tolerate the taint in the request.",
+        action="Resolve the cause of each taint, or tolerate the taint in the request.",
     ),
     "ResourceClaimNotCreated": Text(
         regarding=POD,
@@ -96,14 +96,13 @@ PENDING: Mapping[str, Text] = {
     ),
     "QuotaExceeded": Text(
         regarding=POD,
-        when="A ResourceQuota does not allow Kubernetes to create the claim from a ResourceClaimTemplate. "
-        f"{COMMAND}, because the operator does not read ResourceQuotas.",
+        when=f"A ResourceQuota does not allow the claim of a ResourceClaimTemplate. {COMMAND}.",
         action="Delete claims that are not needed, or raise the quota.",
     ),
     "AdminAccessDenied": Text(
         regarding=POD,
         when="A ResourceClaimTemplate requests admin access, but its namespace does not have the required label. "
-        f"{COMMAND}, because the operator does not read Namespaces.",
+        f"{COMMAND}.",
         action='Set the label `resource.kubernetes.io/admin-access: "true"` on the namespace.',
     ),
     "ClaimOfOtherPod": Text(
@@ -124,23 +123,23 @@ PENDING: Mapping[str, Text] = {
     "ClaimNotReserved": Text(
         regarding=POD,
         when="The claim is allocated, but not reserved for the pod. A claim can be reserved for at most 256 pods.",
-        action="Delete another pod that uses the claim, or create this pod again. The Event states which of the two is necessary.",
+        action="Delete another pod that uses the claim, or create this pod again, as the message states.",
     ),
     "BindingConditionsOutstanding": Text(
         regarding=f"{POD}, {CLAIM}",
         when="A binding condition of an allocated device is not yet true.",
-        action="Check the controller of the driver that sets the condition in the status of the claim.",
+        action="Check the driver's controller, which sets the condition in the status of the claim.",
     ),
     "BindingConditionsFailed": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="A binding failure condition of an allocated device is true. The scheduler deallocates the claim and retries.",
-        action="Check the controller of the driver that sets the condition in the status of the claim.",
+        when="A binding failure condition of an allocated device is true. The scheduler allocates the claim again.",
+        action="Check the driver's controller, which sets the condition in the status of the claim.",
     ),
     "NodeGone": Text(
         regarding=f"{POD}, {CLAIM}, {SLICE}",
-        when="The node of the pod, of the allocated devices or of the ResourceSlice does not exist.",
+        when="The node of the pod, the devices or the ResourceSlice does not exist.",
         action="Wait until Kubernetes deletes the pod, or delete it with `--force`. "
-        "Delete a ResourceSlice whose node will not come back.",
+        "Delete a ResourceSlice whose node does not return.",
     ),
     "NodeNotReady": Text(
         regarding=POD,
@@ -149,7 +148,7 @@ PENDING: Mapping[str, Text] = {
     ),
     "DriverUnavailable": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="The driver of an allocated device publishes no devices on the pod's node, or has stopped.",
+        when="The driver of an allocated device has stopped, or publishes no devices on the pod's node.",
         action="Check that the driver is running on the node and is registered with the kubelet.",
     ),
     "PoolGone": Text(
@@ -170,12 +169,12 @@ PENDING: Mapping[str, Text] = {
     "EvictionByDeviceTaint": Text(
         regarding=f"{POD}, {CLAIM}",
         when="An allocated device has a taint with the effect NoExecute that the request does not tolerate.",
-        action="Resolve the cause of the taint. Kubernetes evicts the pod, and its controller creates it again.",
+        action="Resolve the cause of the taint. Kubernetes evicts the pod.",
     ),
     "ClaimsNotPrepared": Text(
         regarding=POD,
         when="The kubelet has not prepared the claims, although their devices have no known problem. "
-        f"{COMMAND}, because the kubelet writes its own Events.",
+        f"{COMMAND}.",
         action="Read the Events of the pod (`kubectl describe pod`) and the log of the driver on the node.",
     ),
 }
@@ -189,8 +188,8 @@ POOLS: Mapping[str, Text] = {
     ),
     "PoolNameConflict": Text(
         regarding=NODE_KIND,
-        when="Several nodes publish pools with the same driver and name. The scheduler treats devices with the same name in these pools as one device.",
-        action="Configure or correct the driver so that pool names are unique, for example by using node names.",
+        when="Several nodes publish pools with the same driver and name. The scheduler treats their devices of one name as one device.",
+        action="Make the pool names unique, for example with node names.",
     ),
     "ResourceSlicesOutdated": Text(
         regarding=NODE_KIND,
@@ -198,9 +197,6 @@ POOLS: Mapping[str, Text] = {
         action="Read the log of the driver on the node. The driver must delete the old ResourceSlices.",
     ),
 }
-
-COMMAND_ONLY = frozenset(code for code, text in PENDING.items() if COMMAND in text.when)
-"""Reasons that are in no Event."""
 
 CLAIMS: Mapping[str, Text] = {
     "PrepareFailed": Text(
@@ -210,8 +206,7 @@ CLAIMS: Mapping[str, Text] = {
     "DeviceRenumbered": Text(
         when="The kernel gave a device another number while the claim was prepared, for example after a reset of a USB hub. "
         "The node plugin has rewritten the claim's CDI file.",
-        action="Running containers keep the old number until they restart, and the old number can now belong to other hardware. "
-        "Restart the containers, or delete the pods that use the claim.",
+        action="Restart the containers, or delete the pods that use the claim: the old number can now belong to other hardware.",
     ),
     "UnprepareFailed": Text(
         when="The node plugin cannot unprepare the claim. Its devices stay reserved on the node.",
@@ -226,8 +221,8 @@ CLAIMS: Mapping[str, Text] = {
 
 NODE: Mapping[str, Text] = {
     "AnnotationsUnsupported": Text(
-        when="A device plugin returns annotations from Allocate that do not specify CDI devices. The containers do not get these annotations.",
-        action="None, if the container works without the annotations. Otherwise, ask the vendor for a version that uses CDI.",
+        when="A device plugin returns annotations that do not specify CDI devices. The containers do not get them.",
+        action="If the container needs them, ask the vendor for a version that uses CDI.",
     ),
     "BackendDirectory": Text(
         when="The directory of a backend cannot be read or created, or has too many sockets.",
@@ -246,7 +241,7 @@ NODE: Mapping[str, Text] = {
         action="Read [Recover from failures](../admin/disaster-recovery.md), and check the node's disk.",
     ),
     "DeviceLeftOut": Text(
-        when="The node plugin does not publish a device, because the API server would reject it or its device plugin ID is invalid. Other devices are not affected.",
+        when="The node plugin does not publish a device, because the API server would reject it or its device plugin ID is invalid.",
         action="Fix the driver as the message describes.",
     ),
     "DevicePluginStopped": Text(
@@ -258,11 +253,11 @@ NODE: Mapping[str, Text] = {
         action="Read the log of the driver. The node plugin restarts a Python driver, and reconnects to any other.",
     ),
     "FieldsDropped": Text(
-        when="The API server drops fields of the published devices, because a feature gate is disabled.",
-        action="Enable the feature gate that the message names. Until then, the node plugin publishes the driver's fallback.",
+        when="The API server drops fields of the published devices, because a feature gate is disabled. The message states what is published instead.",
+        action="Enable the feature gate that the message names, or accept the result.",
     ),
     "KubeletResourcesUnknown": Text(
-        when="The node plugin cannot determine whether the kubelet itself also allocates devices for a device plugin's resource.",
+        when="The node plugin cannot determine whether the kubelet also serves a device plugin's resource.",
         action="Check that the kubelet's podresources socket exists and responds.",
     ),
     "RegistrationRefused": Text(
@@ -271,12 +266,12 @@ NODE: Mapping[str, Text] = {
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
-        action="Complete the [migration](../admin/device-plugins.md). Unregister every device plugin for this resource from the kubelet.",
+        action="Complete the [migration](../admin/device-plugins.md): no device plugin may register this resource with the kubelet.",
     ),
     "SliceNameTaken": Text(
         when="A ResourceSlice of another driver or node has the name of a slice that the node plugin creates. "
-        "The plugin publishes its devices under another name, so pods are not affected.",
-        action="Find out who created the slice that the message names, and delete it. "
+        "The plugin publishes its devices under another name.",
+        action="Find out who created that slice, and delete it. "
         "See [Names of slices](../admin/security.md#names-of-slices).",
     ),
 }
@@ -285,7 +280,7 @@ DELETION: Mapping[str, Text] = {
     "ClaimInUse": Text(
         regarding=CLAIM,
         when="A ResourceClaim is being deleted, but is still reserved for pods or allocated.",
-        action="Delete the pods that use the claim. If there are none, check that the kube-controller-manager is running.",
+        action="Delete the pods that use the claim. If there are none, check the kube-controller-manager.",
     ),
     "FinalizerHolds": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -316,27 +311,21 @@ def page() -> str:
         description="Every Event that drakit writes: reason, object, cause and what to do.",
         source="the closed sets of reasons in the code",
         body=[
-            "This page lists every Event that drakit writes, grouped by object. It also lists the reasons that only\n"
-            "`kubectl drakit explain` reports. All Events are of type Warning unless the table states otherwise. The message\n"
-            "states the objects, the cause and the remedy. The same cause always produces the same message, so that\n"
-            "Kubernetes can count repetitions.",
-            "To read the Events of one object, run:",
+            "This page lists every Event that drakit writes, and the reasons that only `kubectl drakit explain` reports. The type\n"
+            "is Warning unless the table states otherwise. The message states the objects, the cause and the remedy. To search\n"
+            "by symptom, read [My pod does not start](../use/troubleshooting.md).",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
-            "Events about Nodes, DeviceClasses and ResourceSlices are in the namespace `default`, because these objects have no\n"
-            "namespace.",
+            "Events about Nodes, DeviceClasses and ResourceSlices are in the namespace `default`.",
             *_section(
                 "Events about pods, claims and templates",
-                "The operator writes these Events, with `drakit.dev/operator` as reporting controller. They explain why a pod\n"
-                "is Pending, why a claim is not allocated or not usable, and why a template or class cannot be satisfied. To\n"
-                "search by symptom, read [My pod does not start](../use/troubleshooting.md).",
+                "The operator writes these Events, with `drakit.dev/operator` as reporting controller.",
                 PENDING,
             ),
             *_section(
                 "Events about pools",
-                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool. It waits until\n"
-                "a problem has lasted for [`events.patience`](configuration.md#events), because every update makes a pool\n"
-                "incomplete for a short time.",
+                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool, if a problem lasts for\n"
+                "[`events.patience`](configuration.md#events).",
                 POOLS,
             ),
             "Only `kubectl drakit explain` reports why an object that is being deleted still exists:",
@@ -349,8 +338,7 @@ def page() -> str:
             ),
             *_section(
                 "Events about the Node",
-                "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller. They are for admins\n"
-                "and driver vendors.",
+                "The node plugin writes these Events, with `drakit.dev/nodeplugin` as reporting controller.",
                 NODE,
             ),
         ],

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
-from drakit.explain.codes import Code
 from drakit.explain.poolchecks import PoolCondition
 from drakit.metrics import Counter, Gauge, Histogram
 from drakit_nodeplugin.claims import errors, queue
@@ -26,7 +25,6 @@ from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.store import Store
 from drakit_operator.work import concerns_of
 from tools.reference import markdown
-from tools.reference.events import COMMAND_ONLY, DELETION
 
 RESULTS = ("success", "error")
 
@@ -81,9 +79,6 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
         concerns_of(Store(), name_all_holders=False)
     ),
     ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
-    ("drakit_operator_events_total", "reason"): [
-        str(each) for each in Code if str(each) not in {*DELETION, *COMMAND_ONLY}
-    ],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
@@ -95,6 +90,8 @@ LABELS: Mapping[tuple[str, str], str] = {
         "drakit_endpoint_diagnostics_total",
         "reason",
     ): "a reason of [Events about the Node](events.md#events-about-the-node)",
+    ("drakit_operator_events_total", "reason"): "a reason of [the operator's Events]"
+    "(events.md#events-about-pods-claims-and-templates)",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (
         "drakit_operator_skipped_objects_total",
@@ -110,9 +107,8 @@ def page() -> str:
         description="The Prometheus metrics of the node plugin and the operator, with their types and labels.",
         source="the metric objects of both daemons",
         body=[
-            "This page lists the Prometheus metrics of both daemons. Each daemon serves them at `/metrics` on port 8080, and\n"
-            "its probes at `/healthz` and `/readyz` on port 8081. [Monitor drakit](../admin/monitor.md) has alerts and a\n"
-            "dashboard.",
+            "Each daemon serves Prometheus metrics at `/metrics` on port 8080. [Monitor drakit](../admin/monitor.md) has alerts\n"
+            "and a dashboard.",
             "No metric has a label for a claim, pod or device, so the number of series does not grow with the load.",
             *_node_plugin(),
             *_operator(),
