@@ -10,11 +10,12 @@ from typing import get_args
 
 import pytest
 
+from drakit.explain.codes import Code
 from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tests.unit.docs.listings import ROOT
 from tools.reference import __main__ as reference
-from tools.reference import attributes, events, markdown, metrics, values
+from tools.reference import attributes, cli, events, markdown, metrics, values
 
 NODE_PLUGIN = ROOT / "nodeplugin" / "drakit_nodeplugin"
 WRITERS = {"Bar", "Diagnostic", "RefusedError", "emit", "record", "report"}
@@ -63,6 +64,27 @@ def test_every_reason_of_the_closed_set_is_written():
 @pytest.mark.parametrize(("where", "reasons", "texts"), events.SETS)
 def test_every_reason_has_a_text(where, reasons, texts):
     assert set(reasons) == set(texts), where
+
+
+def test_the_page_of_commands_has_short_options():
+    page = cli.page()
+    for option in ("-n, --namespace", "-o, --output", "-A, --all-namespaces"):
+        assert f"| `{option}" in page
+
+
+def test_the_table_of_symptoms_names_each_reason_that_has_a_section():
+    page = (ROOT / "docs/use/troubleshooting.md").read_text()
+    table, _, sections = page.partition("## Before you begin")
+    listed = {*re.findall(r"`(\w+)`", table)}
+    known = {*map(str, Code), *get_args(ClaimReason)}
+    shown = {reason for reason in known if re.search(rf"\bWarning +{reason} ", sections)}
+    assert shown, "the sections show Events"
+    assert shown <= listed
+    assert {each for each in listed if each in known} == listed - {
+        *("FailedResourceClaimCreation", "FailedScheduling", "FailedPrepareDynamicResources"),
+        *("ContainerCreating", "CreateContainerError", "Running", "Terminating"),
+        "DeviceTaintManagerEviction",
+    }
 
 
 def test_every_label_of_a_metric_is_described():
