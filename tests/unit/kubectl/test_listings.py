@@ -27,6 +27,21 @@ async def test_devices_are_counted_by_pool(site, run):
     assert row.split() == wanted
 
 
+async def test_a_device_can_be_allocated_tainted_and_unhealthy(site, run):
+    """docs/use/kubectl-drakit.md describes how the counts overlap."""
+    site.node("n1")
+    taints = [
+        {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"},
+        {"key": "example.com/hot", "effect": "NoSchedule"},
+    ]
+    site.slice("s1", devices=[{"name": "a", "taints": taints}, {"name": "b", "taints": taints[1:]}])
+    site.claim("mine", device="a", pod="user")
+    _, body = await run.json("devices")
+    (pool,) = body["pools"]
+    counts = [pool[key] for key in ("count", "free", "allocated", "tainted", "unhealthy")]
+    assert counts == [2, 0, 1, 2, 1]
+
+
 async def test_wide_shows_each_device(site, run):
     site.node("n1")
     site.slice("s1", "a", "b")
