@@ -133,7 +133,7 @@ $(DOCS)/.done: requirements/docs.txt
 
 .PHONY: docs
 docs: $(DOCS)/.done ## build the site in build/docs/site, and check it (DRAFT=--draft allows links to missing pages)
-	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build $(DRAFT)
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build $(DRAFT) --tag "$(TAG)"
 	@PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.words
 
 .PHONY: docs-serve

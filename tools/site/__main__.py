@@ -1,7 +1,7 @@
 """
 The commands of the site: `make docs`, `make docs-serve`, and what the workflow calls.
 
-    python -m tools.site build                      build and check it: build/docs/site
+    python -m tools.site build [--tag v0.2.1]       build and check it: build/docs/site
     python -m tools.site serve [--address :8000]    for authors: rebuilt as you write
     python -m tools.site publish FOLDER --tag v0.2.1    add a built site to the published ones
 """
@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tools.site.html import check_site
-from tools.site.source import DOCS, ROOT, Source, check_links, check_nav, clean, not_written
+from tools.site.source import DOCS, ROOT, Source, check_links, check_nav, clean, config, not_written
 from tools.site.versions import newest, publish
 
 BUILD = ROOT / "build" / "docs"
@@ -56,7 +57,17 @@ def generate() -> None:
         fail([output])
 
 
-def build(*, draft: bool) -> None:
+def version_of(tag: str | None) -> str:
+    """Return the site's version for the tag of a release, or for no tag."""
+    if not tag:
+        return "dev"
+    found = re.fullmatch(r"v(\d+\.\d+)\.\d+", tag)
+    if found is None:
+        raise SystemExit(f"{tag}: a tag that publishes the site is vX.Y.Z")
+    return found[1]
+
+
+def build(*, draft: bool, version: str) -> None:
     if draft:
         for page in not_written():
             print(f"docs/{page} is not written yet", file=sys.stderr)
@@ -64,10 +75,10 @@ def build(*, draft: bool) -> None:
         fail(check_nav())
     fail(check_links())
     clean(BUILD)
-    Source(BUILD).write()
+    Source(BUILD, version=version).write()
     generate()
-    fail(check_site(HTML))
-    publish(HTML, site=SITE, version="dev", aliases=[])
+    fail(check_site(HTML, place=urlsplit(config(BUILD)["site_url"]).path))
+    publish(HTML, site=SITE, version=version, aliases=[])
     count = len(list(HTML.rglob("index.html")))
     print(f"{SITE.relative_to(ROOT)}: {count} pages, no broken link, nothing from another host")
 
@@ -89,12 +100,8 @@ def serve(address: str) -> None:
 
 def publish_tag(site: Path, tag: str | None) -> None:
     """Publish a release as X.Y, and as `latest` if no newer one is published; else as `dev`."""
-    version, aliases = "dev", []
+    version, aliases = version_of(tag), []
     if tag:
-        found = re.fullmatch(r"v(\d+\.\d+)\.\d+", tag)
-        if found is None:
-            raise SystemExit(f"{tag}: a tag that publishes the site is vX.Y.Z")
-        version = found[1]
         file = site / "versions.json"
         known = json.loads(file.read_text()) if file.exists() else []
         aliases = ["latest"] if newest(known, version) else []
@@ -109,6 +116,7 @@ def main() -> None:
     building.add_argument(
         "--draft", action="store_true", help="accept pages of the nav that are not written yet"
     )
+    building.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
     serving = commands.add_parser("serve", help="serve the site and rebuild it on changes")
     serving.add_argument("--address", default="localhost:8000")
     publishing = commands.add_parser("publish", help="add the built site to the published versions")
@@ -116,7 +124,7 @@ def main() -> None:
     publishing.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
     given = parser.parse_args()
     if given.command == "build":
-        build(draft=given.draft)
+        build(draft=given.draft, version=version_of(given.tag))
     elif given.command == "serve":
         serve(given.address)
     else:

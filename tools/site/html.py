@@ -77,18 +77,20 @@ def read_page(file: Path) -> Page:
     return reader.page
 
 
-def check_site(site: Path) -> list[str]:
-    """Return the faults of a built site, each with the page and its line."""
+def check_site(site: Path, *, place: str = "/") -> list[str]:
+    """Return the faults of a site that is built for a place of a host, each with page and line."""
     read = {file: read_page(file) for file in sorted(site.rglob("*.html"))}
     faults = []
     for file, page in read.items():
-        # Every web server has its own place for the page of a missing page.
+        # The page of a missing page is shown at any address, so its links begin at the host's root.
         base = site if file.name == "404.html" else file.parent
         name = file.relative_to(site)
         for line, target in page.assets:
             if urlsplit(target).netloc or target.startswith(("http:", "https:")):
                 faults.append(f"{name}:{line}: {target} comes from another host")
         for line, target in [*page.links, *page.assets]:
+            if file.name == "404.html" and target.startswith(place):
+                target = "/" + target.removeprefix(place)
             fault = _fault(target, file=file, base=base, site=site, read=read)
             if fault:
                 faults.append(f"{name}:{line}: {target}: {fault}")

@@ -120,7 +120,7 @@ def _link_fault(file: Path, target: str, root: Path, coming: set[Path]) -> str |
 
 
 def changes(root: Path = ROOT) -> str:
-    """Return the fragments of changes/ as sections, the newest first."""
+    """Return the fragments of changes/ as the sections of the next release, the newest first."""
     sections = ""
     for kind, title in KINDS.items():
         files = sorted(
@@ -131,7 +131,7 @@ def changes(root: Path = ROOT) -> str:
         for file in files:
             text = _relocated(file.read_text(), file.parent, root / DOCS).strip()
             sections += text + "\n" if text.startswith("- ") else _item(text)
-    return sections
+    return f"\n## Next release\n{sections}" if sections else ""
 
 
 def _item(text: str) -> str:
@@ -154,8 +154,8 @@ def _relocated(text: str, old: Path, new: Path) -> str:
 class Source:
     """Writes the source of the site to a folder, and only files that differ."""
 
-    def __init__(self, target: Path, root: Path = ROOT) -> None:
-        self.root, self.target = root, target
+    def __init__(self, target: Path, root: Path = ROOT, *, version: str = "") -> None:
+        self.root, self.target, self._version = root, target, version
         self._written: set[Path] = set()
         self._shown: list[Path] = []
 
@@ -166,6 +166,12 @@ class Source:
         text = (self.root / "mkdocs.yml").read_text()
         text = re.sub(r"^docs_dir:.*$", "docs_dir: source", text, flags=re.MULTILINE)
         text = re.sub(r"^site_dir:.*$", "site_dir: html", text, flags=re.MULTILINE)
+        # Each published version is a folder of the site. What `serve` shows has no address.
+        address = rf"\g<1>{self._version}/" if self._version else ""
+        text = re.sub(r"^(site_url: .*/)$", address, text, flags=re.MULTILINE)
+        text = re.sub(
+            r"^( +custom_dir:) (.*)$", rf"\g<1> {self.root}/\g<2>", text, flags=re.MULTILINE
+        )
         self._put(self.target / "mkdocs.yml", text.encode())
         for file in sorted((self.root / DOCS).rglob("*")):
             if file.suffix == ".md":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.docs.listings import ROOT
+from tools.site.__main__ import version_of
 from tools.site.browser import faults_of
 from tools.site.html import check_site
 from tools.site.links import find_links, replace_links
@@ -109,7 +110,7 @@ def test_a_file_outside_docs_becomes_a_page_of_the_site(repository):
 
 def test_fragments_are_listed_newest_first_with_links_that_work(repository):
     assert changes(repository) == (
-        "\n### Features\n\n- Two\n  lines.\n- One. See [the page](index.md).\n"
+        "\n## Next release\n\n### Features\n\n- Two\n  lines.\n- One. See [the page](index.md).\n"
     )
     Source(repository / "build", repository).write()
     assert (
@@ -118,11 +119,38 @@ def test_fragments_are_listed_newest_first_with_links_that_work(repository):
     )
 
 
+def test_a_release_without_later_changes_has_no_heading_for_them(repository):
+    for file in (repository / "changes").glob("[0-9]*.md"):
+        file.unlink()
+    assert changes(repository) == ""
+
+
 def test_every_fragment_of_this_repository_is_listed():
     lines = changes(ROOT)
     for file in (ROOT / "changes").glob("*.*.md"):
         start = file.read_text().removeprefix("- ")[:25]
         assert start in lines, file.name
+
+
+def test_each_version_of_the_site_has_its_own_address(repository):
+    nav = repository / "mkdocs.yml"
+    nav.write_text("site_url: https://x.example/y/\n" + nav.read_text())
+    for version, line in (("", "site_name:"), ("0.2", "site_url: https://x.example/y/0.2/\n")):
+        Source(repository / "build", repository, version=version).write()
+        assert (repository / "build/mkdocs.yml").read_text().lstrip().startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"), [(None, "dev"), ("", "dev"), ("v0.2.1", "0.2"), ("v10.20.30", "10.20")]
+)
+def test_the_tag_of_a_release_is_a_version_of_the_site(tag, version):
+    assert version_of(tag) == version
+
+
+@pytest.mark.parametrize("tag", ["0.2.1", "v0.2", "v0.2.1-rc1"])
+def test_another_tag_is_no_version_of_the_site(tag):
+    with pytest.raises(SystemExit, match=re.escape(tag)):
+        version_of(tag)
 
 
 def test_a_second_write_follows_the_repository(repository):
@@ -190,6 +218,19 @@ def test_the_built_site_is_checked(tmp_path, html, fault):
     else:
         assert faults[0].startswith("index.html:2: ")
         assert fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("link", "fault"),
+    [("/y/dev/b/", None), ("/y/dev/c/", "does not exist"), ("/y/b/", "does not exist")],
+)
+def test_links_of_the_page_of_a_missing_page_begin_at_the_place_of_the_site(tmp_path, link, fault):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/index.html").touch()
+    (tmp_path / "404.html").write_text(f'<a href="{link}">b</a>')
+    faults = check_site(tmp_path, place="/y/dev/")
+    assert bool(faults) == (fault is not None)
+    assert all(fault in found for found in faults)
 
 
 def test_a_stylesheet_fetches_nothing_from_another_host(tmp_path):

@@ -1,0 +1,91 @@
+"""The addresses and the version of the project are the same everywhere, and README is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+
+from drakit_drivers.hostdev import HostDevicePolicySpec
+from tests.unit.docs.listings import ROOT, listings
+from tools.krew.__main__ import semantic
+from tools.site.source import config
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+URLS = PROJECT["urls"]
+CHART = yaml.safe_load((ROOT / "charts/drakit/Chart.yaml").read_text())
+
+
+def test_the_site_and_the_chart_have_the_addresses_of_the_package():
+    site = config()
+    assert site["site_url"] == CHART["home"] == URLS["Documentation"]
+    assert [site["repo_url"]] == CHART["sources"] == [URLS["Source"]]
+    assert URLS["Issues"] == URLS["Source"] + "/issues"
+    assert URLS["Source"].endswith("/" + site["repo_name"])
+
+
+def test_no_file_has_another_address_of_the_repository_or_the_site():
+    listed = subprocess.run(
+        ["git", "grep", "-I", "-h", "-o", "-E", r"https://[a-z.]*github\.[a-z]+/[A-Za-z0-9./_-]+"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = {found for found in listed.stdout.split() if "drakit" in found}
+    assert URLS["Source"] in ours
+    allowed = tuple(re.escape(url.rstrip("/")) for url in (URLS["Source"], URLS["Documentation"]))
+    pattern = re.compile(rf"({'|'.join(allowed)})(/|\.git|$|[.])")
+    assert [found for found in sorted(ours) if not pattern.match(found)] == []
+
+
+def test_the_issue_forms_that_pages_open_exist():
+    page = (ROOT / "docs/report-a-problem.md").read_text()
+    forms = re.findall(r"issues/new\?template=(\S+?)\)", page)
+    assert len(forms) == 2
+    for form in forms:
+        assert yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE" / form).read_text())["body"]
+
+
+@pytest.mark.parametrize("workflow", ["docs", "test"])
+def test_workflows_pin_actions_by_commit(workflow):
+    jobs = yaml.safe_load((ROOT / f".github/workflows/{workflow}.yml").read_text())["jobs"]
+    used = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert used
+    assert [action for action in used if not re.search(r"@[0-9a-f]{40}$", action)] == []
+
+
+def test_the_chart_has_the_version_of_the_package():
+    assert CHART["appVersion"] == PROJECT["version"]
+    assert CHART["version"] == semantic(PROJECT["version"])
+    page = (ROOT / "docs/stability.md").read_text()
+    assert f"| `{PROJECT['version']}` | `0.1.0` |" in page
+    assert f"| `{CHART['version']}` | `0.1.0` |" in page
+
+
+def test_the_policy_the_claim_and_the_pod_of_the_readme_belong_together():
+    (text,) = listings("README.md", "yaml")
+    policy, template, pod = yaml.safe_load_all(text)
+    assert HostDevicePolicySpec.model_validate(policy["spec"])
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": f"{policy['metadata']['name']}.drakit.dev"}
+    (claim,) = pod["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    assert f"$HOSTDEV_{request['name'].upper()}" in container["command"][-1]
+
+
+def test_the_measured_times_of_the_readme_are_results():
+    readme = (ROOT / "README.md").read_text()
+    results = (ROOT / "docs/contributors/performance.md").read_text()
+    for resident in (0, 10000):
+        row = (
+            rf"^prepare batch=1 resident={resident} p50_ms=(\S+) .* floor_ms=(\S+) .*driver=effects"
+        )
+        (found,) = re.findall(row, results, re.M)
+        assert f"{found[0]} ms" in readme
+        assert resident or f"{found[1]} ms" in readme
