@@ -11,7 +11,7 @@ import yaml
 
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from tests.unit.docs.listings import ROOT, listings
-from tools.krew.__main__ import semantic
+from tools.krew.__main__ import render, semantic
 from tools.site.source import config
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,6 +25,11 @@ def test_the_site_and_the_chart_have_the_addresses_of_the_package():
     assert [site["repo_url"]] == CHART["sources"] == [URLS["Source"]]
     assert URLS["Issues"] == URLS["Source"] + "/issues"
     assert URLS["Source"].endswith("/" + site["repo_name"])
+
+
+def test_the_krew_manifest_has_the_address_of_the_site():
+    manifest = yaml.safe_load(render("0.1.0", "https://x.example", {}))
+    assert manifest["spec"]["homepage"] == URLS["Documentation"]
 
 
 def test_no_file_has_another_address_of_the_repository_or_the_site():
