@@ -4,6 +4,7 @@ The versions of the published site: a folder for each, and the list that the ver
     0.2/  latest/  dev/     one built site each; an alias is a copy, as not every host has symlinks
     versions.json           what the selector offers
     index.html              leads to `latest`, or to `dev` before the first release
+    404.html                that of the same version: GitHub Pages shows it for every missing page
 
 Zensical has no versions of its own yet, but its theme reads the list that mike writes. This module
 writes the same list, without mike, which exists for Zensical only as a Git branch.
@@ -44,9 +45,9 @@ def publish(html: Path, *, site: Path, version: str, aliases: list[str]) -> None
     listed = with_version(known, version, aliases)
     file.write_text(json.dumps(listed, indent=2) + "\n")
     targets = {name for entry in listed for name in entry["aliases"]}
-    (site / "index.html").write_text(
-        REDIRECT.format(target="latest" if "latest" in targets else listed[0]["version"])
-    )
+    target = "latest" if "latest" in targets else listed[0]["version"]
+    (site / "index.html").write_text(REDIRECT.format(target=target))
+    shutil.copy(site / target / "404.html", site)
     (site / ".nojekyll").touch()  # GitHub Pages hides folders that start with an underscore
 
 

@@ -243,11 +243,13 @@ def test_versions_are_published_side_by_side(tmp_path):
     html, site = tmp_path / "html", tmp_path / "site"
     html.mkdir()
     (html / "index.html").write_text("dev")
+    (html / "404.html").write_text("no such page of dev")
     publish(html, site=site, version="dev", aliases=[])
     assert "url=dev/" in (site / "index.html").read_text()
 
     for version in ("0.9", "0.10"):
         (html / "index.html").write_text(version)
+        (html / "404.html").write_text(f"no such page of {version}")
         publish(html, site=site, version=version, aliases=["latest"])
     listed = json.loads((site / "versions.json").read_text())
     assert [(entry["version"], entry["aliases"]) for entry in listed] == [
@@ -258,6 +260,7 @@ def test_versions_are_published_side_by_side(tmp_path):
     assert (site / "0.9/index.html").read_text() == "0.9"
     assert (site / "latest/index.html").read_text() == "0.10"
     assert "url=latest/" in (site / "index.html").read_text()
+    assert (site / "404.html").read_text() == "no such page of 0.10"
     assert newest(listed, "0.10")
     assert not newest(listed, "0.9")
     with pytest.raises(SystemExit, match=re.escape("../x: a version")):
