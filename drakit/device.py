@@ -432,7 +432,8 @@ The reason why a driver does not publish a device.
 
 * ``Dangerous``: a pod with the device could control the node or its data, and the policy or the
   driver's configuration does not allow this.
-* ``InUse``: the node itself uses the device, or a claim holds it or its number for another device.
+* ``InUse``: the node itself uses the device, or a claim holds the device under another name, its
+  number, or another device with the same identity.
 * ``Invalid``: the device breaks a rule of the API.
 * ``NoIdentity``: the device cannot be identified with certainty after a reboot.
 * ``NotSupported``: the driver does not publish such devices, or the node lacks a feature that the
@@ -440,7 +441,8 @@ The reason why a driver does not publish a device.
 * ``Refused``: the API server rejects the device, or drops a field without which the device is
   unsafe.
 * ``TooMany``: the number of devices exceeds a limit.
-* ``Unreadable``: the driver cannot read the necessary properties of the device.
+* ``Unreadable``: the driver cannot read the necessary properties of the device, or they contradict
+  each other.
 * ``WrongKind``: the device is not of the kind that its policy expects.
 * ``Other``: another reason, which the message describes.
 

@@ -288,7 +288,7 @@ def _taints_problems(taints: object) -> Iterator[str]:
         return
     given = cast("tuple[object, ...]", taints)
     if len(given) > MAX_DRIVER_TAINTS:
-        yield f"it has {len(given)} taints, {MAX_DRIVER_TAINTS} may be set by a driver"
+        yield f"it has {len(given)} taints, but a driver can set at most {MAX_DRIVER_TAINTS}"
         return
     seen: set[tuple[str, str]] = set()
     for taint in given:

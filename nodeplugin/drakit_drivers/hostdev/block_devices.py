@@ -67,7 +67,7 @@ def reason_not_to_publish(device: HostDevice, used: Mapping[str, str]) -> Refusa
             f"it is a zram device that writes to {block.backing_device}; {_USE_CSI}",
         )
     if is_zram and block.size_bytes == 0:
-        return Refusal("Unreadable", "it has no size: its disksize is not set")
+        return Refusal("Other", "it has no size: its disksize is not set")
     use = used.get(device.number)
     if use:
         return Refusal("InUse", f"it is {use}")

@@ -45,7 +45,7 @@ def upper(host: FakeHost, name: str, number: str, lower: str):
     [
         pytest.param("zram0", {"size": 2048}, None, "", id="zram"),
         pytest.param("zram1", {"backing_dev": "none"}, None, "", id="zram-without-backing-device"),
-        pytest.param("zram0", {"size": 0}, "Unreadable", "no size", id="zram-without-disksize"),
+        pytest.param("zram0", {"size": 0}, "Other", "no size", id="zram-without-disksize"),
         pytest.param(
             "zram0",
             {"backing_dev": "/dev/sda1"},

@@ -185,7 +185,11 @@ def test_what_the_api_takes_is_no_problem(device):
             "its topology sets it",
             id="topology-twice",
         ),
-        pytest.param(Device(name="c", taints=taints(13)), "has 13 taints", id="13-taints"),
+        pytest.param(
+            Device(name="c", taints=taints(13)),
+            "has 13 taints, but a driver can set at most 12",
+            id="13-taints",
+        ),
         pytest.param(Device(name="c", taints="no"), "not a tuple of Taint", id="taints-text"),
         pytest.param(Device(name="c", taints=("no",)), "not a Taint", id="no-taint"),
         pytest.param(
