@@ -133,7 +133,7 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
         spelling = f"device {name} has {close[0]}, so {spelling}"
     return (
         f"{spelling}; if only some devices have it, test for it first "
-        f'("{key}" in device.{field}["{driver}"]), or test device.driver first'
+        f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
     )
 
 

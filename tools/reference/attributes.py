@@ -149,36 +149,34 @@ HOSTDEV = {
     "subsystem": "Kernel subsystem.",
     "path": "Device node on the host.",
     "devname": "The path without `/dev/`.",
-    "devtype": "Type of the device within its subsystem, if the kernel reports one.",
+    "devtype": "Type within the subsystem.",
     "major": "Major number of the device node.",
     "minor": "Minor number of the device node.",
     "driver": "Kernel driver.",
     "byIdLink": "udev symlink that identifies the device.",
-    "byPathLink": "udev symlink that identifies the port or address of the device.",
+    "byPathLink": "udev symlink that identifies the port or address.",
     "serial": "Serial number.",
-    "identity": "The identity from which the device name is derived. It does not depend on the kernel's numbering.",
+    "identity": "The identity from which the device name is derived.",
     "nodeCount": "Number of device nodes, if the policy sets `group: Unit`.",
     "usbVendorID": "Vendor ID of the USB device.",
     "usbProductID": "Product ID of the USB device.",
-    "usbManufacturer": "Manufacturer, as the USB device reports it.",
-    "usbProduct": "Product, as the USB device reports it.",
+    "usbManufacturer": "Manufacturer of the USB device.",
+    "usbProduct": "Product name of the USB device.",
     "usbInterface": "Number of the USB interface.",
-    "usbPort": "The kernel's bus number, and the port path of the USB device. A bus can have "
-    "a different number after a reboot.",
-    "usbPath": "Address of the USB controller, revision of its root hub, and the port path of the "
-    "USB device. It does not depend on the kernel's numbering. Devices on controllers without "
-    "an address, such as those of usbip, do not have it.",
+    "usbPort": "Bus number and port path of the USB device. The number can change with a reboot.",
+    "usbPath": "Controller, root hub and port path of the USB device: the stable form of `usbPort`. "
+    "Devices of usbip do not have it.",
     "pciVendorID": "Vendor ID of the PCI function.",
     "pciDeviceID": "Device ID of the PCI function.",
     "pciClass": "Class of the PCI function.",
-    "usbVersion": "Release number that the USB device reports.",
-    "usbClass": "Class of the USB device. `00` if each of its interfaces has its own class.",
+    "usbVersion": "Release number of the USB device.",
+    "usbClass": "Class of the USB device. `00`: each interface has its own.",
     "usbSpeed": "Speed of the USB device in Mbit/s.",
-    "pciSubsystemVendorID": "Subsystem vendor ID of the PCI function. USB devices do not have it.",
-    "pciSubsystemDeviceID": "Subsystem device ID of the PCI function. USB devices do not have it.",
-    "iommuGroup": "Number of the PCI function's IOMMU group. USB devices do not have it.",
+    "pciSubsystemVendorID": "Subsystem vendor ID of the PCI function.",
+    "pciSubsystemDeviceID": "Subsystem device ID of the PCI function.",
+    "iommuGroup": "IOMMU group of the PCI function.",
     "ttyPort": "Number of the port on a serial adapter, from 0.",
-    "uartType": "The kernel's numeric code for the UART type. `0` if the port has no UART.",
+    "uartType": "The kernel's code of the UART type. `0`: no UART.",
     "videoName": "Name of the video device.",
     "videoCapture": "Whether the node captures video. Needs udev.",
     "videoOutput": "Whether the node is a video output. Needs udev.",
@@ -190,8 +188,8 @@ HOSTDEV = {
     "hidName": "Name of the HID device.",
     "drmNode": "Kind of the node: `primary` or `render`.",
     "drmConnected": "Number of connected outputs, on a primary node.",
-    "netInterface": "Name of the network interface that belongs to the same hardware.",
-    "netAddress": "Hardware address of that network interface.",
+    "netInterface": "Network interface of the same hardware.",
+    "netAddress": "Hardware address of that interface.",
     "tpmVersion": "Major version of the TPM's specification.",
 }
 
@@ -216,7 +214,7 @@ PLUGIN = {
 
 CAPACITIES = {
     "size": "Size of the block device, in bytes.",
-    "users": "Number of concurrent users of a device whose policy sets `sharing.mode: Capacity`. Claims consume this capacity.",
+    "users": "Number of claims that can share a device with `sharing.mode: Capacity`.",
     "memory": "Memory of the GPU or of the partition.",
     "bandwidth": "Bandwidth of the interface in bits per second. Claims share it.",
     "cpus": "CPUs of the NUMA node. Claims share them.",
@@ -230,15 +228,15 @@ def page() -> str:
         description="The attributes and capacities of the devices that drakit's own drivers publish.",
         source="the drivers",
         body=[
-            "This page lists the attributes and capacities of the devices that drakit's own drivers publish. Use them in the\n"
-            "CEL selectors of claims and DeviceClasses: [Select devices](../use/cel-recipes.md) has recipes.",
-            "An attribute without a domain belongs to the domain of the driver:\n"
-            '`device.attributes["hostdev.drakit.dev"].subsystem`. A device has only the attributes that the node reports for\n'
-            "it. A selector that reads a missing attribute fails. If a device can lack an attribute, check first that the\n"
-            'attribute exists: `"serial" in device.attributes["hostdev.drakit.dev"]`.',
+            "Use these attributes and capacities in the CEL selectors of claims and DeviceClasses: [Select\n"
+            "devices](../use/cel-recipes.md) has recipes.",
+            "An attribute without a domain belongs to the domain of the driver. A device has only the attributes that the node\n"
+            "reports for it, and a selector that reads a missing attribute fails. Use\n"
+            '`device.attributes["hostdev.drakit.dev"].?serial.orValue("")`, which returns `""` if the attribute is missing.',
             "## hostdev.drakit.dev",
-            "The driver `hostdev` publishes these attributes, except strings of more than 64 bytes, which the API does not\n"
-            "allow. A device has at most 32 attributes and capacities. A policy can add attributes.",
+            "`hostdev` does not publish strings of more than 64 bytes, or more than 32 attributes and capacities of a device. A\n"
+            "policy can add attributes. PCI attributes also describe a device behind a PCI function, except `iommuGroup` and the\n"
+            "subsystem IDs, which USB devices do not have.",
             *_tables(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",

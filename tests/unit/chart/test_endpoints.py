@@ -88,9 +88,9 @@ def test_the_example_of_device_plugins_fits_the_chart(render, tmp_path):
     for request in template["spec"]["spec"]["devices"]["requests"]:
         assert request["exactly"]["deviceClassName"] in found
         (selector,) = request["exactly"]["selectors"]
-        identity = f'device.attributes["{DRIVER}"].id'
-        # Without the first, a device that lacks it is an error for the whole request.
-        assert selector["cel"]["expression"].startswith(f"has({identity}) && {identity} == ")
+        # Without a default, a device that lacks it is an error for the whole request.
+        start = f'device.attributes["{DRIVER}"].?id.orValue("") == '
+        assert selector["cel"]["expression"].startswith(start)
 
 
 @pytest.mark.parametrize("kind", ["backends", "devicePlugins"])

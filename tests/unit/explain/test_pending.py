@@ -203,7 +203,7 @@ def taken(amount, verb, holders, wants=""):
             "size, on device g0 of pool n1, driver d; the scheduler aborts its search on node n1 "
             "at this device; check the spelling of size; if only some devices have it, test for it "
             "first "
-            '("size" in device.attributes["d"]), or test device.driver first',
+            '(has(device.attributes["d"].size)), or test device.driver first',
             id="a-selector-fails",
         ),
     ],

@@ -157,7 +157,7 @@ def test_a_selector_that_does_not_compile_fails():
         pytest.param(
             "memroy",
             "device g0 has memory, so check the spelling of memroy; if only some devices have it, "
-            'test for it first ("memroy" in device.capacity["d"])',
+            'test for it first (has(device.capacity["d"].memroy))',
             id="a-near-miss-of-a-capacity",
         ),
         pytest.param("speed", "check the spelling of speed; if only", id="nothing-is-close"),
