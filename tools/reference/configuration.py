@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from drakit import settings
 from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from drakit_drivers.hostdev.policy import _parse_mode as _PARSE_MODE
 from drakit_drivers.simulated.config import SimulatedConfig
 from drakit_drivers.simulated.parameters import SimulatedParameters
@@ -43,7 +44,8 @@ FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
     ),
     "Driver hostdev": (
         "The `config` of the driver `hostdev`. The chart renders this configuration from the values under `hostdev`, without\n"
-        "`policies`: it applies the policies as HostDevicePolicy objects.",
+        "`policies`: it applies the policies as HostDevicePolicy objects. [Host device policies](host-device-policy.md) lists their\n"
+        "fields.",
         HostDevicesConfig,
     ),
     "Driver simulated": (
@@ -58,6 +60,9 @@ FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
 
 ENTRIES: Mapping[str, type[BaseModel]] = {"allowed": AllowedBackend, "plugins": AllowedPlugin}
 """The models of fields that are typed as anything at run time: they load when there is an entry."""
+
+ELSEWHERE = (HostDevicePolicySpec,)
+"""Models that have a page of their own."""
 
 
 def page() -> str:
@@ -74,13 +79,14 @@ def page() -> str:
             *(
                 block
                 for title, (intro, model) in FILES.items()
-                for block in _file(title, intro, model)
+                for block in section(title, intro, model)
             ),
         ],
     )
 
 
-def _file(title: str, intro: str, model: type[BaseModel]) -> Iterator[str]:
+def section(title: str, intro: str, model: type[BaseModel]) -> Iterator[str]:
+    """Yield the blocks for a model: its fields, and those of each model below it."""
     yield f"## {title}"
     yield intro
     yield _table(model)
@@ -113,6 +119,8 @@ def _nested(model: type[BaseModel], above: str) -> Iterator[tuple[type[BaseModel
         origin = get_origin(_bare(annotation))
         path += {tuple: "[]", dict: ".<name>"}.get(origin, "")
         for nested in _models(annotation):
+            if nested in ELSEWHERE:
+                continue
             yield nested, path
             yield from _nested(nested, f"{path}.")
 
@@ -175,9 +183,11 @@ def type_text(annotation: Any, metadata: list[Any]) -> str:
     if origin is Literal:
         return "one of " + ", ".join(markdown.code(each) for each in arguments)
     if origin is tuple:
-        return f"list of {_plural(type_text(arguments[0], []))}"
+        return f"list of {_plural(type_text(arguments[0], []))}{_length(metadata)}"
     if origin in (dict, Mapping):
-        return "map" if arguments[1] is Any else f"map of {_plural(type_text(arguments[1], []))}"
+        if arguments[1] is Any:
+            return "map"
+        return f"map of {_plural(type_text(arguments[1], []))}{_length(metadata)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "map"
     if annotation is timedelta or _is_seconds(metadata):
@@ -204,6 +214,14 @@ def _plural(text: str) -> str:
     if text in ("string", "path", "map"):
         return f"{text}s"
     return text.replace("integer", "integers", 1)
+
+
+def _length(metadata: list[Any]) -> str:
+    return "".join(
+        f", at most {each.max_length}"
+        for each in metadata
+        if isinstance(each, annotated_types.MaxLen)
+    )
 
 
 def _functions(metadata: list[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from tools.reference import markdown
 CHART = Path(__file__).resolve().parents[2] / "charts" / "drakit"
 
 STRUCTURES = {
-    "hostdev.policies": "configuration.md#hostdevicepolicyspec",
+    "hostdev.policies": "host-device-policy.md#fields",
     "backends.allowed": "configuration.md#allowedbackend",
     "devicePlugins.plugins": "configuration.md#allowedplugin",
     "nodeplugin.drivers": "configuration.md#driverentry",

@@ -1,13 +1,14 @@
-"""docs/admin/host-devices.md names attributes, keys and refused devices as the code has them."""
+"""The pages about host devices name attributes, reasons and devices as the code has them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from drakit_drivers.hostdev import HostDevicePolicySpec
-from drakit_drivers.hostdev.dangerous import DANGEROUS_NODES
-from drakit_drivers.hostdev.matchers import Matcher
+import pytest
+import yaml
+
+from drakit.resource.versions import RULE_VERSIONS
 from drakit_drivers.hostdev.selection import select
 from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
 from drakit_drivers.hostdev.usb_descriptors import danger_of_descriptors
@@ -15,7 +16,8 @@ from tests.fakes.sysfs import as_policies, policy
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT
 
-TEXT = (ROOT / "docs/admin/host-devices.md").read_text()
+TASK = (ROOT / "docs/admin/host-devices.md").read_text()
+REFERENCE = (ROOT / "docs/reference/host-device-policy.md").read_text()
 ADAPTER = HostDevice(
     subsystem="tty",
     kernel_name="ttyUSB0",
@@ -43,68 +45,38 @@ ADAPTER = HostDevice(
 )
 
 
-def section(title: str) -> str:
-    return TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def section(page: str, title: str) -> str:
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def rows(text: str) -> list[list[str]]:
-    """The rows of a table without head, rule and sub-headings."""
-    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return [[cell.strip().strip("`") for cell in row] for row in cells]
-
-
-def test_the_attributes_of_the_page_exist():
+def test_the_attributes_in_the_recipes_exist():
     reference = (ROOT / "docs/reference/attributes.md").read_text()
-    published = {row[0] for row in rows(reference.partition("## simulated")[0])}
-    table = section("Select devices by attributes")
-    named = {
-        name
-        for line in table.splitlines()
-        if line.startswith("| ")
-        for name in re.findall(r"`([^`]+)`", line)
-    }
+    published = set(re.findall(r"^\| `(\w+)`", reference.partition("## simulated")[0], re.M))
+    pages = [
+        (ROOT / f"docs/use/{name}.md").read_text() for name in ("cel-recipes", "device-recipes")
+    ]
+    pages += [path.read_text() for path in (ROOT / "examples/hostdev").glob("*-pod.yaml")]
+    named = re.findall(r'attributes\["hostdev.drakit.dev"\]\.\??(\w+)', "".join(pages))
     assert named
-    assert named <= published
+    assert set(named) <= published
 
 
-def test_the_page_lists_all_keys_of_a_policy_and_of_a_matcher():
-    text = section("Write a policy")
-    of_policy, _, of_matcher = text.partition("### Match devices")
-    shown = {row[0]: row[1] for row in rows(of_policy)}
-    fields = {
-        field.alias or name: field for name, field in HostDevicePolicySpec.model_fields.items()
-    }
-    assert set(shown) == {"enabled", *fields}
-    for name, field in fields.items():
-        assert (shown[name] == "required") == field.is_required()
-        if isinstance(field.default, str):
-            assert shown[name] == field.default
-    matcher = {field.alias or name for name, field in Matcher.model_fields.items()}
-    table = of_matcher.partition("Use narrow matchers")[0]
-    assert {row[0] for row in rows(table)} == matcher
-
-
-def test_each_example_of_the_page_exists():
-    names = re.findall(r"examples/hostdev/([a-z-]+\.yaml)", TEXT)
-    assert names
-    assert all((ROOT / "examples/hostdev" / name).exists() for name in names)
+def test_the_recipes_show_the_policies_of_the_examples():
+    page = (ROOT / "docs/use/device-recipes.md").read_text()
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S)]
+    files = re.findall(r"kubectl apply -f (\S+\.yaml) -f", page)
+    assert shown == [yaml.safe_load((ROOT / file).read_text()) for file in files]
+    assert shown
 
 
 def test_the_name_of_the_adapter_is_that_of_the_page():
     policies = as_policies({"serial": policy("tty", "/dev/ttyUSB*")})
     (name,) = select(policies, [ADAPTER], refuse=lambda policy, host: None).devices
-    assert f"`{name}`" in TEXT
-
-
-def test_the_page_lists_the_dangerous_device_nodes_with_their_reasons():
-    table = section("Dangerous devices").partition("For other devices")[0]
-    listed = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:3] == "| `"]
-    found = [(tuple(re.findall(r"`([^`]+)`", globs)), danger) for globs, danger in listed]
-    assert found == list(DANGEROUS_NODES.items())
+    assert f"`{name}`" in REFERENCE
 
 
 def test_the_page_names_the_usb_classes_that_are_dangerous():
-    text = section("Dangerous devices")
+    text = section(REFERENCE, "Dangerous devices")
     for kind in range(256):
         made = device(configuration(interface(0, kind)))
         is_listed = f" {kind:02x} (" in text or kind == 9  # hubs
@@ -125,13 +97,13 @@ def quoted(table: str, pattern: str) -> list[str]:
 
 
 def test_the_node_plugin_logs_the_messages_of_the_page():
-    for message in quoted(section("Verify and troubleshoot"), r"\| log: `([^`]+)`"):
+    for message in quoted(section(TASK, "Troubleshooting"), r"\| log: `([^`]+)`"):
         assert f'"{message}"' in code("reports")
 
 
 def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
-    page = (ROOT / "docs/admin/disks.md").read_text()
-    table = page.partition("## Find out why a block device is missing")[2].partition("\n## ")[0]
+    listed = section(REFERENCE, "Devices that are not published")
+    table = listed.partition("| Reason of a block device")[2]
     firsts = "\n".join(
         line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")
     )
@@ -139,3 +111,24 @@ def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
     for fragment in (part.strip() for reason in reasons for part in reason.split("...")):
         # "it is" is put before a variable: "it is {use}".
         assert re.sub(r"^it is ", "", fragment) in code("block_devices", "host")
+
+
+def test_the_page_lists_the_reasons_that_the_driver_uses():
+    listed = section(REFERENCE, "Devices that are not published")
+    table = listed.partition("| Reason of a block device")[0]
+    used = re.findall(
+        r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "block_devices", "reports")
+    )
+    assert set(quoted(table, r"^\| `(\w+)`")) == set(used)
+
+
+@pytest.mark.parametrize("reason", re.findall(r"^\| `(\w+)` \| `(?:True|False)", REFERENCE, re.M))
+def test_the_operator_sets_the_reasons_of_the_condition(reason):
+    source = (ROOT / "operator/drakit_operator/policies/reconcile.py").read_text()
+    assert f'reason="{reason}"' in source
+
+
+def test_the_versions_of_device_taint_rules_are_those_that_drakit_reads():
+    page = (ROOT / "docs/admin/maintenance.md").read_text()
+    versions = quoted(page, r"^\| 1\.\d+ \| `resource\.k8s\.io/(\w+)`")
+    assert set(versions) == set(RULE_VERSIONS)

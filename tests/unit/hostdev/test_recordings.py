@@ -15,6 +15,7 @@ from tests.fakes.recordings import plug, unplug
 from tests.fakes.sysfs import FakeHost, prepared
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
+PODS = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*-pod.yaml"))]
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 
 
@@ -297,5 +298,21 @@ async def test_every_recording_stays_within_the_limit_of_attributes(host):
 
 def test_every_example_is_used_here():
     text = Path(__file__).read_text()
-    unused = [path.stem for path in EXAMPLES.glob("*.yaml") if f'"{path.stem}"' not in text]
-    assert unused == []
+    policies = [path.stem for path in EXAMPLES.glob("*.yaml") if not path.stem.endswith("-pod")]
+    assert [name for name in policies if f'"{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("path", PODS)
+def test_a_pod_of_the_examples_claims_the_class_of_its_policy(path):
+    ((policy, spec),) = example(path.stem.removesuffix("-pod")).items()
+    template, pod = yaml.safe_load_all(path.read_text())
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["deviceClassName"] == f"{policy}.drakit.dev"
+    (claim,) = pod["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    assert f"$HOSTDEV_{request['name'].upper()}" in container["command"][-1]
+    groups = pod["spec"].get("securityContext", {}).get("supplementalGroups", [])
+    gid = spec["container"]["gid"]
+    assert groups == ([gid] if gid is not None else [])
