@@ -44,6 +44,9 @@ _DURATION = re.compile(
     r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
 )
 
+_TIMEDELTA = re.compile(r"datetime\.timedelta\((?:seconds=)?(\d+)\)")
+"""A limit of less than a day, in a message of pydantic."""
+
 
 class SettingsError(Exception):
     """Settings are invalid; the text names file, key and reason, one line per problem."""
@@ -124,7 +127,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class Listen(Settings):
-    """The addresses on which a daemon serves HTTP. Each address has its own limits."""
+    """The addresses on which a daemon serves HTTP."""
 
     probes: Address = "[::]:8081"
     """The address of ``/healthz`` and ``/readyz``."""
@@ -170,5 +173,6 @@ def describe(error: ValidationError, *, file: str, below: str = "") -> str:
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             reason = "is not a known key"
-        lines.append(f"{file}: {key}: {reason}")
+        reason = _TIMEDELTA.sub(r"\1s", reason)
+        lines.append(f"{file}: {key}: {reason}" if key else f"{file}: {reason}")
     return "\n".join(lines)

@@ -51,7 +51,7 @@ def _amount_problems(capacity: Capacity) -> Iterator[str]:
     if not isinstance(values, tuple | list):
         yield f"its valid_values are of type {type(values).__name__}, not a tuple of quantities"
     elif len(given := cast("tuple[object, ...]", values)) > MAX_VALID_VALUES:
-        yield f"it has {len(given)} valid_values, {MAX_VALID_VALUES} are allowed"
+        yield f"it has {len(given)} valid_values, but at most {MAX_VALID_VALUES} are allowed"
     else:
         amounts += [("valid value", value) for value in given]
     span: object = capacity.valid_range

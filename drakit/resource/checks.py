@@ -140,14 +140,14 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
     if count > MAX_ATTRIBUTES_AND_CAPACITIES:
         yield (
             f"it has {count} attributes and capacities (those of its topology included), "
-            f"{MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
+            f"but at most {MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
         )
         return
     values = len(places) + sum(map(_size, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         yield (
             f"its attributes have {values} values (each one of a list counts), "
-            f"{MAX_ATTRIBUTE_VALUES} are allowed"
+            f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
         )
         return  # a backend can send tens of thousands, and each one would be checked
     for name, value in attributes.items():
@@ -256,7 +256,8 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
     sets = cast("Mapping[object, object]", consumes)
     if len(sets) > MAX_CONSUMED_COUNTER_SETS:
         yield (
-            f"it consumes from {len(sets)} counter sets, {MAX_CONSUMED_COUNTER_SETS} are allowed"
+            f"it consumes from {len(sets)} counter sets, but at most {MAX_CONSUMED_COUNTER_SETS} "
+            "are allowed"
         )
         return
     for name, counters in sets.items():
@@ -273,7 +274,7 @@ def counters_problems(counters: object) -> Iterator[str]:
         return
     amounts = cast("Mapping[object, object]", counters)
     if not 1 <= len(amounts) <= MAX_COUNTERS:
-        yield f"has {len(amounts)} counters, 1 to {MAX_COUNTERS} are allowed"
+        yield f"has {len(amounts)} counters, but must have 1 to {MAX_COUNTERS}"
         return
     for name, amount in amounts.items():
         if not isinstance(name, str) or not is_dns_label(name):

@@ -96,14 +96,14 @@ class OwnerSettings(Settings):
 
 
 class AllowedEndpoint(Settings):
-    """The edits that a backend or device plugin can make. The default is none."""
+    """The edits that a backend or device plugin can make. By default, it can make none."""
 
     owner: OwnerSettings = OwnerSettings()
     """The required owner of the backend's or device plugin's socket. The default is root."""
 
     devices: tuple[DevicePattern, ...] = ()
-    """Host device nodes, as paths under ``/dev`` without symbolic links. A wildcard matches
-    within one path component."""
+    """Host device nodes: paths under ``/dev`` without symbolic links. A wildcard matches within one
+    path component."""
 
     mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
         default_factory=dict[HostPath, Literal["ro", "rw"]]
@@ -117,7 +117,7 @@ class AllowedEndpoint(Settings):
     """Host network interfaces, with wildcards."""
 
     additional_gids: tuple[Identifier, ...] = ()
-    """Supplementary groups that a container may get."""
+    """Supplementary groups that containers may get."""
 
     intel_rdt: bool = False
     """Whether containers may get Intel RDT settings."""
@@ -139,14 +139,14 @@ class AllowedEndpoint(Settings):
 
 
 class AllowedBackend(AllowedEndpoint):
-    """A backend: its driver, and the edits that it can make. The default is none."""
+    """A backend: its driver, and the edits that it can make. By default, it can make none."""
 
     driver: Annotated[str, AfterValidator(_driver)]
     """The driver that the backend can announce."""
 
 
 class AllowedPlugin(AllowedEndpoint):
-    """A device plugin: its resources, and the edits that it can make. The default is none."""
+    """A device plugin: its resources, and the edits that it can make."""
 
     resources: Annotated[tuple[Annotated[str, AfterValidator(_resource)], ...], Field(min_length=1)]
     """The resources that the device plugin can register, such as ``vendor.example/thing``."""

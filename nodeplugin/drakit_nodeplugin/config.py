@@ -52,17 +52,17 @@ MAX_RESOURCES = 256
 
 
 class DriverEntry(Settings):
-    """A driver that the plugin hosts."""
+    """A driver that the plugin runs in its own process."""
 
     driver: str
     """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
 
     name: str | None = None
-    """The name that the driver must have. The chart's admission policy then restricts the plugin's
-    token to ResourceSlices of this driver."""
+    """The name that the driver must have. If every driver has a name, the chart's admission policy
+    restricts the plugin to ResourceSlices of these drivers."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """The driver's own configuration; the driver defines its schema."""
+    """The configuration of the driver, which defines its schema."""
 
 
 class StaleClaims(Settings):
@@ -232,8 +232,7 @@ class NodePluginConfig(Settings):
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
         timedelta(seconds=40)
     )
-    """How long the plugin waits for calls in flight when it stops. The kubelet itself waits
-    45 s."""
+    """How long the plugin waits for calls in flight when it stops. The kubelet waits 45 s."""
 
     events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
@@ -250,7 +249,7 @@ class NodePluginConfig(Settings):
 
     logging: Logging = Logging()
     drivers: tuple[DriverEntry, ...] = ()
-    """The drivers that this plugin hosts in its own process."""
+    """The drivers that the plugin runs in its own process."""
 
     backends: Backends = Backends()
     device_plugins: DevicePlugins = DevicePlugins()

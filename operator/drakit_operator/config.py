@@ -28,7 +28,7 @@ class Election(Settings):
     """The name of the Lease in the operator's namespace."""
 
     lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 8.0
-    """How long the other replicas wait for a leader that does not renew the Lease, in whole
+    """How long the other replicas wait for a leader that does not renew the Lease. Whole
     seconds."""
 
     renew_deadline: Seconds = 5.0
@@ -42,8 +42,8 @@ class Election(Settings):
     def _leaders_do_not_overlap(self) -> Self:
         if not self.retry_period < self.renew_deadline < self.lease_duration:
             raise ValueError(
-                "retryPeriod, renewDeadline and leaseDuration must each be longer than the one "
-                "before, otherwise two replicas could lead at the same time"
+                "retryPeriod must be shorter than renewDeadline, and renewDeadline shorter than "
+                "leaseDuration; otherwise, two replicas could lead at the same time"
             )
         return self
 
@@ -56,16 +56,16 @@ class Events(Settings):
     pod may be about to be scheduled."""
 
     change_pause: Seconds = 60.0
-    """The shortest pause between two Events about the same object that have the same
-    reason and different messages."""
+    """The minimum time between two Events about an object with the same reason and different
+    messages."""
 
     repeat_pause: Seconds = 1800.0
-    """The pause before the operator repeats an unchanged Event. The API server deletes Events after
-    1 h by default."""
+    """The time after which the operator repeats an unchanged Event. By default, the API server
+    deletes Events after 1 h."""
 
     patience: Seconds = 300.0
-    """How long a state that is normal during an installation or an update must last before the
-    operator reports it: for example an incomplete pool, or a DeviceClass without devices."""
+    """How long a state must last before the operator reports it, if the state is normal during an
+    update: for example, a pool is incomplete, or a DeviceClass has no devices."""
 
     name_holders: Literal["namespace", "all"] = "namespace"
     """The claims that a pod's Event may name as holders of devices. With ``namespace``, Events name
@@ -82,15 +82,15 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """The interval between full lists, which detect deletions that the watches missed. At each
-    interval, the operator also checks for new API versions and permissions, and searches again for
-    the reasons why pods wait."""
+    """The interval between full lists, which detect deletions that the watches missed. After each
+    interval, the operator also checks its permissions and the versions of the API, and evaluates
+    all waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
-    """How many objects the operator reconciles concurrently."""
+    """The number of objects that the operator reconciles concurrently."""
 
     queue_size: Annotated[int, Field(ge=1000)] = 100_000
-    """The largest number of objects that wait for reconciliation."""
+    """The maximum number of objects that wait for reconciliation."""
 
 
 def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:

@@ -74,6 +74,7 @@ def test_no_state_file_is_read_unless_one_is_given(load):
             "opaqueParameters.maxBytes",
             id="too-few-bytes",
         ),
+        pytest.param({"drainTimeout": "45s"}, "less than or equal to 44s", id="too-long-a-drain"),
         pytest.param({"staleClaims": {"period": "0s"}}, "staleClaims.period", id="no-pause"),
         pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
         pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),

@@ -1,6 +1,8 @@
 """
 The page of configuration files: the fields of the pydantic models, with their docstrings.
 
+The page of the chart's values describes a key that a value sets: here, it is a link to that value.
+
 It must not know what a setting does.
 """
 
@@ -8,8 +10,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -30,80 +34,157 @@ from drakit_nodeplugin.config import NodePluginConfig
 from drakit_operator.config import Config
 from tools.reference import docstrings, markdown
 
-FILES: Mapping[str, tuple[str, type[BaseModel]]] = {
-    "Node plugin": (
-        "The chart renders this file from its values and mounts it at `/etc/drakit/nodeplugin.yaml`. The option\n"
-        "`--config` of [`drakit-nodeplugin`](cli.md#drakit-nodeplugin) sets its path.",
-        NodePluginConfig,
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """A configuration file: its introduction, its model, and the chart values of its keys."""
+
+    intro: str
+    model: type[BaseModel]
+    values: Mapping[str, str]
+
+
+FILES: Mapping[str, File] = {
+    "Node plugin": File(
+        intro="The chart mounts this file at `/etc/drakit/nodeplugin.yaml`. The option `--config` of\n"
+        "[`drakit-nodeplugin`](cli.md#drakit-nodeplugin) sets its path. The plugin in the chart listens at `:8081` and `:8080`.",
+        model=NodePluginConfig,
+        values={
+            "kubeletRoot": "nodeplugin.kubeletRoot",
+            "cdiDirectory": "nodeplugin.cdiDirectory",
+            "bootIDFile": "nodeplugin.bootIDFile",
+            "events": "events",
+            "staleClaims": "nodeplugin.staleClaims",
+            "opaqueParameters": "nodeplugin.opaqueParameters",
+            "devices": "nodeplugin.devices",
+            "kubeletStateFile": "nodeplugin.kubeletStateDirectory",
+            "logging": "logging",
+            "backends": "backends",
+            "devicePlugins": "devicePlugins",
+        },
     ),
-    "Operator": (
-        "The chart renders this file from `logging`, `events` and `operator.config`, and mounts it at\n"
-        "`/etc/drakit/operator.yaml`. The option `--config` of [`drakit-operator`](cli.md#drakit-operator) sets its path.\n"
-        "The operator also runs without a file.",
-        Config,
+    "Operator": File(
+        intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The value `operator.config` sets the keys that have no\n"
+        "value of their own, except `listen`. The option `--config` of [`drakit-operator`](cli.md#drakit-operator) sets the\n"
+        "path. The operator also runs without a file.",
+        model=Config,
+        values={"logging": "logging", "events.nameHolders": "events.nameHolders"},
     ),
-    "Driver hostdev": (
-        "The `config` of the driver `hostdev`. The chart renders this configuration from the values under `hostdev`, without\n"
-        "`policies`: it applies the policies as HostDevicePolicy objects. [Host device policies](host-device-policy.md) lists their\n"
-        "fields.",
-        HostDevicesConfig,
+    "Driver hostdev": File(
+        intro="The `config` of the driver `hostdev`. The chart applies policies as HostDevicePolicy objects instead of `policies`.",
+        model=HostDevicesConfig,
+        values={
+            "allowDangerous": "hostdev.allowDangerous",
+            "rescanInterval": "hostdev.rescanInterval",
+        },
     ),
-    "Driver simulated": (
-        "The `config` of the driver `simulated`. The chart renders it from `simulated.config`.",
-        SimulatedConfig,
+    "Driver simulated": File(
+        intro="The `config` of the driver `simulated`.",
+        model=SimulatedConfig,
+        values={
+            key: f"simulated.config.{key}"
+            for key in ("driverName", "numaNodes", "gpu", "nic", "cpu")
+        },
     ),
-    "Parameters of simulated devices": (
-        "Opaque parameters that claims and DeviceClasses can have for the driver `simulated`.",
-        SimulatedParameters,
+    "Parameters of simulated devices": File(
+        intro="Opaque parameters that claims and DeviceClasses can have for the driver `simulated`.",
+        model=SimulatedParameters,
+        values={},
     ),
 }
 
 ENTRIES: Mapping[str, type[BaseModel]] = {"allowed": AllowedBackend, "plugins": AllowedPlugin}
 """The models of fields that are typed as anything at run time: they load when there is an entry."""
 
-ELSEWHERE = (HostDevicePolicySpec,)
-"""Models that have a page of their own."""
-
 
 def page() -> str:
     """Return the page."""
+    described: dict[type[BaseModel], str] = {
+        HostDevicePolicySpec: "[Host device policies](host-device-policy.md#fields)"
+    }
     return markdown.document(
         "Configuration files",
         description="Every key of the configuration files of the node plugin, the operator and the included drivers.",
         source="the pydantic models of the daemons and drivers",
         body=[
-            "This page lists the keys of the configuration files of both daemons and of the drivers that drakit includes.\n"
-            "If you install with the chart, set [its values](values.md) instead: the chart renders these files.",
-            "The files are in YAML. If a key is unknown or a value is invalid, the daemon does not start, and the error names\n"
-            "the file, the key and the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
+            "This page lists the keys of the configuration files of both daemons and of drakit's own drivers. The chart\n"
+            "renders these files from [its values](values.md). A meaning that is a link names the value that sets and\n"
+            "describes the key.",
+            "If a key is unknown or a value is invalid, the daemon does not start, and the error names the file, the key and\n"
+            "the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(
                 block
-                for title, (intro, model) in FILES.items()
-                for block in section(title, intro, model)
+                for title, file in FILES.items()
+                for block in section(
+                    title, file.intro, file.model, values=file.values, described=described
+                )
             ),
         ],
     )
 
 
-def section(title: str, intro: str, model: type[BaseModel]) -> Iterator[str]:
-    """Yield the blocks for a model: its fields, and those of each model below it."""
+def section(
+    title: str,
+    intro: str,
+    model: type[BaseModel],
+    *,
+    values: Mapping[str, str] | None = None,
+    described: dict[type[BaseModel], str] | None = None,
+) -> Iterator[str]:
+    """
+    Yield the blocks for a model: its fields, and those of each model below it.
+
+    `values` are the chart values that describe fields. `described` are models that a page has
+    already described, with links to them; the section adds its own.
+    """
+    values = {} if values is None else values
+    described = {} if described is None else described
     yield f"## {title}"
     yield intro
-    yield _table(model)
+    yield _table(model, "", values, described)
     paths: dict[type[BaseModel], list[str]] = {}
-    for nested, path in _nested(model, ""):
-        paths.setdefault(nested, []).append(path)
+    meanings = set(_meanings(model))
+    for nested, path in _nested(model, "", described):
+        if not _is_told(path, values):
+            paths.setdefault(nested, []).append(path)
     for nested, of in paths.items():
-        yield f"### {_heading(nested, of)}"
+        heading = _heading(nested, of)
+        base = next((each for each in nested.__mro__[1:] if each in described), None)
+        for each in (nested, *_bases(nested)):
+            described.setdefault(each, f"[{heading}](#{_anchor(heading)})")
+        yield f"### {heading}"
         keys = " and ".join(map(markdown.code, of))
-        yield markdown.paragraph(f"Fields of {keys}. {markdown.prose(_summary(nested))}")
-        yield _table(nested)
+        text = f"Fields of {keys}."
+        summary = markdown.prose(_summary(nested))
+        if summary not in meanings:
+            text += f" {summary}"
+        if base:
+            text += f" The other fields are those of {described[base]}."
+        yield markdown.paragraph(text)
+        yield _table(nested, f"{of[0]}.", values, described, leave_out=base)
+
+
+def _is_told(path: str, values: Mapping[str, str]) -> bool:
+    """Whether the page of values describes these keys. It has no keys of entries."""
+    return not _has_entry(path) and any(f"{path}.".startswith(f"{key}.") for key in values)
+
+
+def _has_entry(path: str) -> bool:
+    """Whether a key belongs to an entry of a list or map, which has no key of its own."""
+    return any(sign in path for sign in "[<")
+
+
+def _bases(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield the classes from which a model has fields."""
+    return (each for each in model.__mro__[1:] if getattr(each, "model_fields", None))
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9_-]", "", heading.lower())
 
 
 def _heading(model: type[BaseModel], paths: list[str]) -> str:
-    # Entries of lists and maps have no key of their own.
-    is_entry = len(paths) > 1 or any(sign in paths[0] for sign in "[<")
-    return model.__name__ if is_entry else paths[0]
+    return model.__name__ if len(paths) > 1 or _has_entry(paths[0]) else paths[0]
 
 
 def _summary(model: type[BaseModel]) -> str:
@@ -111,21 +192,38 @@ def _summary(model: type[BaseModel]) -> str:
     return inspect.cleandoc(own) if own else ""
 
 
-def _nested(model: type[BaseModel], above: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Find the models of a model's fields, each with its path in the file."""
+def _nested(
+    model: type[BaseModel], above: str, described: Collection[type[BaseModel]] = ()
+) -> Iterator[tuple[type[BaseModel], str]]:
+    """Find the models of a model's fields that are not described, each with its path."""
     for name, field in model.model_fields.items():
         path = f"{above}{_key(name, field)}"
         annotation = _annotation(name, field)
         origin = get_origin(_bare(annotation))
         path += {tuple: "[]", dict: ".<name>"}.get(origin, "")
         for nested in _models(annotation):
-            if nested in ELSEWHERE:
-                continue
-            yield nested, path
-            yield from _nested(nested, f"{path}.")
+            if nested not in described:
+                yield nested, path
+                yield from _nested(nested, f"{path}.", described)
 
 
-def _table(model: type[BaseModel]) -> str:
+def _meanings(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the texts of all fields that are models."""
+    for above in (model, *(nested for nested, _ in _nested(model, ""))):
+        for name, field in above.model_fields.items():
+            for nested in _models(_annotation(name, field)):
+                yield _own_meaning(above, name, nested)
+
+
+def _table(
+    model: type[BaseModel],
+    above: str,
+    values: Mapping[str, str],
+    described: Mapping[type[BaseModel], str],
+    *,
+    leave_out: type[BaseModel] | None = None,
+) -> str:
+    known = leave_out.model_fields if leave_out else {}
     return markdown.table(
         ("Key", "Type", "Default", "Meaning"),
         [
@@ -133,15 +231,31 @@ def _table(model: type[BaseModel]) -> str:
                 markdown.code(_key(name, field)),
                 type_text(_annotation(name, field), field.metadata),
                 _default(field),
-                _meaning(model, name, field),
+                _meaning(model, name, field, values.get(above + _key(name, field)), described),
             )
             for name, field in model.model_fields.items()
+            if name not in known
         ],
     )
 
 
-def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    nested = next(_models(field.annotation), None)
+def _meaning(
+    model: type[BaseModel],
+    name: str,
+    field: FieldInfo,
+    value: str | None,
+    described: Mapping[type[BaseModel], str],
+) -> str:
+    if value:
+        return f"[{markdown.code(value)}](values.md#{value.partition('.')[0].lower()})"
+    nested = next(_models(_annotation(name, field)), None)
+    text = _own_meaning(model, name, nested)
+    if nested is not None and nested in described:
+        text += f" See {described[nested]}."
+    return text
+
+
+def _own_meaning(model: type[BaseModel], name: str, nested: type[BaseModel] | None) -> str:
     return markdown.prose(docstrings.of_attribute(model, name) or _summary(nested or model))
 
 
@@ -251,6 +365,8 @@ def _bounds(metadata: list[Any], write: Callable[[Any], str] = str) -> str:
     match _limits(metadata):
         case None, None:
             return ""
+        case _, int(high) if high >= 2**32 - 2:
+            return ""  # the range of a type
         case low, None:
             return f", at least {write(low)}"
         case None, high:

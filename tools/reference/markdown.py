@@ -11,6 +11,9 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 WIDTH = 120
 
@@ -85,10 +88,17 @@ def links(text: str) -> str:
     def link(match: re.Match[str]) -> str:
         name, anchor = match[1], match[2] or ""
         page = name.removeprefix("reference/") if name.startswith("reference/") else f"../{name}"
-        linked = f"[{name}]({page}.md{anchor})"
+        linked = f"[{_title(name)}]({page}.md{anchor})"
         return f"({linked})" if match[0].startswith("(") and match[0].endswith(")") else linked
 
     return _DOCS.sub(link, text)
+
+
+def _title(name: str) -> str:
+    """Return the title of a documentation page."""
+    found = re.search(r"^# (.+)$", (DOCS / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, name
+    return found[1]
 
 
 def docstring(text: str | None) -> str:

@@ -49,10 +49,10 @@ def page() -> str:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = read(CHART / "values.yaml", schema)
     body = [
-        "This page lists every value of the chart `charts/drakit`, with its type and its default. The chart rejects\n"
-        "keys that are not on this page. [Install drakit](../admin/install.md) shows how to set values.",
-        "A duration is a string with units: `10s`, `2m`, `1m30s` or `1h`. The keys in a table are relative to the heading\n"
-        "above the table.",
+        "This page lists every value of the chart `charts/drakit`. The chart rejects other keys.\n"
+        "[Install drakit](../admin/install.md) shows how to set values.",
+        "A duration is a string with units, and longer than 0: `10s`, `2m`, `1m30s` or `1h`. The keys in a table are\n"
+        "relative to the heading above it.",
     ]
     scalars = [each for each in values if "." not in each.path and not each.is_group]
     body += ["## Names and images", *_section(scalars, schema, prefix="")]
@@ -172,7 +172,7 @@ def type_text(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return a type as a reader needs it."""
     name = part.get("$ref", "").rpartition("/")[2]
     if name in ("duration", "positiveDuration"):
-        return "duration" if name == "duration" else "duration, more than 0"
+        return "duration"
     if name in ("absolutePath", "optionalPath", "hostPath", "socketDirectory"):
         return "path"
     part = _resolved(part, schema)

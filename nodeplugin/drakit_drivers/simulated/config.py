@@ -69,12 +69,11 @@ class GpuProfile(DriverConfig):
     @model_validator(mode="after")
     def _partitions_fit(self) -> Self:
         if len(set(self.partitions)) != len(self.partitions):
-            raise ValueError("partitions lists a size twice")
+            raise ValueError("partitions has a size twice")
         if any(size > self.compute_slices for size in self.partitions):
             raise ValueError(
-                f"partitions lists a size of more than the {self.compute_slices} computeSlices of "
-                "a "
-                f"GPU"
+                f"partitions has a size above computeSlices ({self.compute_slices}); a partition "
+                "must fit on a GPU"
             )
         return self
 

@@ -262,9 +262,8 @@ class _Dra:
         if len(claims) > MAX_CLAIMS:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are accepted: a call has "
-                "the "
-                f"claims of one pod",
+                f"the call has {len(claims)} claims, but a call has the claims of one pod: at most "
+                f"{MAX_CLAIMS}",
             )
         references = [
             ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)

@@ -1,31 +1,149 @@
-"""docs/reference/limits.md has the numbers of the code."""
+"""docs/reference/limits.md has the numbers of the code, and device-plugins.md agrees with it."""
 
 from __future__ import annotations
 
 import re
+from typing import Any, get_args
 
-from drakit.explain import pending, projection, search
-from drakit_drivers.hostdev.selection import _MAX_DEVICES
-from drakit_nodeplugin.config import MAX_BACKENDS, MAX_RESOURCES
-from drakit_nodeplugin.endpoints.backend.directory import MAX_SOCKETS
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
-from drakit_nodeplugin.host.policies import MAX_POLICIES
+from drakit.cli.convert import documents
+from drakit.explain import pending, projection, search, selectors
+from drakit.kube.listing import MAX_OBJECT_BYTES
+from drakit.layout import MAX_SOCKET_PATH_BYTES
+from drakit.resource import limits, names
+from drakit_drivers.hostdev import policy, selection
+from drakit_nodeplugin import allowed, config
+from drakit_nodeplugin.claims import allocation
+from drakit_nodeplugin.endpoints import batches, contract, host_paths, wire
+from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
+from drakit_nodeplugin.endpoints.deviceplugin import allocate, device_list, plugin_registration
+from drakit_nodeplugin.endpoints.python import driver_reports
+from drakit_nodeplugin.host import policies, report
+from drakit_nodeplugin.kubelet import health, server
+from drakit_operator import announcing
 from tests.unit.docs.listings import ROOT
+
+PAGE = (ROOT / "docs/reference/limits.md").read_text()
+
+
+def longest(model: type, field: str) -> int:
+    """The maximum length, or value, of a field of a model."""
+    (limit,) = [
+        getattr(each, name)
+        for each in model.model_fields[field].metadata
+        for name in ("max_length", "le")
+        if hasattr(each, name)
+    ]
+    return limit
+
+
+def longest_of(annotation: Any) -> int:
+    """The maximum length of an annotated string."""
+    (limit,) = [
+        each.max_length
+        for given in get_args(annotation)[1:]
+        for each in given.metadata
+        if hasattr(each, "max_length")
+    ]
+    return limit
+
+
+def kibibytes(count: int) -> str:
+    return f"{count // 2**20} MiB" if count % 2**20 == 0 else f"{count // 2**10} KiB"
+
+
+PARAMETERS = config.OpaqueParameters()
+SPEC = policy.HostDevicePolicySpec
+DIRECTORY_BYTES = MAX_SOCKET_PATH_BYTES - config.SOCKET_NAME_BYTES - 1
+
+EXPECTED = [
+    # Claims
+    f"{PARAMETERS.max_bytes:,} bytes of JSON",
+    f"{PARAMETERS.max_nodes:,}",
+    f"{allocation.MAX_CONFIG_DEPTH} levels",
+    f"{server.ANSWER_SECONDS:.0f} s",
+    f"{batches.CALL_SECONDS:.0f} s",
+    # Host device policies
+    f"{policies.MAX_POLICIES}",
+    f"{longest_of(policy.PolicyName)} characters",
+    kibibytes(policies.MAX_SPEC_BYTES),
+    f"{selection._MAX_DEVICES:,}",
+    f"{longest(policy.Sharing, 'users'):,}",
+    f"{longest(SPEC, 'match')}",
+    f"{longest(SPEC, 'attributes')}",
+    f"{longest(policy.Container, 'mounts')}",
+    f"{longest(policy.Container, 'env')}",
+    # Devices
+    f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES}",
+    f"{limits.MAX_ATTRIBUTE_VALUES}",
+    f"{limits.MAX_STRING_BYTES} bytes",
+    f"{limits.MAX_VALID_VALUES}",
+    f"{limits.MAX_DRIVER_TAINTS}",
+    f"{limits.MAX_CONSUMED_COUNTER_SETS}",
+    f"{limits.MAX_COUNTERS}",
+    f"{names.MAX_LABEL_LENGTH} characters",
+    f"{names.MAX_IDENTIFIER_LENGTH} characters",
+    f"{contract.MAX_DEVICES:,}",
+    f"{limits.MAX_TAINTED_DEVICES_PER_SLICE}",
+    f"{report.MAX_LISTED}",
+    f"{names.MAX_DRIVER_NAME} characters",
+    f"{health.MAX_MESSAGE_BYTES:,} bytes",
+    f"{driver_reports.MAX_YIELDS:,} per second",
+    # Backends
+    f"{config.MAX_BACKENDS}",
+    f"{allowed.MAX_NAME} characters",
+    f"{DIRECTORY_BYTES} bytes",
+    f"{directory.MAX_SOCKETS}",
+    kibibytes(wire.MAX_MESSAGE_BYTES),
+    kibibytes(wire.MAX_PART_BYTES),
+    f"{wire.MESSAGES_PER_SECOND:.0f} per second, after {wire.MESSAGES_AT_ONCE:.0f}",
+    kibibytes(claimcalls.MAX_CLAIM_BYTES),
+    f"{convert.MAX_EDITS:,}",
+    f"{directory.INFO_SECONDS:.0f} s",
+    # Device plugins
+    f"{config.MAX_RESOURCES}",
+    f"{limits.MAX_STRING_BYTES} characters",
+    kibibytes(wire.MAX_MESSAGE_BYTES),
+    kibibytes(device_list.MAX_DEVICE_BYTES),
+    f"{device_list.MAX_DEVICE_ID} characters",
+    kibibytes(allocate.MAX_ANSWER_BYTES),
+    f"{allocate.MAX_PARTS} of each",
+    f"{host_paths.MAX_NODES}",
+    f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
+    f"after {plugin_registration.MAX_BURST:.0f}",
+    # Operator and kubectl drakit explain
+    f"{projection.MAX_EXPRESSION:,} characters",
+    "1 s",
+    f"{pending.MAX_NODES}",
+    f"{search.MAX_STEPS:,}",
+    f"{search.MAX_DEVICES}",
+    kibibytes(MAX_OBJECT_BYTES),
+]
 
 
 def test_the_page_has_the_limits_of_the_code():
-    text = (ROOT / "docs/reference/limits.md").read_text()
-    shown = [
-        int(number.replace(",", "")) for number in re.findall(r"^\| .*? \| ([\d,]+) \|", text, re.M)
-    ]
-    assert shown == [
-        MAX_BACKENDS,
-        MAX_RESOURCES,
-        MAX_SOCKETS,
-        _MAX_DEVICES,
-        MAX_POLICIES,
-        MAX_DEVICES,
-    ]
+    rows = re.findall(r"^\| ([A-Z`].*?) \| (\d.*?) \|", PAGE, re.M)
+    assert [maximum for _, maximum in rows] == EXPECTED
+
+
+def test_the_sentences_of_the_page_have_the_limits_of_the_code():
+    assert f"An Event has at most {announcing.NOTE_BYTES:,} bytes" in PAGE
+    assert (
+        f"at most {announcing.PER_SECOND:.0f} Events per second, after the first "
+        f"{announcing.BURST:,}" in PAGE
+    )
+    assert f"A list of {driver_reports.COUNTED_DEVICES:,} devices counts" in PAGE
+    assert (
+        f"files of at most {kibibytes(documents._MAX_BYTES)}, and lists of at most "
+        f"{documents._MAX_ITEMS:,} items" in PAGE
+    )
+    assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
+    assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
+
+
+def test_the_page_about_the_protocol_has_the_limits_of_the_code():
+    text = (ROOT / "docs/reference/device-plugins.md").read_text()
+    assert f"`Allocate` responses of up to {kibibytes(allocate.MAX_ANSWER_BYTES)}" in text
+    assert f"other messages of up to {kibibytes(wire.MAX_MESSAGE_BYTES)}" in text
 
 
 def test_the_operators_page_has_the_limits_of_explanations():

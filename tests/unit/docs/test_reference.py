@@ -6,16 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import yaml
 
 from drakit.explain.codes import Code
 from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tests.unit.docs.listings import ROOT
 from tools.reference import __main__ as reference
-from tools.reference import attributes, cli, events, markdown, metrics, values
+from tools.reference import attributes, cli, configuration, events, markdown, metrics, values
 
 NODE_PLUGIN = ROOT / "nodeplugin" / "drakit_nodeplugin"
 WRITERS = {"Bar", "Diagnostic", "RefusedError", "emit", "record", "report"}
@@ -109,6 +110,36 @@ def test_no_policy_can_use_the_name_of_an_attribute_of_the_page():
     assert attributes.HOSTDEV.keys() == OWN_ATTRIBUTES
 
 
+@pytest.mark.parametrize(
+    ("title", "key", "value"),
+    [
+        (title, key, value)
+        for title, file in configuration.FILES.items()
+        for key, value in file.values.items()
+    ],
+)
+def test_a_key_and_the_value_that_describes_it_have_the_same_default(title, key, value):
+    default: Any = yaml.safe_load((values.CHART / "values.yaml").read_text())
+    for part in value.split("."):
+        default = default[part]
+    if isinstance(default, dict):
+        # Empty means the default, and only the chart knows DeviceClasses.
+        default = {k: v for k, v in default.items() if v != "" and k != "extendedResources"}
+    first, _, rest = key.partition(".")
+    given = {} if default == "" else {first: {rest: default} if rest else default}
+    model = configuration.FILES[title].model
+    required = {"drivers": [{"driver": "hostdev"}]} if title == "Node plugin" else {}
+    assert first in {field.alias for field in model.model_fields.values()}
+    assert model.model_validate(required | given) == model.model_validate(required)
+
+
+def test_a_setting_is_described_on_one_page_only():
+    page = configuration.page()
+    assert "### devices" not in page
+    assert "[`nodeplugin.devices`](values.md#nodeplugin)" in page
+    assert page.count("| `intelRdt` |") == 1  # backends and device plugins have the same fields
+
+
 @pytest.mark.parametrize("name", [name for name in reference.PAGES if name != "events.md"])
 def test_no_row_of_a_table_lacks_its_meaning(name):
     page = reference.PAGES[name]()
@@ -152,6 +183,6 @@ def test_a_list_in_a_docstring_stays_a_list():
 
 def test_a_path_of_a_page_becomes_a_link():
     assert markdown.links("see docs/admin/install.md") == (
-        "see [admin/install](../admin/install.md)"
+        "see [Install drakit](../admin/install.md)"
     )
-    assert markdown.links("(docs/reference/cdi.md#names)") == ("([reference/cdi](cdi.md#names))")
+    assert markdown.links("(docs/reference/cdi.md#names)") == ("([CDI files](cdi.md#names))")

@@ -329,7 +329,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
         pytest.param(None, "cannot be read: No such file", id="no-file"),
         pytest.param("drivers: [", "is not YAML", id="no-yaml"),
         pytest.param("- a list", "must be a mapping", id="no-mapping"),
-        pytest.param("drivers: []", "no driver is configured", id="no-drivers"),
+        pytest.param("drivers: []", "yaml: no driver is configured", id="no-drivers"),
         pytest.param(
             "drivers: [{driver: hostdev}]\nkubeletRot: /x",
             "kubeletRot: is not a known key",

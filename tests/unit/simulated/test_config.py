@@ -22,7 +22,9 @@ from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
         pytest.param({"gpu": {"prefix": "GPU"}}, "gpu.prefix", id="prefix-in-capitals"),
         pytest.param({"gpu": {"driverVersion": "1.2"}}, "driverVersion", id="half-a-version"),
         pytest.param({"gpu": {"partitions": [2, 2]}}, "a size twice", id="size-twice"),
-        pytest.param({"gpu": {"partitions": [5]}}, "the 4 computeSlices", id="too-large-a-size"),
+        pytest.param(
+            {"gpu": {"partitions": [5]}}, r"above computeSlices \(4\)", id="too-large-a-size"
+        ),
         pytest.param({"nic": {"vlans": [4095]}}, "nic.vlans.0", id="no-such-vlan"),
         pytest.param({"cpu": {"grouping": "socket"}}, "cpu.grouping", id="unknown-grouping"),
         pytest.param({"nic": {"prefix": "gpu"}}, "gpu.prefix", id="one-prefix-twice"),

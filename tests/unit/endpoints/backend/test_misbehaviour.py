@@ -174,9 +174,10 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
         "NoSchedule, NoExecute",
         "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "
         "boolean nor a Version",
-        "crowd": "it has 100 attributes and capacities (those of its topology included), 32 are "
+        "crowd": "it has 100 attributes and capacities (those of its topology included), but at "
+        "most 32 are allowed",
+        "list": "its attributes have 99 values (each one of a list counts), but at most 48 are "
         "allowed",
-        "list": "its attributes have 99 values (each one of a list counts), 48 are allowed",
         "Big Name": "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)",
     }
 
