@@ -53,57 +53,50 @@ __all__ = (
 
 class DriverConfig(Settings):
     """
-    Base class for the typed configuration of a driver. An unknown key is an error.
+    Base class for the configuration of a driver. An unknown key is an error.
 
-    Field names are snake_case in Python and camelCase in files.
+    Fields are snake_case in Python and camelCase in files.
     """
 
 
 class DeviceParameters(Settings):
     """
-    Base class for the typed opaque parameters that users write in claims and DeviceClasses.
+    Base class for the opaque parameters that users write in claims and DeviceClasses.
 
-    Field names are snake_case in Python and camelCase in manifests. Invalid parameters fail the
-    claim, and the error names the field. Users are not trusted: give every field a type and bounds.
+    Fields are snake_case in Python and camelCase in manifests. Invalid parameters, and unknown
+    keys, fail the claim, and the error names the field. Users are not trusted: give every field a
+    type and bounds.
     """
 
 
 class NoParameters(DeviceParameters):
-    """
-    The parameters type of a driver that accepts no parameters.
-
-    A claim with parameters fails, and its Event reports that the driver accepts no parameters.
-    Without this type, the driver would ignore the parameters, and users would not notice.
-    """
+    """The parameters type of a driver that accepts no parameters: a claim with parameters fails.
+    Without this type, the driver ignores parameters, and users do not notice."""
 
 
 class DevicePolicy(Settings, defer_build=True):
     """
-    Base class for the typed ``spec`` of policies, which configure a driver while it runs.
+    Base class for the ``spec`` of policies, which configure a driver while it runs.
 
-    Field names are snake_case in Python and camelCase in manifests. An invalid policy does not
-    affect the others: its last valid version stays in effect, and the error names the field.
+    Fields are snake_case in Python and camelCase in manifests. An invalid policy does not affect
+    the others: its last valid version stays in effect, and the error names the field.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResource:
     """
-    The cluster-scoped custom resource of a driver's policies. The type of its ``spec`` is the
-    driver's `policy_type`.
+    The cluster-scoped custom resource of a driver's policies.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
     ``list`` and ``watch``.
     """
 
     group: str
-    """The API group, such as ``camera.example.com``."""
 
     version: str
-    """The version, such as ``v1alpha1``."""
 
     plural: str
-    """The plural name, such as ``camerapolicies``."""
 
 
 PolicyT = TypeVar("PolicyT", bound=DevicePolicy, default=Any)
@@ -114,36 +107,31 @@ class Policy(Generic[PolicyT]):
     """A policy in the cluster, in its last valid version."""
 
     name: str
-    """``metadata.name``."""
 
     created: datetime
-    """``metadata.creationTimestamp``, in UTC. If two policies match a device, drakit's own driver
-    uses the older one. If both have the same age, it uses the first in alphabetical order."""
+    """``metadata.creationTimestamp``, in UTC."""
 
     generation: int
     """``metadata.generation`` of this version."""
 
     spec: PolicyT
-    """The spec."""
 
 
 class DriverError(Exception):
     """
-    A device cannot be prepared, unprepared or listed. The text appears in a pod's Event.
+    A device cannot be prepared, unprepared or listed.
 
-    Write a sentence that names the problem and the remedy. Omit times and counters, so that
-    Kubernetes can deduplicate the Events.
+    Users see the text in Events: write a sentence that names the problem and the remedy. Omit times
+    and counters, so that Kubernetes can deduplicate the Events.
     """
 
 
 class ReleasePendingError(DriverError):
     """
-    `unprepare` or `reset` has begun work that takes longer than the kubelet waits, such as erasing
-    the memory of a device.
+    `unprepare` or `reset` has begun work that takes long, such as erasing the memory of a device.
 
-    The pod can terminate, because the kubelet gets a successful response. The device stays
-    reserved: no container gets it until a call succeeds. The node plugin repeats the call every few
-    seconds.
+    The pod can terminate, but the device stays reserved. The node plugin repeats the call every few
+    seconds until it succeeds.
     """
 
 
@@ -171,21 +159,18 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
     A driver publishes the devices of a node, and prepares them for claims.
 
-    The type arguments set the types of the configuration and of the opaque parameters:
-    ``class Lamps(Driver[LampConfig, LampParameters])``. Without a type for parameters, the driver
-    gets opaque parameters without validation, as `AllocatedDevice.configs`. A driver that accepts
-    no parameters uses :class:`NoParameters`. A third type argument sets the type of policies
-    (`apply_policies`); most drivers have no policies.
+    The type arguments set the types of the configuration, of the opaque parameters and of the
+    policies: ``class Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a type
+    for parameters, the driver gets them without validation, as `AllocatedDevice.configs`.
 
     The node plugin creates one object, and calls all of its methods in the driver's own thread, so
-    state needs no lock. `__init__` and `close` run outside the event loop of this thread, and can
-    block. All other methods run in the event loop. A method that blocks the loop delays the other
-    calls of the driver, and the node plugin logs its name.
+    state needs no lock. `__init__` and `close` can block. All other methods run in the thread's
+    event loop: a method that blocks delays the other calls of the driver, and the node plugin logs
+    its name.
 
     Methods can be synchronous or asynchronous, except for `devices`. A driver overrides either
-    `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. By
-    default, `prepare_claims` calls `prepare`. The same applies to `unprepare` and
-    `unprepare_claims`. A driver can prepare single devices and unprepare batches, or the reverse.
+    `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. The
+    same applies to `unprepare` and `unprepare_claims`, independently.
 
     Calls for different devices run concurrently. Calls never overlap if they involve the same
     device (pool and name), or devices that consume from the same counter set. The next call begins
@@ -193,31 +178,27 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
 
     name: ClassVar[str]
-    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). Every
-    ResourceSlice, allocation and DeviceClass contains the name, so it is immutable."""
+    """The driver's immutable name: a DNS subdomain of at most 63 characters
+    (``camera.example.com``)."""
 
     config_type: ClassVar[type[DriverConfig]] = DriverConfig
-    """The type of the driver's configuration: the first type argument of `Driver`, unless it is set
-    here. If the configuration is invalid, the node plugin does not start. The error names the file,
-    the key and the problem."""
+    """The type of the configuration, if it is not the first type argument. If the configuration is
+    invalid, the node plugin does not start. The error names the file, the key and the problem."""
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
-    """The type of the opaque parameters in claims and DeviceClasses: the second type argument of
-    `Driver`, unless it is set here. If the parameters of a claim are invalid, the claim fails, and
-    the error names the field."""
+    """The type of the opaque parameters, if it is not the second type argument."""
 
     policy_type: ClassVar[type[DevicePolicy] | None] = None
-    """The type of the spec of the driver's policies: the third type argument of `Driver`, unless it
-    is set here. If None, the driver has no policies."""
+    """The type of the policies' spec, if it is not the third type argument. Without it, the driver
+    has no policies."""
 
     policy_resource: ClassVar[PolicyResource | None] = None
     """The custom resource of the driver's policies. Required with `policy_type`."""
 
     side_effects: ClassVar[bool]
     """Whether preparing does anything besides returning edits. The default is true if the driver
-    defines `unprepare`, `unprepare_claims` or `reset`, and false otherwise. If false, a crash
-    leaves nothing to undo, preparing needs one fewer disk write, and the node plugin never calls
-    these three methods."""
+    defines `unprepare`, `unprepare_claims` or `reset`. If false, preparing needs one fewer disk
+    write, and the node plugin never calls these three methods."""
 
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. Not needed if the driver defines the method
@@ -228,11 +209,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     seconds."""
 
     held_devices: Callable[[], Mapping[str, HeldDevice]]
-    """Returns the devices that claims hold, by name, for a driver with a `policy_type`. The node
-    plugin sets this attribute before it calls any method, and iterates over `devices` only once the
-    held devices are known. While a claim holds a device, the driver must neither rename the device
-    nor switch it to a different policy. A device is listed as soon as it is prepared. After it is
-    unprepared, it can be listed for a few more seconds."""
+    """Returns the devices that claims hold, by name, for a driver with policies. The node plugin
+    sets it, and iterates over `devices` only once the held devices are known. While a claim holds a
+    device, the driver must neither rename the device nor switch it to a different policy. After a
+    device is unprepared, it can be listed for a few more seconds."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
@@ -248,12 +228,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     @classmethod
     def name_of(cls, config: ConfigT) -> str:
-        """
-        Return the driver's name for a configuration. The default is `name`.
-
-        Override it if the name depends on the configuration, for example for rebranded
-        hardware. The limits of `name` apply.
-        """
+        """Return the driver's name for a configuration, if the name depends on it. The default is
+        `name`."""
         return cls.name
 
     @abstractmethod
@@ -262,12 +238,15 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         List and watch the devices: yield all devices together, and all of them again after every
         change.
 
-        Implement it as an async generator that runs until it is closed. Each collection replaces
-        the previous one. A collection that equals the previous one has no effect. If the generator
-        ends, raises, or yields more than 2,000 times a second, the node plugin treats the driver as
-        stopped: it taints the driver's devices and prepares none of them. After a grace period (5
-        min by default), it removes them from the slices. It restarts the driver with a backoff from
-        1 s to 1 min.
+        Implement it as an async generator that runs until it is closed. An unchanged collection has
+        no effect, so polling every few seconds is fine. On a node without the hardware, yield an
+        empty collection. If the hardware cannot be read, raise.
+
+        The node plugin treats the driver as stopped if the generator ends, raises, yields more than
+        16,384 devices or an invalid value, yields more than 2,000 times a second, or yields large
+        collections without awaiting in between. It then taints the devices, prepares none of them,
+        and restarts the driver with a backoff from 1 s to 1 min. After a grace period (5 min by
+        default), it unpublishes the devices.
         """
 
     # ------------------------------------------------------------ policies
@@ -276,19 +255,15 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Apply all policies in the cluster, by name. They replace the previous policies.
 
-        The node plugin calls this method before it iterates over `devices`, and after each change
-        of a policy. If the API server is unreachable, the node plugin passes the last policies that
-        this node has seen. The driver evaluates node selectors (`Node.labels`), decides which of
-        two policies gets a device, and yields a new :class:`Inventory` if its devices or the
-        outcomes of policies change.
+        The node plugin calls this method before it iterates over `devices`, and after each change,
+        with several quick changes in one call. If the API server is unreachable, it passes the last
+        policies of this node. The driver evaluates node selectors (`Node.labels`), decides which of
+        two policies gets a device, and yields a new :class:`Inventory`.
 
-        If it raises, the previous policies must stay in force. The node plugin reports the text of
-        a :class:`DriverError`, and calls the method again after the next change, or after a minute.
-        The node plugin does not iterate over `devices` until this method has succeeded once. If
-        only one policy has a problem, do not raise: report the problem in its
-        :class:`PolicyOutcome`.
-
-        A driver with a `policy_type` overrides this method. The default does nothing.
+        If it raises, the previous policies must stay in effect. The node plugin reports the text of
+        a :class:`DriverError`, and retries after the next change, or after a minute. It does not
+        iterate over `devices` until this method has succeeded once. If only one policy has a
+        problem, do not raise: report it as `PolicyOutcome.problem`.
         """
         return _nothing()
 
@@ -300,19 +275,20 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Prepare a device for a claim, and return the edits for its containers.
 
-        The node plugin calls this method once for each allocated device. Calls for the devices of a
-        pod's claims run concurrently. The pod does not start until they have returned. If a call
-        takes longer than 5 min, or the pod is deleted, the node plugin cancels the call, and calls
-        `unprepare` after the call has ended.
+        The node plugin calls this method for each allocated device. It must be idempotent: the node
+        plugin calls it again for the same claim and device after a failure, a crash or a reboot.
+        Return the same edits, and make sure that all side effects are in place.
 
-        `prepare` must be idempotent: the node plugin calls it again for the same claim and device
-        after a failure, a crash or a reboot. Return the same edits, and make sure that all side
-        effects are in place.
+        If a call takes longer than 5 min, or the pod is deleted, the node plugin cancels the call
+        (``asyncio.CancelledError``), and calls `unprepare` after it has ended. Clean up in
+        ``finally``, and return quickly. A call that never awaits cannot be canceled.
 
-        If it raises, the claim is not prepared. The node plugin calls `unprepare` for all devices
-        of the claim, and users see the text of a :class:`DriverError`.
+        If it raises, the claim is not prepared, and the node plugin calls `unprepare` for all
+        devices of the claim. An unhealthy device can be prepared too, for a pod that tolerates its
+        taint: raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
+        claim is in use: return the new edits, and do not disturb the containers.
 
-        The default returns the edits that the published device carries (`Device.edits`).
+        The default returns `Device.edits`, and raises for a device that is no longer listed.
         """
         return _published_edits(device, node=self.node.name)
 
@@ -325,9 +301,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Prepare a batch of claims, such as the claims of a pod.
 
-        Return a mapping from claim UID to the edits of its devices, in the order of `devices`, or
-        to an exception if the claim failed. If it raises, all claims fail. A call is not canceled
-        while one of its claims is still needed. The default calls `prepare` for each device.
+        Return a mapping from claim UID to the edits of its devices, in the order of
+        `AllocatedClaim.devices`, or to an exception if the claim failed. If it raises, all claims
+        fail. A call is not canceled while one of its claims is still needed.
         """
         return _by_claim(claims, self._prepare_all)
 
@@ -340,10 +316,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Undo `prepare`. The claim object and the device might no longer exist.
 
         The node plugin calls this method when all containers have terminated, and even for a device
-        whose `prepare` failed or never ran. It can repeat the call, so if there is nothing to undo,
-        return normally. If the method raises, the device stays reserved, and the node plugin
-        retries; the pod waits, except after a :class:`ReleasePendingError`. The default does
-        nothing.
+        whose `prepare` failed halfway or never ran. It can repeat the call: if there is nothing to
+        undo, return normally. If the method raises, the device stays reserved, the pod waits, and
+        the node plugin retries every few seconds.
         """
         return _nothing()
 
@@ -351,17 +326,16 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         self, claims: Sequence[AllocatedClaim[ParametersT | None]]
     ) -> Awaitable[Mapping[str, Exception | None]] | Mapping[str, Exception | None]:
         """Unprepare a batch of claims. Return a mapping from claim UID to None, or to an exception
-        if the claim failed. The default calls `unprepare` for each device."""
+        if the claim failed."""
         return _by_claim(claims, self._unprepare_all)
 
     def reset(self, device: AllocatedDevice[ParametersT | None]) -> Awaitable[None] | None:
         """
         Reset a device to the state that the next claim expects.
 
-        The node plugin calls this method after each successful `unprepare`, except for a share of a
-        device and for a claim with admin access, because others may be using the device. If it
-        raises, the device stays reserved, and the node plugin retries both calls. The default does
-        nothing.
+        The node plugin calls this method after each successful `unprepare`, except for shares and
+        for admin access, because others may be using the device. If it raises, the device stays
+        reserved, and the node plugin retries both calls.
         """
         return _nothing()
 
@@ -373,11 +347,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Return whether a device that was prepared since the last boot is still prepared correctly.
 
-        The node plugin calls this method when the kubelet requests a claim that is already
-        prepared, after a restart of the kubelet or for another pod. If it returns False or raises,
-        the node plugin calls `prepare` again. It does not call `unprepare` first, because
-        containers may be using the device. Without `check`, the node plugin answers from the
-        checkpoint.
+        The node plugin calls this method when the kubelet requests a prepared claim again, after a
+        restart of the kubelet or for another pod. If it returns False or raises, the node plugin
+        calls `prepare` again, without `unprepare`, because containers may be using the device.
+        Without `check`, the node plugin answers from the checkpoint.
         """
         return _is_prepared()
 
@@ -386,8 +359,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Check the health of a device.
 
         The node plugin calls it periodically for each device, concurrently with other calls. If a
-        call raises, or takes longer than 30 s, the health of the device is unknown. If a driver
-        neither defines this method nor sets `reports_health`, the status of pods shows no health.
+        call raises, or takes longer than 30 s, the health of the device is unknown.
         """
         return _unknown()
 

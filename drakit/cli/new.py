@@ -31,6 +31,9 @@ __all__ = ("Project", "new", "project_of", "render")
 MAX_NAME = 40
 """Characters of a project's name: the chart makes longer names of it, which have 63 at most."""
 
+MAX_ENTRY = 20
+"""Characters of the name of an entry in ``backends.allowed``."""
+
 MAX_DRIVER = 63
 """Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
 
@@ -125,12 +128,18 @@ def new(options: argparse.Namespace) -> int:
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
         f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
         f"{there}"
-        f"  python3 -m venv .venv\n"
-        f"  .venv/bin/pip install \"$DRAKIT[testing]\" --editable '.[dev]'\n"
-        f"  .venv/bin/pytest\n"
+        f"  python3 -m venv ~/drakit-venv\n"
+        f"  source ~/drakit-venv/bin/activate\n"
+        f"  pip install \"$DRAKIT[testing]\" --editable '.[dev]'\n"
+        f"  pytest\n"
         f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
         f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
         f"build the image, install the driver and start a pod with a device."
+    )
+    print(
+        f"\nThis driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
+        f"write a backend in another language instead, it needs this entry in drakit's values:\n"
+        f"\n{_backend_entry(project)}"
     )
     if _is_example(project.driver):
         print(
@@ -138,6 +147,20 @@ def new(options: argparse.Namespace) -> int:
             "driver, create the project again with --driver and a domain that you own."
         )
     return 0
+
+
+def _backend_entry(project: Project) -> str:
+    """Return the values that a backend needs if its edits are those of the project's driver."""
+    name = project.name[:MAX_ENTRY].rstrip("-")
+    return (
+        f"backends:\n"
+        f"  enabled: true\n"
+        f"  allowed:\n"
+        f"    {name}:\n"
+        f"      driver: {project.driver}\n"
+        f"      mounts: {{{project.directory}: ro}}\n"
+        f'      env: ["{project.prefix}_*"]'
+    )
 
 
 # ------------------------------------------------------------ names

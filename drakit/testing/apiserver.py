@@ -75,40 +75,35 @@ class FakeApiServer:
     """
 
     token: str | None = None
-    """The bearer token that requests must have. Other requests get 401. If None, the server
-    accepts all requests."""
+    """The bearer token that requests must have. If None, the server accepts all requests."""
 
     end_watches_at_once: bool = False
     """Whether the server ends each watch immediately, without an event."""
 
     served: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The served versions of each API group. Groups without an entry serve all versions."""
+    """The served versions of each API group, by default all."""
 
     forbidden: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Verbs and plural resource names that the server denies with 403, such as
-    ``("list", "nodes")``. Access reviews also deny them."""
+    """Verbs and plural resource names that the server denies with 403, such as ``("list",
+    "nodes")``."""
 
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Method and path of each request. The method of a watch is ``WATCH``."""
 
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    """The query parameters of each request."""
 
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    """The headers of each request."""
 
     cluster: FakeCluster = field(default_factory=FakeCluster)
-    """The stored objects."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Plain-text responses by path, for example for ``/metrics``."""
 
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
-    """Placeholders that the server replaces with JSON in responses. Use them for values that are
-    nested too deeply for Python."""
+    """Placeholders that the server replaces with JSON in responses, for values that are nested too
+    deeply for Python."""
 
     url: str = ""
-    """The URL of the server. Empty before the server starts."""
 
     _faults: list[Fault] = field(default_factory=list[Fault])
     _runner: web.AppRunner | None = None
@@ -131,8 +126,7 @@ class FakeApiServer:
     # ------------------------------------------------------------ for tests
 
     def write_kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
-        """Write a kubeconfig for this server to a folder, and return its path. By default, it
-        contains the token that the server requires."""
+        """Write a kubeconfig for this server to a folder, and return its path."""
         token = token or self.token
         named = {
             "apiVersion": "v1",
@@ -157,7 +151,7 @@ class FakeApiServer:
         return self.cluster.commit(target.key, old, new)
 
     def remove(self, path: str) -> None:
-        """Delete the object at a path at once, regardless of its finalizers."""
+        """Delete the object at a path, regardless of its finalizers."""
         key = ObjectPath.parse(path).key
         self.cluster.commit(key, self.cluster.objects[key], None)
 
@@ -170,8 +164,7 @@ class FakeApiServer:
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return the method and path of all requests that write objects. Excludes access
-        reviews."""
+        """Return the method and path of all requests that write objects, without access reviews."""
         return [r for r in self.requests if r[0] not in ("GET", "WATCH") and r[1] != REVIEWS]
 
     def fail(
@@ -190,8 +183,8 @@ class FakeApiServer:
         """
         Fail the next requests with this method and path prefix.
 
-        ``method`` can be ``WATCH``, or ``*`` for any. ``times`` is the number of requests that
-        fail. They get the status, or lose their connection if ``disconnect`` is set.
+        `method` can be ``WATCH``, or ``*`` for any. `times` is the number of requests that fail.
+        They lose their connection if `disconnect` is set.
         """
         error = StatusError(status, reason, message, details=details, headers=headers)
         self._faults.append(Fault(method, path, times, error=error, disconnect=disconnect))

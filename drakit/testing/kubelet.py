@@ -99,7 +99,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ registration
 
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
-        """Call GetInfo on a registration socket, over a new connection."""
+        """Call GetInfo on a registration socket."""
         async with _connect(path) as channel:
             info = await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS

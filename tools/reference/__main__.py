@@ -34,6 +34,7 @@ PAGES = {
     "attributes.md": attributes.page,
     "cli.md": cli.page,
     "python-api.md": python_api.page,
+    "python-testing.md": python_api.testing_page,
     "backend-api.md": backend_api.page,
 }
 

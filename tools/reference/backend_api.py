@@ -20,7 +20,7 @@ from tools.reference import markdown
 
 SOURCES = Path(__file__).resolve().parents[2] / "proto"
 
-MESSAGES, ENUMS, SERVICES, SYNTAX = 4, 5, 6, 12
+MESSAGES, ENUMS, SERVICES = 4, 5, 6
 """Field numbers of FileDescriptorProto, which begin the paths of source info."""
 
 FIELDS, METHODS, VALUES = 2, 2, 2
@@ -51,12 +51,9 @@ class _Contract:
         yield (
             "This page describes every method and message of the gRPC service that a backend implements.\n"
             "[Write a backend](../vendors/backend.md) shows how to build one. The source of this page is\n"
-            f"[backend.proto](../../proto/{CONTRACT})."
+            f"[backend.proto](../../proto/{CONTRACT}). A message can be at most 4 MiB in size, and other\n"
+            "[limits](limits.md) apply to its parts."
         )
-        # The comment of the file is detached from its first statement.
-        location = self._comments[SYNTAX,]
-        for comment in (*location.leading_detached_comments, location.leading_comments):
-            yield from _paragraphs(comment)
         for index, service in enumerate(self._file.service):
             yield f"## Service {service.name}"
             yield from _paragraphs(self._comment(SERVICES, index))
@@ -94,19 +91,32 @@ class _Contract:
         return location.leading_comments if location else ""
 
     def _fields(self, message: Any, path: Sequence[int]) -> str:
-        if not message.field:
-            return "This message has no fields."
-        return markdown.table(
-            ("Field", "Type", "Meaning"),
+        declared = [
+            f"{_type(field, message)} {field.name} = {field.number};" for field in message.field
+        ]
+        if any(_in_oneof(field) for field in message.field):
+            # A message of the contract has at most one, and nothing beside it.
+            declared = [
+                f"oneof {message.oneof_decl[0].name} {{",
+                *(f"  {x}" for x in declared),
+                "}",
+            ]
+        body = "\n".join(["", *(f"  {line}" for line in declared), ""])
+        stub = f"```proto\nmessage {message.name} {{{body if declared else ''}}}\n```"
+        if not declared:
+            return stub
+        table = markdown.table(
+            ("Field", "Meaning"),
             [
-                (
-                    markdown.code(field.name),
-                    _type(field, message),
-                    _prose(self._comment(*path, FIELDS, number)),
-                )
+                (markdown.code(field.name), _prose(self._comment(*path, FIELDS, number)))
                 for number, field in enumerate(message.field)
             ],
         )
+        return f"{stub}\n\n{table}"
+
+
+def _in_oneof(field: Any) -> bool:
+    return field.HasField("oneof_index") and not field.proto3_optional
 
 
 def _type(field: Any, message: Any) -> str:
@@ -114,7 +124,7 @@ def _type(field: Any, message: Any) -> str:
         (each for each in message.nested_type if field.type_name.endswith(f".{each.name}")), None
     )
     if entry is not None:
-        return f"map of {_plain(entry.field[0])} to {_plain(entry.field[1])}"
+        return f"map<{_plain(entry.field[0])}, {_plain(entry.field[1])}>"
     text = _plain(field)
     if field.label == FieldDescriptorProto.LABEL_REPEATED:
         return f"repeated {text}"
@@ -124,7 +134,7 @@ def _type(field: Any, message: Any) -> str:
 
 
 def _plain(field: Any) -> str:
-    return _link(field.type_name) if field.type_name else _KINDS[field.type]
+    return field.type_name.rpartition(".")[2] or _KINDS[field.type]
 
 
 def _link(name: str) -> str:

@@ -79,7 +79,7 @@ REFUSED = """\
 ## Devices that are not published
 
 hostdev leaves out a device that a policy matches for one of these reasons. The
-[NodeDeviceReport](node-plugin.md#nodedevicereport) and the log contain the message:
+[NodeDeviceReport](slices.md#nodedevicereport) and the log contain the message:
 
 | Reason | Causes |
 |---|---|

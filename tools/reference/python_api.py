@@ -1,5 +1,5 @@
 """
-The page of the Python API: the public names of drakit and drakit.testing, with their docstrings.
+The pages of the Python API: the public names of drakit and drakit.testing, with their docstrings.
 
 It must not know what a name is for.
 """
@@ -68,22 +68,32 @@ def page() -> str:
         raise SystemExit(f"names without a group: {set(drakit.__all__) ^ set(grouped)}")
     return markdown.document(
         "Python API",
-        description="The public names of the Python packages drakit and drakit.testing.",
-        source="the docstrings of drakit and drakit.testing",
+        description="The public names of the Python package drakit, for drivers.",
+        source="the docstrings of drakit",
         body=[
-            "This page describes the public names of the packages `drakit` and `drakit.testing`. All other modules are\n"
-            "internal and can change in any release. [Write a Python driver](../vendors/python-driver.md) shows how to use\n"
-            "the names.",
-            "Import the names from the package: `from drakit import Device, Driver`. Pass the fields of dataclasses as keyword\n"
-            "arguments.",
-            "## drakit",
+            "This page is the reference of the package `drakit`. Drivers import its names from the package:\n"
+            "`from drakit import Device, Driver`. Pass the fields of dataclasses as keyword arguments.\n"
+            "[The driver contract](../vendors/driver-contract.md) shows how the names work together, and\n"
+            "[Python API for tests](python-testing.md) describes `drakit.testing`. All other modules are internal\n"
+            "and can change in any release.",
             *(
                 block
                 for title, names in GROUPS.items()
-                for block in (f"### {title}", *(b for name in names for b in _name(drakit, name)))
+                for block in (f"## {title}", *(b for name in names for b in _name(drakit, name)))
             ),
-            "## drakit.testing",
-            "Install the extra `drakit[testing]` to use these names. [Conformance](../vendors/conformance.md) shows examples.",
+        ],
+    )
+
+
+def testing_page() -> str:
+    """Return the page of drakit.testing."""
+    return markdown.document(
+        "Python API for tests",
+        description="The public names of the Python package drakit.testing.",
+        source="the docstrings of drakit.testing",
+        body=[
+            "This page is the reference of the package `drakit.testing`, which the extra `drakit[testing]` installs.\n"
+            "[Conformance](../vendors/conformance.md) has examples.",
             *(block for name in drakit.testing.__all__ for block in _name(drakit.testing, name)),
         ],
     )
@@ -92,15 +102,15 @@ def page() -> str:
 def _name(package: Any, name: str) -> Iterator[str]:
     found = getattr(package, name)
     home = import_module(package._HOMES[name])
-    yield f"#### {name}"
+    yield f"### {name}"
     if inspect.isclass(found) and found.__module__ == home.__name__:
         yield from _class(found)
     elif callable(found) and inspect.isfunction(inspect.unwrap(found)):
         yield _signature(found)
-        yield markdown.docstring(inspect.getdoc(found))
+        yield _text(inspect.getdoc(found))
     else:
         yield _code(_assignment(name, _alias(home, name)))
-        yield markdown.docstring(docstrings.of_module(home).get(name))
+        yield _text(docstrings.of_module(home).get(name))
 
 
 def _assignment(name: str, value: str) -> str:
@@ -135,102 +145,117 @@ def _shortened(text: str) -> str:
 
 
 def _class(found: type) -> Iterator[str]:
-    yield _code(f"class {found.__name__}{_bases(found)}")
-    yield markdown.docstring(inspect.cleandoc(vars(found).get("__doc__") or ""))
-    if dataclasses.is_dataclass(found):
-        yield _fields(found)
-    else:
-        yield from _attributes(found)
-        if found.__name__ not in MADE_BY_OTHERS and (create := vars(found).get("__init__")):
-            yield "The constructor:"
-            yield _signature(create, name=found.__name__)
+    yield _code(_stub(found))
+    yield _text(inspect.cleandoc(vars(found).get("__doc__") or ""))
+    # A field whose name says it all has no docstring.
+    texts = {name: docstrings.of_attribute(found, name) for name in _field_names(found)}
+    rows = [
+        (markdown.code(name), markdown.links(markdown.prose(text)))
+        for name, text in texts.items()
+        if text
+    ]
+    if rows:
+        yield markdown.table(
+            ("Field" if dataclasses.is_dataclass(found) else "Attribute", "Meaning"), rows
+        )
     for name, member in vars(found).items():
         if not name.startswith("_"):
             yield from _member(found, name, member)
 
 
+def _field_names(found: type) -> list[str]:
+    """Return the fields of a dataclass, or the documented attributes of another class."""
+    if dataclasses.is_dataclass(found):
+        return [field.name for field in dataclasses.fields(found) if field.name[0] != "_"]
+    return docstrings.own_names(found)
+
+
+def _stub(found: type) -> str:
+    """Return the class with its fields and its constructor, as a stub file would."""
+    fields = [f"    {line}" for line in _declarations(found)]
+    create = [f"    {line}" for line in _constructor(found)]
+    lines = [*fields, *([""] if fields and create else []), *create]
+    head = f"class {found.__name__}{_bases(found)}:"
+    return "\n".join([head, *lines]) if lines else f"{head} ..."
+
+
 def _bases(found: type) -> str:
     names = [each.__name__ for each in found.__bases__ if each is not object]
-    names = [name for name in names if name not in ("ABC", "Generic", "Protocol", "Settings")]
+    names = [name for name in names if name not in ("ABC", "Generic", "Settings")]
     return f"({', '.join(names)})" if names else ""
 
 
-def _fields(found: type) -> str:
-    return markdown.table(
-        ("Field", "Type", "Default", "Meaning"),
-        [
-            (
-                markdown.code(field.name),
-                markdown.code(_annotation(field.type)),
-                _default(field),
-                markdown.prose(docstrings.of_attribute(found, field.name)),
-            )
-            for field in dataclasses.fields(found)
-            if not field.name.startswith("_")
-        ],
-    )
+def _declarations(found: type) -> Iterator[str]:
+    if dataclasses.is_dataclass(found):
+        for field in dataclasses.fields(found):
+            if not field.name.startswith("_"):
+                yield f"{field.name}: {_quotes(_annotation(field.type))}{_default(field)}"
+        return
+    annotations = inspect.get_annotations(found)
+    for name in _field_names(found):
+        if name in annotations:
+            yield f"{name}: {_annotation(annotations[name])}{_value(found, name)}"
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not _MISSING:
-        return "empty"
+        made: Any = field.default_factory()
+        return f" = {made!r}" if isinstance(made, dict | list) else f" = {type(made).__name__}()"
     if field.default is _MISSING:
-        return "required"
+        return ""
     if dataclasses.is_dataclass(field.default):
-        return f"`{type(field.default).__name__}()`"
-    return markdown.code(repr(field.default))
-
-
-def _attributes(found: type) -> Iterator[str]:
-    """Describe the documented attributes of a class that is no dataclass."""
-    annotations = inspect.get_annotations(found)
-    names = docstrings.own_names(found)
-    if names:
-        yield markdown.table(
-            ("Attribute", "Type", "Default", "Meaning"),
-            [
-                (
-                    markdown.code(name),
-                    markdown.code(_annotation(annotations.get(name, ""))),
-                    _value(found, name),
-                    markdown.prose(docstrings.of_attribute(found, name)),
-                )
-                for name in names
-            ],
-        )
+        return f" = {type(field.default).__name__}()"
+    return f" = {_quotes(repr(field.default))}"
 
 
 def _value(found: type, name: str) -> str:
     if name not in vars(found):
         return ""
     value = vars(found)[name]
-    return markdown.code(value.__name__ if inspect.isclass(value) else repr(value))
+    return f" = {value.__name__ if inspect.isclass(value) else _quotes(repr(value))}"
+
+
+def _quotes(text: str) -> str:
+    return text.replace("'", '"')
+
+
+def _constructor(found: type) -> Iterator[str]:
+    # A protocol has none, although Python gives it one; that of a dataclass are its fields.
+    create = vars(found).get("__init__")
+    if dataclasses.is_dataclass(found) or getattr(found, "_is_protocol", False) or create is None:
+        return
+    if found.__name__ not in MADE_BY_OTHERS:
+        yield f"{_declaration(create, receiver=True)}: ..."
 
 
 def _member(owner: type, name: str, member: Any) -> Iterator[str]:
     text = inspect.getdoc(member)
     if isinstance(member, property):
-        yield f"##### {owner.__name__}.{name}"
+        yield f"#### {owner.__name__}.{name}"
         yield _code(f"{name}: {_annotation(member.fget.__annotations__['return'])}")
     elif isinstance(member, classmethod | staticmethod) or inspect.isfunction(member):
-        yield f"##### {owner.__name__}.{name}"
+        yield f"#### {owner.__name__}.{name}"
         yield _signature(member, name=name)
     else:
         return
-    yield markdown.docstring(text)
+    yield _text(text)
 
 
 # ---------------------------------------------------------------- signatures
 
 
 def _signature(function: Any, *, name: str = "") -> str:
+    return _code(_declaration(function, name=name))
+
+
+def _declaration(function: Any, *, name: str = "", receiver: bool = False) -> str:
     kind = "@classmethod\n" if isinstance(function, classmethod) else ""
     plain = getattr(function, "__func__", function)
     signature = inspect.signature(plain)
     parameters = [
         each.replace(annotation=_quoted(each.annotation)) for each in signature.parameters.values()
     ]
-    if parameters and parameters[0].name in ("self", "cls"):
+    if parameters and parameters[0].name in ("self", "cls") and not receiver:
         del parameters[0]
     word = "async def" if inspect.iscoroutinefunction(plain) else "def"
     returned = (
@@ -243,7 +268,7 @@ def _signature(function: Any, *, name: str = "") -> str:
     if len(line) > 100:
         inside = "".join(f"    {each},\n" for each in arguments)
         line = f"{word} {name or plain.__name__}(\n{inside}){returned}"
-    return _code(kind + line)
+    return kind + line
 
 
 def _arguments(parameters: list[inspect.Parameter]) -> list[str]:
@@ -272,6 +297,10 @@ def _quoted(annotation: Any) -> Any:
 def _annotation(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"^ClassVar\[(.*)\]$", r"\1", text)
+
+
+def _text(docstring: str | None) -> str:
+    return markdown.links(markdown.docstring(docstring))
 
 
 def _code(text: str) -> str:

@@ -125,20 +125,18 @@ class Kit:
     # ------------------------------------------------------------ the node's life cycle
 
     async def start(self) -> None:
-        """Start the node plugin, and the target's own process if it has one. Return when the driver
-        is registered and has published a device. The runner does this before each rule. Raises
-        ConformanceError."""
+        """Start the node plugin and the target's own process, and wait until the driver is
+        registered and has published a device. The runner does this before each rule."""
         await self._node.start()
         await self._until_published()
 
     async def stop(self) -> None:
-        """Stop the node plugin with SIGTERM, as an update does. The target's own process keeps
-        running."""
+        """Stop the node plugin with SIGTERM, as an update does."""
         await self._node.stop_plugin()
         await self.kubelet.close()
 
     async def kill(self) -> None:
-        """Kill the node plugin with SIGKILL. The target's own process keeps running."""
+        """Kill the node plugin with SIGKILL."""
         await self._node.plugin.kill()
         await self.kubelet.close()
 
@@ -154,7 +152,7 @@ class Kit:
         await self._until_published()
 
     async def unplug(self) -> None:
-        """Remove a device from the running node. Skips the rule if the target cannot do that."""
+        """Remove a device from the running node, or skip the rule if the target cannot do that."""
         if self.target.unplug is None:
             self.skip("the target cannot remove a device; give a command for it, with --unplug")
         await self._node.unplug()
@@ -171,7 +169,7 @@ class Kit:
                 await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
-        """Kill the target's own process. Skips the rule if the kit did not start a process."""
+        """Kill the target's own process, or skip the rule if there is none."""
         if self._node.program is None:
             self.skip("the target has no process of its own to kill")
         if self.target.lives_on:
@@ -182,8 +180,7 @@ class Kit:
         await self._node.program.kill()
 
     async def start_target(self) -> None:
-        """Start the target's own process again, and wait until its devices are published. Skips the
-        rule if the target has no process."""
+        """Start the target's own process again, and wait until its devices are published."""
         if self._node.program is None:
             self.skip("the target has no process of its own to start")
         await self._node.start_program()
@@ -226,12 +223,14 @@ class Kit:
         consumed: Mapping[str, str] | None = None,
         results: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
-        """Store a new claim to which these devices are allocated, and return it.
+        """
+        Store a new claim to which these devices are allocated, and return it.
 
-        `configs` are opaque parameters as JSON objects. The default is the target's parameters. If
-        claims can share the device, the claim gets a share with a new ID and the default amounts,
-        unless `share_id` and `consumed` are set. `results` replaces the allocation results, to test
-        invalid results. If a result has no driver, pool or request, the kit adds it."""
+        `configs` are opaque parameters as JSON objects, by default the target's. If claims can
+        share the device, the claim gets a share with a new ID and the default amounts, unless
+        `share_id` and `consumed` are set. `results` replaces the allocation results, to test
+        invalid ones.
+        """
         made = [
             result_for(
                 device,
@@ -275,8 +274,7 @@ class Kit:
     async def prepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, PrepareResult]:
-        """Prepare claims in one call. Return the results by claim UID. The rule fails if the call
-        exceeds the timeout."""
+        """Prepare claims in one call. Return the results by claim UID."""
         self._asked |= {claim.uid: claim for claim in claims}
         answers = await self._answered(
             "NodePrepareResources",
@@ -291,7 +289,7 @@ class Kit:
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, str]:
         """Unprepare claims in one call. Return the errors by claim UID; an empty string means
-        success. The rule fails if the call exceeds the timeout."""
+        success."""
         answers = await self._answered(
             "NodeUnprepareResources",
             self.kubelet.unprepare(
@@ -343,9 +341,7 @@ class Kit:
         return None
 
     def edits(self, claim: ClaimUnderTest, device: PublishedDevice | None = None) -> dict[str, Any]:
-        """Return the merged CDI container edits of one device of a claim, or of all its devices.
-        The result includes the edits at the top level of the CDI spec, which apply to all of its
-        devices. It is empty if there is no spec."""
+        """Return the merged CDI container edits of one device of a claim, or of all its devices."""
         spec = self.spec(claim)
         if spec is None:
             return {}
@@ -358,15 +354,14 @@ class Kit:
     # ------------------------------------------------------------ observing
 
     async def get_info_seconds(self) -> float:
-        """Call GetInfo over a new connection, as the kubelet does for a registration. Return the
-        duration in seconds."""
+        """Call GetInfo over a new connection. Return the duration in seconds."""
         since = time.perf_counter()
         await self._answered("GetInfo", self.kubelet.get_info(self._registration()))
         return time.perf_counter() - since
 
     async def health(self, *, within_seconds: float = 5) -> dict[tuple[str, str], DeviceHealth]:
-        """Return the driver's first health message, as a mapping from pool and device. Empty if the
-        driver reports no health, or sends no message in time."""
+        """Return the driver's first health message, as a mapping from pool and device. Empty
+        without a message in time."""
         path = self._registration()
         info = await self._answered("GetInfo", self.kubelet.get_info(path))
         if not any("DRAResourceHealth" in version for version in info.supported_versions):
@@ -387,20 +382,19 @@ class Kit:
         return self._node.registration
 
     def log(self) -> str:
-        """Return the node plugin's log, including the log of earlier runs in this kit."""
+        """Return the node plugin's log, including that of earlier runs in this kit."""
         return self._node.plugin.text()
 
     def target_log(self) -> str:
-        """Return the output of the target's own process, or an empty string if it has no
-        process."""
+        """Return the output of the target's own process."""
         return "" if self._node.program is None else self._node.program.text()
 
     # ------------------------------------------------------------ the end of a rule
 
     def skip(self, reason: str) -> NoReturn:
-        """Skip the rule, because it does not apply to this target."""
+        """Skip the rule."""
         raise RuleSkippedError(reason)
 
     def fail(self, sentence: str) -> NoReturn:
-        """Fail the rule, because the driver violates it. The sentence appears in the report."""
+        """Fail the rule. The sentence appears in the report."""
         raise RuleFailedError(sentence)

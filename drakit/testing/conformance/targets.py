@@ -329,18 +329,11 @@ def parse_target(
     unplug: Setup | None = None,
 ) -> Target:
     """
-    Parse a target: the argument of ``drakit conformance``.
+    Parse a target: the argument of ``drakit conformance``. The other arguments are those of
+    `conformance_tests`.
 
     :param text: ``module:Class``, the name of an installed driver, ``unix:/path/to.sock``,
         ``backend:COMMAND`` or ``device-plugin:COMMAND``.
-    :param config: the configuration of a Python driver, or the entry of a backend
-        (``backends.allowed``) or device plugin (``devicePlugins.plugins``). ``{root}`` stands for
-        the node's directory.
-    :param parameters: opaque parameters for the claims.
-    :param setup: a function that takes the node's directory, or a shell command that reads it from
-        ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
-    :param unplug: a function or command like `setup` that removes a device from the running node.
-        At least one other device must remain.
     :raises TargetError: the text is malformed.
     """
     form, colon, rest = text.partition(":")

@@ -1,4 +1,4 @@
-"""The examples of docs/reference/cdi.md work as shown."""
+"""The example of docs/reference/cdi.md works as shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from drakit.cdi import build_spec, lint_spec
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cdi.md"
 
 
-def test_the_examples_run(capsys):
-    edits, linter = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+def test_the_example_runs():
+    (edits,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     names: dict = {}
     exec(compile(edits, PAGE, "exec"), names)
-    exec(compile(linter.replace('["/etc/cdi", "/var/run/cdi"]', "[]"), PAGE, "exec"), names)
     spec = build_spec("camera.example.com/claim", [("a", names["edits"])])
     assert spec["cdiVersion"] == "0.7.0"
     assert lint_spec(spec) == []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 
+import jsonschema
 import pytest
+import yaml
 
 from drakit.cli.main import main
 from drakit.cli.new import FILES
+from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import commands, files_of, readme
 from tests.unit.docs.listings import ROOT
 from tests.unit.docs.listings import commands as page_commands
@@ -123,6 +127,26 @@ def test_whoever_has_an_examples_domain_is_reported(arguments, warned, tmp_path,
     assert ("example.com is not yours" in said and "--driver" in said) == warned
 
 
+@pytest.mark.parametrize("name", ["lamps", "l" * 19 + "-amps"])
+def test_the_entry_of_a_backend_allows_the_edits_of_the_driver(name, tmp_path, capsys):
+    assert main(["new", name, "--driver", "lamps.vendor.test", "--directory", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "needs no entry in backends.allowed" in said
+    values = yaml.safe_load(said[said.index("backends:\n") :])
+    chart = ROOT / "charts" / "drakit"
+    defaults = yaml.safe_load((chart / "values.yaml").read_text())
+    schema = json.loads((chart / "values.schema.json").read_text())
+    jsonschema.validate(
+        {**defaults, "backends": {**defaults["backends"], **values["backends"]}}, schema
+    )
+    ((_, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
+    assert entry.driver == "lamps.vendor.test"
+    source = (tmp_path / "values.yaml").read_text()
+    ((directory, mode),) = entry.mounts.items()
+    assert f"directory: {directory}\n" in source
+    assert mode == "ro"
+
+
 # ------------------------------------------------------------ folders
 
 
@@ -132,7 +156,9 @@ def test_without_a_directory_it_is_named_after_the_project(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["lamps"]
     said = capsys.readouterr().out
     assert "\n  cd lamps\n" in said
-    told = [line.strip() for line in re.findall(r"^  .*", said, re.M)[1:]]
+    steps = said.partition("\nThen ")[0]
+    told = [line.strip() for line in re.findall(r"^  .*", steps, re.M)[1:]]
+    assert told[-1] == "pytest"
     assert set(told) <= set(commands(readme(tmp_path / "lamps")))
 
 
@@ -227,14 +253,16 @@ def test_the_page_shows_the_files_and_the_commands_of_the_project(lamps):
         )
         for line in page_commands(PAGE)
     }
-    given = [line.replace(".venv/bin/", "").replace('"', "") for line in commands(readme(lamps))]
-    # The page has its virtual environment elsewhere.
-    others = [line for line in given if line not in shown]
-    assert others[:2] == [
-        "python3 -m venv .venv",
-        "pip install $DRAKIT[testing] --editable '.[dev]'",
+    given = [
+        line.replace("BASE=registry.example.com/drakit-nodeplugin:0.1.0", "BASE=$BASE").replace(
+            '"', ""
+        )
+        for line in commands(readme(lamps))
     ]
-    assert {" ".join(line.split()[:2]) for line in others[2:]} <= {
+    # The page installs drakit and the project one after the other.
+    others = [line for line in given if line not in shown]
+    assert others[0] == "pip install $DRAKIT[testing] --editable '.[dev]'"
+    assert {" ".join(line.split()[:2]) for line in others[1:]} <= {
         *("kubectl describe", "kubectl -n", "kubectl get")
     }
 

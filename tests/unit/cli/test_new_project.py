@@ -49,6 +49,11 @@ def test_a_projects_tests_and_lint_pass(arguments, tmp_path):
         pytest.param('"broken" in', '"fine" in', id="health"),
         pytest.param("le=100", "le=1000", id="bounds-of-parameters"),
         pytest.param("if file.is_file()", "if not file.is_file()", id="devices"),
+        pytest.param(
+            "        level = str(device",
+            '        file.write_text("on")\n        level = str(device',
+            id="admin-access",
+        ),
     ],
 )
 def test_a_projects_tests_notice_a_driver_that_is_wrong(right, wrong, tmp_path):

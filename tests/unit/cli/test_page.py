@@ -15,7 +15,7 @@ from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
 DOCS = Path(__file__).parents[3] / "docs"
-REFERENCE = (DOCS / "reference" / "node-plugin.md").read_text()
+REFERENCE = (DOCS / "reference" / "checkpoint.md").read_text()
 RECOVERY = (DOCS / "admin" / "disaster-recovery.md").read_text()
 
 

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from drakit_nodeplugin.config import DevicePlugins, Devices
+from drakit_nodeplugin.endpoints.deviceplugin.allocate import MAX_ANSWER_BYTES
+from drakit_nodeplugin.endpoints.wire import MAX_MESSAGE_BYTES
 from tests.unit.docs.listings import ROOT, commands, listing, listings
 
 PAGE = "docs/admin/device-plugins.md"
@@ -101,3 +103,13 @@ def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
     assert Devices().start_grace_period == 30
     assert "removed after 5 minutes" in text
     assert Devices().endpoint_stop_grace_period == 300
+
+
+def test_the_sizes_of_messages_are_those_of_the_code():
+    found = re.search(
+        r"`Allocate` responses of up to (\d+) MiB, other messages of up to (\d+) MiB",
+        (ROOT / COMPARISON).read_text(),
+    )
+    assert found is not None
+    shown = [int(number) * 2**20 for number in found.groups()]
+    assert shown == [MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES]

@@ -270,11 +270,6 @@ def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     amounts = [drakit.parse_quantity(text) for text in (policy.min, amount, policy.max)]
     assert amounts == sorted(amounts)
     assert amounts[1] % drakit.parse_quantity(policy.step) == 0
-    text = (ROOT / PAGE).read_text()
-    texts = re.search(r"The same amount can be written as (.*)\. To calculate", text)
-    assert texts is not None
-    written = re.findall(r"`(\w+)`", texts[1])
-    assert {drakit.parse_quantity(text) for text in written} == {amounts[1]}
 
 
 def test_edits_of_the_page_keep_the_rules_of_cdi(monkeypatch):
@@ -282,13 +277,6 @@ def test_edits_of_the_page_keep_the_rules_of_cdi(monkeypatch):
     assert all(getattr(given, field.name) for field in fields(Edits))
     spec = build_spec("cards.example.com/claim", [("card-0", given)])
     assert spec["devices"]
-
-
-def test_the_page_names_every_field_of_devices_and_edits():
-    page = (ROOT / PAGE).read_text()
-    named = set(re.findall(r"`([a-z_]+)`", page))
-    for kind in (Device, Edits, AllocatedDevice):
-        assert {field.name for field in fields(kind)} <= named
 
 
 def test_the_page_shows_how_every_value_is_made():

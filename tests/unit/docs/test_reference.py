@@ -186,3 +186,38 @@ def test_a_path_of_a_page_becomes_a_link():
         "see [Install drakit](../admin/install.md)"
     )
     assert markdown.links("(docs/reference/cdi.md#names)") == ("([CDI files](cdi.md#names))")
+
+
+def stubs(page: str) -> dict[str, ast.ClassDef]:
+    """The classes of a page, as their stubs declare them."""
+    found = re.findall(r"^```python\n(class .*?)^```", page, re.M | re.S)
+    return {
+        node.name: node for text in found if isinstance(node := parsed(text).body[0], ast.ClassDef)
+    }
+
+
+def test_a_class_is_shown_as_a_stub_with_the_constructor_that_it_has():
+    shown = {
+        name: {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        for page in ("python-api.md", "python-testing.md")
+        for name, node in stubs(reference.PAGES[page]()).items()
+    }
+    assert shown["Driver"] == {"__init__"}
+    assert shown["FakeKubelet"] == {"__init__"}
+    # A protocol has none; that of a dataclass are its fields, and the kit is made by `open_kit`.
+    assert shown["Node"] == shown["Device"] == shown["Kit"] == set()
+
+
+def test_a_name_is_never_shown_as_a_function_that_it_is_not():
+    for page in ("python-api.md", "python-testing.md"):
+        assert not re.findall(r"^(?:async )?def [A-Z]", reference.PAGES[page](), re.M)
+
+
+def test_the_messages_of_the_backend_api_are_those_of_the_contract():
+    """Each declaration of the page is in the contract as it is shown there, except for comments."""
+    contract = (ROOT / "proto/drakit_proto/backend/v1/backend.proto").read_text()
+    plain = re.sub(r"\s+", " ", re.sub(r"^ *//.*\n", "", contract, flags=re.M))
+    shown = re.findall(r"^```proto\n(.*?)^```", reference.PAGES["backend-api.md"](), re.M | re.S)
+    assert len(shown) == len(re.findall(r"^message ", contract, re.M))
+    for text in shown:
+        assert re.sub(r"\s+", " ", text).strip() in plain, text

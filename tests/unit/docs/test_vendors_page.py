@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.unit.docs.listings import ROOT, code_lines, listing
 
 PAGE = "docs/vendors/index.md"
@@ -46,22 +44,6 @@ def test_the_lines_of_the_drivers_are_theirs():
     assert f"| {lines} Go |" in row("[examples/backend]")
 
 
-@pytest.mark.parametrize(
-    ("batch", "beginning"),
-    [("1", "Prepare one claim"), ("8", "Prepare 8 claims"), ("64", "Prepare 64 claims")],
-)
-def test_the_times_are_measured(batch, beginning):
-    figures = measured(row="prepare", batch=batch, resident="0", driver="effects")
-    for name in ("p50_ms", "floor_ms"):
-        assert f"{figures[name]} ms" in row(beginning)
-    # Of the Go driver: the first column is one claim.
-    go = re.findall(r"^\| (?:the floor|Go example driver, none).*", BENCH, re.M)
-    assert len(go) == 2
-    column = {"1": 1, "8": 2, "64": 3}[batch]
-    for line in go:
-        assert line.strip("|").split("|")[column].strip() in row(beginning)
-
-
 def test_the_overhead_is_measured():
     for endpoint in ("backend", "device-plugin"):
         figure = measured(row="overhead", endpoint=endpoint, batch="1")["overhead_ms"]
@@ -69,7 +51,5 @@ def test_the_overhead_is_measured():
 
 
 def test_the_memory_is_measured():
-    assert f"{measured(row='idle')['rss_mib']} MiB" in row("Memory of the idle")
-    for plugins in ("50", "0"):
-        figure = measured(row="endpoints", device_plugins=plugins)["rss_mib"]
-        assert f"{figure} MiB" in row("With 50 device plugins")
+    (shown,) = re.findall(r"\*\*(\d+) MiB of memory per node", TEXT)
+    assert int(shown) == round(float(measured(row="idle")["rss_mib"]))

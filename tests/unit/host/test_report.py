@@ -180,7 +180,7 @@ def test_the_words_of_reasons_are_the_same_in_contract_schema_and_page():
     words = set(get_args(LeftOutReason))
     status = SCHEMA["properties"]["status"]["properties"]
     assert set(status["leftOut"]["items"]["properties"]["reason"]["enum"]) == words
-    page = (ROOT / "docs" / "reference" / "node-plugin.md").read_text()
+    page = (ROOT / "docs" / "reference" / "slices.md").read_text()
     section = page.partition("## Devices that are left out")[2].partition("\n## ")[0]
     listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(listed) == sorted(words)

@@ -31,9 +31,10 @@ RECOVERY_SECONDS = 10.0
 @rule(
     "prepare-canceled",
     "a prepare call can be repeated after the kubelet has canceled it",
-    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. By "
-    "then, the work must be complete or still in flight, and the second call must not interfere "
-    "with the first.",
+    why=(
+        "The kubelet cancels a call after 45 s, or when it restarts, and calls again "
+        "later. The second call must not interfere with the first."
+    ),
 )
 async def prepare_canceled(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -52,9 +53,11 @@ async def prepare_canceled(kit: Kit) -> None:
 @rule(
     "pod-deleted-during-prepare",
     "a prepare call whose pod is deleted leaves no side effects",
-    why="A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
-    "drakit cancels the prepare of a Python driver, and waits until the prepare of a backend has "
-    "finished. Side effects of that call must not prevent other claims from using the device.",
+    why=(
+        "A pod can be deleted while its claim is being prepared. The kubelet then calls "
+        "unprepare. Side effects of the prepare call must not prevent other claims from "
+        "using the device."
+    ),
 )
 async def pod_deleted_during_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -106,8 +109,10 @@ async def crash_during_prepare(kit: Kit) -> None:
 @rule(
     "graceful-stop",
     "the node plugin stops quickly, and claims stay prepared",
-    why="The node plugin stops and starts at each update, while pods keep running. Their "
-    "containers keep their devices, and can restart while the node plugin is stopped.",
+    why=(
+        "The node plugin stops and starts at each update, while pods keep running and "
+        "their containers can restart."
+    ),
 )
 async def graceful_stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -133,9 +138,11 @@ async def graceful_stop(kit: Kit) -> None:
 @rule(
     "process-killed",
     "a driver whose process was killed recovers, and can unprepare earlier claims",
-    why="Programs can crash or be updated while pods run. Prepared claims stay prepared; the "
-    "driver must publish the devices again under the same names, and must be able to unprepare "
-    "earlier claims.",
+    why=(
+        "Programs can crash or be updated while pods run. The driver must publish the "
+        "devices again under the same names, and must be able to unprepare earlier "
+        "claims."
+    ),
     kinds=("backend", "device-plugin"),
 )
 async def process_killed(kit: Kit) -> None:

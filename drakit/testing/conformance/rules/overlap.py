@@ -40,9 +40,11 @@ _NUMBER = re.compile(r"has device node [bc] \d+:\d+, which")
 @rule(
     "device-numbers",
     "devices with a common device number have the same identity",
-    why="The node plugin refuses a claim that needs a device number that another claim holds for "
-    "other hardware. If a driver returns a common device node with the identity of a single "
-    "device, pods cannot use its devices at the same time.",
+    why=(
+        "The node plugin refuses a claim that needs a device number that another claim "
+        "holds for other hardware. If a driver gives a common device node the identity of "
+        "a single device, pods cannot use its devices at the same time."
+    ),
     kinds=("python", "backend"),  # a device plugin cannot return an identity
 )
 async def device_numbers(kit: Kit) -> None:
@@ -149,9 +151,10 @@ async def get_info(kit: Kit) -> None:
 @rule(
     "partitions",
     "partitions of one piece of hardware are prepared and unprepared independently",
-    why="The scheduler considers hardware available as soon as a claim is deallocated, even if the "
-    "node has not unprepared the device yet. A claim that needs the same hardware must wait. "
-    "Unpreparing one partition must not affect a pod that uses another partition.",
+    why=(
+        "A claim that needs the same hardware must wait until the device is unprepared. "
+        "Unpreparing one partition must not affect a pod that uses another partition."
+    ),
     kinds=("python", "backend"),  # a device plugin has no counters
 )
 async def partitions(kit: Kit) -> None:

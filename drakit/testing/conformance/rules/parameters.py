@@ -60,8 +60,11 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 @rule(
     "hostile-parameters",
     "the driver accepts or rejects a claim's opaque parameters without an effect on other claims",
-    why="Any user who can create a claim can write opaque parameters. Neither the API server nor "
-    "the scheduler checks them. If they stop the driver, all users lose its devices.",
+    why=(
+        "Any user who can create a claim can write opaque parameters, which neither the "
+        "API server nor the scheduler checks. If they stop the driver, all users lose its "
+        "devices."
+    ),
     seconds=120,
 )
 async def hostile_parameters(kit: Kit) -> None:
@@ -98,9 +101,11 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 @rule(
     "error-messages",
     "an error message is a sentence for users, and the same cause always produces the same message",
-    why="The text of an error appears in an Event on the pod, and the kubelet retries "
-    "indefinitely. Kubernetes combines Events with the same text. If the text contains a time or a "
-    "counter, each attempt creates a new Event. A traceback does not help a user.",
+    why=(
+        "The text of an error appears in an Event on the pod, and the kubelet retries "
+        "indefinitely. If the text contains a time or a counter, each attempt creates a "
+        "new Event. A traceback does not help a user."
+    ),
 )
 async def error_messages(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

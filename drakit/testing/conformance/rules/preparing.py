@@ -125,8 +125,10 @@ def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> Non
 @rule(
     "host-paths",
     "the host paths in container edits exist",
-    why="The runtime mounts the paths in the CDI file. If a path does not exist on the node, the "
-    "pod stays in CreateContainerError, and the kubelet does not call the driver again.",
+    why=(
+        "The runtime mounts the paths in the CDI file. If a path does not exist on the "
+        "node, the pod stays in CreateContainerError."
+    ),
 )
 async def host_paths(kit: Kit) -> None:
     checked = 0
@@ -339,9 +341,10 @@ async def device_reuse(kit: Kit) -> None:
 @rule(
     "claim-reallocated",
     "a claim that is allocated again gets its new device, and releases the old device",
-    why="After the last pod of a claim terminates, Kubernetes deallocates the claim. The next pod "
-    "can get another device with the same claim UID. A driver that remembers only the UID then "
-    "uses the wrong device.",
+    why=(
+        "After the last pod of a claim terminates, Kubernetes deallocates the claim. The "
+        "next pod can get another device with the same claim UID."
+    ),
 )
 async def claim_reallocated(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)

@@ -74,8 +74,10 @@ def _obstruct(path: Path) -> Path:
 @rule(
     "unprepare-without-prepare",
     "unprepare succeeds for a claim that was never prepared",
-    why="A pod can be deleted before or during the prepare of its claim. The kubelet unprepares "
-    "every claim that might be prepared, and the pod terminates only after that.",
+    why=(
+        "A pod can be deleted before or during the prepare of its claim. The pod "
+        "terminates only after the kubelet has unprepared the claim."
+    ),
 )
 async def unprepare_without_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

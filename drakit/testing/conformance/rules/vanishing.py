@@ -26,9 +26,11 @@ second."""
 @rule(
     "vanish",
     "a device that vanishes affects only its own claim, which can be unprepared",
-    why="Devices can fail or be unplugged while pods use them. The kubelet unprepares the claim "
-    "when the pod terminates, and until then the pod stays in Terminating. A pod that was "
-    "scheduled before the device vanished needs an error that names the cause.",
+    why=(
+        "Devices can fail or be unplugged while pods use them. Until the claim is "
+        "unprepared, the pod stays in Terminating. A pod that was scheduled before the "
+        "device vanished needs an error that names the cause."
+    ),
 )
 async def vanish(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:CLAIMS]
