@@ -71,6 +71,8 @@ several adapters can have the same serial number. A restart of the node plugin c
   delete the pod.
 - If you reduce `sharing.users` while a claim holds one of the removed entries, hostdev publishes no free entry of this
   device until the claim is released.
+- If the policy or the DRAConsumableCapacity feature gate changes between entries and a capacity, a device that a claim holds in
+  the previous form has the taint `hostdev.drakit.dev/shared` until the claim is released.
 
 When the cause ends, hostdev publishes or prepares the device. You do not need to restart anything.
 [Device health](device-health.md#devices-that-vanish) describes the grace period."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
 
 from drakit.resource.versions import RULE_VERSIONS
-from drakit_drivers.hostdev.selection import select
+from drakit_drivers.hostdev.selection import Doubt, select
 from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
 from drakit_drivers.hostdev.usb_descriptors import danger_of_descriptors
 from tests.fakes.sysfs import as_policies, policy
@@ -120,6 +121,11 @@ def test_the_page_lists_the_reasons_that_the_driver_uses():
         r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "block_devices", "reports")
     )
     assert set(quoted(table, r"^\| `(\w+)`")) == set(used)
+
+
+def test_the_page_names_the_taints_of_the_driver():
+    kinds = get_args(get_type_hints(Doubt)["kind"])
+    assert set(quoted(REFERENCE, r"`hostdev\.drakit\.dev/(\w+)`")) == set(kinds)
 
 
 @pytest.mark.parametrize("reason", re.findall(r"^\| `(\w+)` \| `(?:True|False)", REFERENCE, re.M))
