@@ -194,9 +194,11 @@ class DeviceNode:
     """Any combination of ``r``, ``w`` and ``m``, or ``none`` for no access. By default, ``rwm``."""
 
     file_mode: int | None = None
-    """The mode in the container, like `uid` and `gid`. By default, that of the host."""
+    """The mode in the container. By default, the runtime decides: the mode of the host or, if the
+    runtime is older, 0666."""
 
     uid: int | None = None
+    """The owner in the container. By default, the container's user, and likewise for `gid`."""
 
     gid: int | None = None
 
