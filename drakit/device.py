@@ -494,7 +494,7 @@ class HeldNode:
 
     major: int | None
     """None, like `minor`, if the claim was prepared before the last boot: no container uses the
-    number, and other hardware may have it since."""
+    number, and other hardware may have it now."""
 
     minor: int | None
 

@@ -128,7 +128,7 @@ class DriverError(Exception):
 
 class ReleasePendingError(DriverError):
     """
-    `unprepare` or `reset` has begun work that takes long, such as erasing the memory of a device.
+    `unprepare` or `reset` has begun work that takes a long time, such as erasing a device's memory.
 
     The pod can terminate, but the device stays reserved. The node plugin repeats the call every few
     seconds until it succeeds.

@@ -62,7 +62,7 @@ class DriverEntry(Settings):
     restricts the plugin to ResourceSlices of these drivers."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """The configuration of the driver, which defines its schema."""
+    """The configuration of the driver. The driver defines its schema."""
 
 
 class StaleClaims(Settings):
@@ -130,7 +130,8 @@ class Devices(Settings):
     gone_eviction_delay: Seconds = 10.0
     """How long a driver must not list a device before the plugin evicts the pods that use it, if
     the driver requests that (``evict_if_gone``, or ``onVanish: Evict`` of a host device). The
-    plugin then sets a NoExecute taint. A hub that resets unplugs its devices for a few seconds."""
+    plugin then sets a NoExecute taint. When a USB hub resets, its devices disappear for a few
+    seconds."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
 

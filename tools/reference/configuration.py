@@ -108,8 +108,8 @@ def page() -> str:
         source="the pydantic models of the daemons and drivers",
         body=[
             "This page lists the keys of the configuration files of both daemons and of drakit's own drivers. The chart\n"
-            "renders these files from [its values](values.md). A meaning that is a link names the value that sets and\n"
-            "describes the key.",
+            "renders these files from [its values](values.md). If the meaning of a key is only a link, the\n"
+            "linked value sets the key, and the page about values describes it.",
             "If a key is unknown or a value is invalid, the daemon does not start, and the error names the file, the key and\n"
             "the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(

@@ -86,7 +86,7 @@ hostdev leaves out a device that a policy matches for one of these reasons. The
 | Reason | Causes |
 |---|---|
 | `Dangerous` | the device is [dangerous](#dangerous-devices), and the chart or the policy does not allow it |
-| `InUse` | the node uses the block device; or a claim holds the device under another name, its number, or another device with the same identity |
+| `InUse` | the node uses the block device, or a claim holds one of these: the device under another name, its device number, or another device with the same identity |
 | `NoIdentity` | the device has no [stable identity](#device-names) |
 | `NotSupported` | the device is a [disk](../admin/disks.md), or a loop or zram device that writes to one |
 | `Other` | the zram device has no `disksize` |

@@ -444,8 +444,8 @@ type Device struct {
 	// Whether pods that use the device are evicted when the backend no longer lists it. A device that
 	// a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
 	// effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The node plugin
-	// evicts pods only if the device stays away for some seconds, because a hub that resets unplugs
-	// its devices for a moment.
+	// evicts pods only if the device does not return within a few seconds, because devices disappear
+	// for a moment when a USB hub resets.
 	EvictIfGone bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	// Whether the edits of the claims that hold the device are outdated, for example because the
 	// kernel gave the device another number. The node plugin then calls Prepare again for these

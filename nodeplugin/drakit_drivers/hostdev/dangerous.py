@@ -35,7 +35,7 @@ DANGEROUS_NODES: Mapping[tuple[str, ...], str] = {
     ("ipmi*", "ipmi/*", "ipmidev/*", "ipmb-*", "hpilo/*"): (
         "sends commands to the node's management controller"
     ),
-    ("xen/*", "vmcp"): "sends commands to the hypervisor in the node's name",
+    ("xen/*", "vmcp"): "sends commands to the hypervisor on behalf of the node",
     ("kmsg", "ttyprintk"): "reads or writes the kernel's log",
     ("console", "tty[0-9]", "tty[0-9][0-9]", "vcs*"): "is a console of the node",
     ("uinput", "input/uinput", "uhid", "userio"): "creates keyboards whose input the node accepts",

@@ -343,7 +343,7 @@ class HostDevicePolicySpec(DevicePolicy):
     """The action when a device is unplugged, or gets another device number, while pods use it.
     ``Taint``: the device gets a taint, so that no new pod gets it. ``Evict``: Kubernetes also
     evicts the pods that use the device: immediately if its number has changed, and otherwise if it
-    stays away for some seconds."""
+    does not return within a few seconds."""
 
     device_class: DeviceClass = DeviceClass()
     """The DeviceClass that selects the devices of the policy."""

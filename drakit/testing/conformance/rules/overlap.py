@@ -100,7 +100,7 @@ async def concurrent_prepare(kit: Kit) -> None:
 @rule(
     "prepare-not-serialized",
     "prepare calls for different devices do not wait for each other",
-    why="The kubelet waits 45 s for a call. If prepare calls take long and wait for each other, "
+    why="The kubelet waits 45 s for a call. If long prepare calls wait for each other, "
     "pods on a node that has just started do not get their devices in time.",
 )
 async def prepare_not_serialized(kit: Kit) -> None:
