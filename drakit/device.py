@@ -144,7 +144,7 @@ class Health:
 
     The node plugin taints an unhealthy device immediately, and removes the taint when the device
     has been healthy for a while. After a restart of the node plugin, report the health of every
-    device, even if it is unknown: otherwise, the node plugin removes the taint of a device after
+    device, even if it is unknown. Otherwise, the node plugin removes the taint of a device after
     about a minute. For eviction and recovery, see docs/reference/device-health.md.
     """
 

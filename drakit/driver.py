@@ -242,11 +242,12 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         no effect, so polling every few seconds is fine. On a node without the hardware, yield an
         empty collection. If the hardware cannot be read, raise.
 
-        The node plugin treats the driver as stopped if the generator ends, raises, yields more than
-        16,384 devices or an invalid value, yields more than 2,000 times a second, or yields large
-        collections without awaiting in between. It then taints the devices, prepares none of them,
-        and restarts the driver with a backoff from 1 s to 1 min. After a grace period (5 min by
-        default), it unpublishes the devices.
+        The node plugin treats the driver as stopped if the generator ends or raises, or if it
+        yields an invalid value or more than 16,384 devices. The same applies if it yields more than
+        2,000 times a second, or yields large collections without awaiting in between. The node
+        plugin then taints the devices, prepares none of them, and restarts the driver with a
+        backoff from 1 s to 1 min. After a grace period (5 min by default), it unpublishes the
+        devices.
         """
 
     # ------------------------------------------------------------ policies

@@ -62,7 +62,7 @@ several adapters can have the same serial number. A restart of the node plugin c
 | It is unplugged, or plugged into another port | do not get it: it has the taint `drakit.dev/gone` | with `onVanish: Evict`, are evicted after `nodeplugin.devices.goneEvictionDelay` (10 s by default) |
 | It returns to the same port with the same number | get it when it is free | keep it |
 | It returns with another number, for example after a hub reset | do not get it: it has the taint `hostdev.drakit.dev/renumbered` | with `onVanish: Evict`, are evicted immediately |
-| Another device gets its number | do not get the other device: its reason is `InUse` | are not affected |
+| Another device gets its number | do not get the other device, which is not published (reason `InUse`) | are not affected |
 | The policy is deleted, no longer matches it, or changes `sharing` or `group` | do not get it, under any name | keep it: they are never evicted |
 | The node plugin cannot read a file of the host that it must check | do not get it: it has the taint `hostdev.drakit.dev/unreadable` | keep it: they are never evicted |
 
@@ -113,9 +113,13 @@ settings allow it:
 - `hostdev.allowDangerous: true` in the chart's values. A change restarts the node plugin.
 - `allow.dangerous: true` in the policy.
 
-Without `allow.dangerous`, a policy is invalid if a path names a dangerous device or matches all devices, if a matcher
-contains only a subsystem, or if the policy mounts another host directory than `container.mounts` allows. With
-`allow.dangerous` but without `hostdev.allowDangerous`, such a policy is valid, but publishes no device: its `Ready`
+Without `allow.dangerous`, a policy is invalid in each of these cases:
+
+- a path names a dangerous device, or matches all devices
+- a matcher contains only a subsystem
+- the policy mounts a host path that needs `allow.dangerous`: see [container.mounts](#pathmount)
+
+With `allow.dangerous` but without `hostdev.allowDangerous`, such a policy is valid, but publishes no device: its `Ready`
 condition has the reason `NodeProblems`. If only a glob, a link or another property matches a dangerous device, hostdev
 publishes the other devices of the policy.
 

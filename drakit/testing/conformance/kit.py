@@ -360,8 +360,8 @@ class Kit:
         return time.perf_counter() - since
 
     async def health(self, *, within_seconds: float = 5) -> dict[tuple[str, str], DeviceHealth]:
-        """Return the driver's first health message, as a mapping from pool and device. Empty
-        without a message in time."""
+        """Return the driver's first health message, as a mapping from pool and device. The
+        mapping is empty if no message arrives in time."""
         path = self._registration()
         info = await self._answered("GetInfo", self.kubelet.get_info(path))
         if not any("DRAResourceHealth" in version for version in info.supported_versions):

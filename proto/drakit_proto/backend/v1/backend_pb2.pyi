@@ -1179,11 +1179,11 @@ class DeviceNode(_message.Message):
     gid: _builtins.int
     """The group in the container."""
     identity: _builtins.str
-    """The identity of the hardware behind the device node: at most 256 characters that stay the same
-    when the kernel gives the hardware another number, and that other hardware of the same kind
-    does not have. Set type ("b" or "c"), major and minor with it. A claim that needs a number that
-    another claim holds under another identity is refused. Nodes without an identity are not
-    compared. The identity is not part of the CDI file.
+    """The identity of the hardware behind the device node, such as a serial number: at most 256
+    characters that do not change when the kernel gives the hardware another number. Other hardware
+    of the same kind must not have it. Set type ("b" or "c"), major and minor with it. A claim that
+    needs a number that another claim holds under another identity is refused. Nodes without an
+    identity are not compared. The identity is not part of the CDI file.
     """
     def __init__(
         self,
