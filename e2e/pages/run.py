@@ -162,9 +162,7 @@ class Runner:
             ("get", "events", "-A", "--sort-by=.lastTimestamp"),
         ):
             lines = self._cluster.kubectl(*arguments, check=False).stdout.splitlines()
-            # Local clusters have no DNS, and their kubelets report that for every pod.
-            shown = [line for line in lines if "MissingClusterDNS" not in line]
-            parts += ["", f"kubectl {' '.join(arguments)}:", *_indented("\n".join(shown[-25:]))]
+            parts += ["", f"kubectl {' '.join(arguments)}:", *_indented("\n".join(lines[-25:]))]
         raise StepError("\n".join(parts))
 
     # ------------------------------------------------------------ the reader's machine

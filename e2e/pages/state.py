@@ -31,6 +31,9 @@ KINDS = (
 )
 """Kinds that a page may create, and must remove."""
 
+OPTIONAL_KINDS = ("devicetaintrules", "hostdevicepolicies")
+"""Kinds that change the devices of later pages. Not every API server serves them."""
+
 DATA = "/var/lib/kubelet/plugins/drakit.dev"
 
 NOT_HELMS = "app.kubernetes.io/managed-by!=Helm,owner!=helm"
@@ -175,16 +178,20 @@ class State:
         return set()
 
     def recover(self, left: Iterable[Object]) -> None:
-        """After a page that failed: remove what it left, and every release."""
+        """After a page that failed: remove what it left, and uncordon the nodes."""
+        kubectl = self._cluster.kubectl
+        kubectl("uncordon", *self._cluster.nodes, check=False)
         ours = ("Namespace", "<none>", NAMESPACE)
         # Pods first: only a node plugin that runs can unprepare their claims.
         for kind, space, name in sorted(set(left) - {ours}, key=lambda one: one[0] != "Pod"):
             place = [] if space == "<none>" else ["-n", space]
-            self._cluster.kubectl(
+            kubectl(
                 *("delete", kind, name, *place, "--ignore-not-found", "--timeout=60s"),
                 timeout=70,
                 check=False,
             )
+        for kind in OPTIONAL_KINDS:
+            kubectl("delete", kind, "--all", "--timeout=60s", timeout=70, check=False)
         self.clear()
         self._known = None
 
