@@ -72,7 +72,7 @@ def test_a_claim_that_no_container_uses_is_prepared(stage):
     assert stage.lamps.calls("unprepare", "ended", claim_uid=uid)
 
 
-def test_parameters_of_the_class_come_before_those_of_the_claim_each_for_its_request(stage):
+def test_each_request_gets_the_parameters_of_its_class_before_those_of_its_claim(stage):
     shared = device_class(
         "dimmed.test", LAMPS, config=[opaque(LAMPS, {"of": "class"}), opaque(HORNS, {"of": "horn"})]
     )
@@ -103,7 +103,7 @@ def test_parameters_of_the_class_come_before_those_of_the_claim_each_for_its_req
     }
 
 
-def test_of_a_prioritized_list_the_chosen_alternative_is_prepared_with_its_parameters(stage):
+def test_the_chosen_alternative_of_a_prioritized_list_is_prepared_with_its_parameters(stage):
     never = [{"cel": {"expression": "false"}}]
     request = {
         "name": "light",

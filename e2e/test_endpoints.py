@@ -135,7 +135,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
 
 
 @pytest.mark.slow
-def test_a_pod_that_ends_while_its_driver_is_stopped_may_go_but_its_device_may_not(stage):
+def test_a_pod_ends_while_its_driver_is_stopped_but_its_device_stays_in_use(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
@@ -181,7 +181,7 @@ def card(*, stop: str | None = None) -> Stock:
     return Stock(extra=parts, counter_sets=[CARD], stop=stop)
 
 
-def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage):
+def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free(stage):
     stage.lamps.stock(card())
     with_lamp(stage, "whole", 10)
     stage.wait_phase("whole", "Running")
@@ -238,7 +238,7 @@ def cut(stage: Stage) -> Generator[None]:
 
 @pytest.mark.slow
 @pytest.mark.needs(Capability.CUT)
-def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finished(stage):
+def test_a_restart_continues_the_grace_period_and_finishes_a_removal(stage):
     with written(stage.cluster, LAMPS, HORNS, updates=2):
         stopped_at = stop(stage.lamps)
         stop(stage.horns)
@@ -331,7 +331,7 @@ def metric(stage: Stage, name: str) -> dict[str, float]:
         pytest.param(60, id="a-minute"),
     ],
 )
-def test_a_driver_that_blocks_holds_up_its_own_pods_alone(stage, seconds):
+def test_a_driver_that_blocks_delays_only_its_own_pods(stage, seconds):
     before = published(stage, LAMPS)
     with neighbours_unharmed(stage), written(stage.cluster, LAMPS, HORNS):
         stage.lamps.block(seconds)

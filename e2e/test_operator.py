@@ -209,7 +209,7 @@ def nested_claim(name: str, *, levels: int) -> str:
 
 
 @pytest.mark.disruptive
-def test_a_claim_that_cannot_be_parsed_keeps_no_other_pod_from_its_event(space, release):
+def test_a_claim_that_cannot_be_parsed_does_not_prevent_events_of_other_pods(space, release):
     wait_for("a leader", lambda: holder(release))
     space.kubectl("create", "-f", "-", input=nested_claim("deep", levels=1200))
     space.apply(template("gone", ("gpu", "missing.test")))

@@ -199,7 +199,7 @@ def test_a_claim_of_the_same_name_waits_for_the_force_deleted_one(stage):
 
 
 @pytest.mark.slow
-def test_a_prepare_that_hangs_is_cancelled_when_its_pod_is_deleted(stage):
+def test_a_prepare_call_that_hangs_is_canceled_when_its_pod_is_deleted(stage):
     # The kubelet of 1.36 lets its call go on when the pod is deleted: its unprepare comes only
     # after the answer at 40 s. That of a restarted kubelet comes at once (test_scenarios_restarts).
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))

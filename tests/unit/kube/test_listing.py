@@ -36,7 +36,7 @@ def limits(api_server):
         pytest.param(range(40), id="all"),
     ],
 )
-async def test_objects_that_cannot_be_parsed_cost_themselves_alone(
+async def test_an_object_that_cannot_be_parsed_affects_no_other_object(
     session, api_server, claims, deep
 ):
     claims(*deep)

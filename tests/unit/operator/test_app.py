@@ -210,7 +210,7 @@ async def test_an_error_that_ends_kopf_restarts_it(cluster, tmp_path):
         assert "drakit_operator_leader 1.0" in numbers
 
 
-async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cluster, tmp_path):
+async def test_objects_that_cannot_be_parsed_do_not_prevent_events_of_other_pods(cluster, tmp_path):
     cluster.verbatim["@deep"] = "[" * 1200 + "]" * 1200
     config = [{"opaque": {"driver": "d", "parameters": {"x": "@deep"}}}]
     deep = {"kind": "ResourceClaim", "spec": {"devices": {"config": config}}}
