@@ -87,7 +87,8 @@ def findings_of_shortage(
             if not invalid or any(one.analysis.matching for one in of_claim):
                 findings += (replace(one, claims=(each.claim,)) for one in found)
     if not short and not failed:
-        findings.append(_competing(trial, answers))
+        unevaluated = _unevaluated(trial, reports)
+        findings += unevaluated or [_competing(trial, answers)]
     # What is not about one claim keeps all of them from being allocated.
     every = tuple(each.claim for each in trial.wanted)
     return [each if each.claims else replace(each, claims=every) for each in findings]
@@ -135,6 +136,34 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
         f"{spelling}; if only some devices have it, test for it first "
         f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
     )
+
+
+def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -> list[Finding]:
+    """
+    Return the selectors that fail at each device that could match.
+
+    No search reaches these devices, because they are not free: it skips them before it evaluates
+    selectors.
+    """
+    return [
+        Finding(
+            code=Code.SELECTOR_FAILED,
+            what=f'request "{report.name}" of {each.origin}: {error.text}, on device '
+            f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
+            f"device matches; "
+            + _advice(
+                error.text,
+                error.device.device,
+                error.device.driver,
+                published_device(error.device, trial.world),
+            ),
+            claims=(each.claim,),
+        )
+        for each in trial.wanted
+        for report in reports[each.origin]
+        if not report.analysis.matching
+        for error in report.analysis.errors[:1]
+    ]
 
 
 # ---- one request

@@ -172,7 +172,8 @@ def _images(release: Release) -> Iterator[Finding]:
             f"{image} ({shortened(names)}): {first.reason}{answer}",
             fix="check that the image exists, that the nodes can reach the registry, and that "
             "imagePullSecrets has the registry's credentials. To use another image: "
-            + _upgrade(release, "image.repository=REPOSITORY --set image.tag=TAG"),
+            + _upgrade(release, "image.repository=REPOSITORY --set image.tag=TAG")
+            + ". If helm install still waits, stop it first with Ctrl+C",
         )
 
 

@@ -206,6 +206,19 @@ def taken(amount, verb, holders, wants=""):
             '(has(device.attributes["d"].size)), or test device.driver first',
             id="a-selector-fails",
         ),
+        pytest.param(
+            cluster(
+                gpu(selectors=('device.attributes["d"].size == 8',)),
+                slices=[published("g0")],
+                holders=[holder("a", "g0")],
+            ),
+            "SelectorFailed",
+            'pod lab/train waits: request "gpu" of claim template "tpl": its selector fails: no '
+            "such key: size, on device g0 of pool n1, driver d; no device matches; check the "
+            "spelling of size; if only some devices have it, test for it first "
+            '(has(device.attributes["d"].size)), or test device.driver first',
+            id="a-selector-fails-on-a-device-that-is-allocated",
+        ),
     ],
 )
 def test_a_pod_waits_for_one_reason(facts, code, sentence):
