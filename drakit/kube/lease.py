@@ -271,20 +271,30 @@ class LeaseElection:
     async def _release(self) -> None:
         """Release the Lease, so that the next holder need not wait for its end."""
         held, self._renewed_at = self._renewed_at, None
-        if held is None or self._spec().get("holderIdentity") != self.identity:
+        if held is None:
+            return
+        try:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_SECONDS):
+                try:
+                    await self._put_released()
+                except ConflictError:
+                    # Another candidate has it, or the stop cut off the answer to a renewal.
+                    await self._read()
+                    await self._put_released()
+        except (ApiError, TimeoutError) as error:
+            # It expires by itself.
+            logger.info("the lease was not released", extra={"error": str(error)})
+
+    async def _put_released(self) -> None:
+        if self._spec().get("holderIdentity") != self.identity:
             return  # another candidate had it at the last read
         spec = self._spec() | {
             "holderIdentity": "",
             "leaseDurationSeconds": 1,
             "renewTime": _timestamp(),
         }
-        try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_SECONDS):
-                await self._put(spec, timeout_seconds=_RELEASE_TIMEOUT_SECONDS)
-                self.holder = ""
-        except (ApiError, TimeoutError) as error:
-            # Conflict: another candidate already has it. Otherwise it expires by itself.
-            logger.info("the lease was not released", extra={"error": str(error)})
+        await self._put(spec, timeout_seconds=_RELEASE_TIMEOUT_SECONDS)
+        self.holder = ""
 
     async def _put(self, spec: Mapping[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
         if self._lease is None:
