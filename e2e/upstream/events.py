@@ -1,0 +1,124 @@
+"""
+The Events that drakit writes during a run, and which of them are right.
+
+An Event is right if an entry of :data:`EXPECTED` gives the reason why a spec brings it about; any
+other is a fault of drakit, or an entry that is missing here. Pure: it must not know clusters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from .report import Spec
+
+CONTROLLER = "drakit.dev/"
+"""Begins the reporting controller of every Event of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """One Event of drakit."""
+
+    reason: str
+    kind: str
+    namespace: str
+    name: str
+    note: str
+    time: str
+    controller: str
+    spec: str = ""
+    """The name of the spec about whose objects it is; empty if that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Events that are right in some specs."""
+
+    spec: str
+    """A part of the spec's name."""
+
+    reason: str
+    note: str
+    """A regular expression for the whole note."""
+
+    why: str
+
+    def covers(self, event: Written) -> bool:
+        return (
+            self.spec in event.spec
+            and self.reason == event.reason
+            and re.fullmatch(self.note, event.note) is not None
+        )
+
+
+EXPECTED: tuple[Expected, ...] = ()
+
+
+def watched(text: str) -> Iterator[Mapping[str, Any]]:
+    """Return the Events of `kubectl get --watch --output-watch-events -o json`."""
+    decoder, place = json.JSONDecoder(), 0
+    while True:
+        while place < len(text) and text[place].isspace():
+            place += 1
+        if place >= len(text):
+            return
+        try:
+            change, place = decoder.raw_decode(text, place)
+        except ValueError:
+            return  # the last one is half written
+        if change["type"] in ("ADDED", "MODIFIED"):
+            yield change["object"]
+
+
+def written(events: Iterator[Mapping[str, Any]], specs: Sequence[Spec]) -> list[Written]:
+    """Return drakit's Events, each once, with the specs that they belong to."""
+    found = {
+        event["metadata"]["uid"]: _written(event, specs)
+        for event in events
+        if (event.get("reportingController") or "").startswith(CONTROLLER)
+    }
+    return sorted(found.values(), key=lambda event: event.time)
+
+
+def _written(event: Mapping[str, Any], specs: Sequence[Spec]) -> Written:
+    about, time = event["regarding"], event.get("eventTime") or ""
+    namespace = about.get("namespace", "")
+    return Written(
+        reason=event["reason"],
+        kind=about["kind"],
+        namespace=namespace,
+        name=about["name"],
+        note=event.get("note", ""),
+        time=time,
+        controller=event["reportingController"],
+        spec=_owner(specs, namespace=namespace, time=time),
+    )
+
+
+def _owner(specs: Sequence[Spec], *, namespace: str, time: str) -> str:
+    """The spec of a namespace; of what has none, the spec that ran at that time."""
+    for spec in specs:
+        if namespace in spec.namespaces:
+            return spec.name
+    if namespace or not time:
+        return ""
+    at = datetime.fromisoformat(time)
+    for spec in specs:
+        if spec.started and spec.ended and spec.started <= at <= spec.ended:
+            return spec.name
+    return ""
+
+
+def unexpected(events: Sequence[Written], expected: Sequence[Expected] = EXPECTED) -> list[Written]:
+    """Return the Events that no entry covers."""
+    return [event for event in events if not any(entry.covers(event) for entry in expected)]
+
+
+def as_lines(events: Sequence[Written]) -> str:
+    """One JSON object a line."""
+    return "".join(f"{json.dumps(asdict(event))}\n" for event in events)

@@ -1,0 +1,69 @@
+"""The Events of a run are drakit's own, each belongs to its spec, and each needs a reason."""
+
+import json
+from datetime import datetime
+
+from e2e.upstream.events import Expected, unexpected, watched, written
+from e2e.upstream.report import Spec
+
+
+def spec(name="sharing", namespace="dra-1", start="00:00:10", end="00:00:20"):
+    return Spec(
+        name=name,
+        labels=frozenset(),
+        state="passed",
+        started=datetime.fromisoformat(f"2026-11-24T{start}Z"),
+        ended=datetime.fromisoformat(f"2026-11-24T{end}Z"),
+        namespaces=frozenset({namespace}),
+    )
+
+
+def event(uid="1", namespace="dra-1", controller="drakit.dev/operator", at="00:00:15"):
+    regarding = {"kind": "Pod", "name": "tester", "namespace": namespace}
+    if not namespace:
+        regarding = {"kind": "Node", "name": "node-1"}
+    return {
+        "metadata": {"uid": uid},
+        "reportingController": controller,
+        "reason": "DevicesAllocated",
+        "note": "no device is free: 1 of 1 is allocated",
+        "eventTime": f"2026-11-24T{at}.123456Z",
+        "regarding": regarding,
+    }
+
+
+def test_a_watch_is_read_up_to_its_last_whole_change():
+    changes = [
+        {"type": "ADDED", "object": {"n": 1}},
+        {"type": "DELETED", "object": {"n": 2}},
+        {"type": "MODIFIED", "object": {"n": 3}},
+    ]
+    text = "\n".join(json.dumps(change, indent=1) for change in changes)
+    assert list(watched(f'{text}\n{{"type": "ADD')) == [{"n": 1}, {"n": 3}]
+
+
+def test_only_events_of_drakit_count_and_each_once():
+    foreign = event(uid="2", controller="kubelet")
+    assert len(written(iter([event(), event(), foreign]), [spec()])) == 1
+
+
+def test_an_event_belongs_to_the_spec_of_its_namespace():
+    others = [spec("other", namespace="dra-2"), spec()]
+    (found,) = written(iter([event()]), others)
+    assert found.spec == "sharing"
+
+
+def test_an_event_about_a_node_belongs_to_the_spec_of_that_time():
+    inside, before = event(namespace=""), event(uid="2", namespace="", at="00:00:05")
+    found = written(iter([inside, before]), [spec()])
+    assert [one.spec for one in found] == ["", "sharing"]
+
+
+def test_an_event_is_expected_by_spec_reason_and_its_whole_note():
+    events = written(iter([event()]), [spec()])
+    entry = {"reason": "DevicesAllocated", "why": "the spec allocates all devices"}
+    note = r"no device is free: \d of \d is allocated"
+    assert unexpected(events, [Expected(spec="sharing", note=note, **entry)]) == []
+    assert unexpected(events, [Expected(spec="reusing", note=note, **entry)]) == events
+    assert unexpected(events, [Expected(spec="sharing", note="no device", **entry)]) == events
+    assert unexpected(events, []) == events
