@@ -245,6 +245,10 @@ e2e-some: demo ## run the demo and the tests of devices, claims and faults, as `
 	$(BIN)/python -m e2e.cluster down
 	$(BIN)/pytest e2e/test_devices.py e2e/test_claims.py e2e/test_faults.py -m "e2e and not slow"
 
+.PHONY: upstream-e2e
+upstream-e2e: deps venv ## run Kubernetes' own DRA tests beside drakit (Go; FOCUS=regexp, KUBERNETES=1.36)
+	$(BIN)/python -m e2e.upstream $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)") $(if $(FOCUS),--focus "$(FOCUS)") $(ARGS)
+
 .PHONY: conformance-quick
 conformance-quick: venv ## run the conformance kit on one driver of each kind
 	$(BIN)/python -W error -m tests.conformance --quick

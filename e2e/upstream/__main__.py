@@ -1,8 +1,8 @@
 """
 `python -m e2e.upstream`: run Kubernetes' own tests of DRA beside drakit.
 
-The exit code is 1 if a spec failed, if drakit wrote an Event that is not expected, or if its
-operator logged a warning.
+The exit code is 1 if a spec failed, if drakit wrote an Event that is not expected, if its operator
+logged a warning, or if one of its pods was restarted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def report(outcome: Outcome) -> bool:
         about = f"{event.kind} {event.namespace}/{event.name}"
         print(f"unexpected Event {event.reason} about {about} in {event.spec!r}: {event.note}")
     for line in outcome.complaints:
-        print(f"the operator logged: {line}")
+        print(f"drakit complains: {line}")
     states = Counter(spec.state for spec in outcome.specs)
     numbers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     print(f"specs: {numbers}; Events of drakit: {len(outcome.events)}, unexpected: {len(wrong)}")

@@ -55,7 +55,7 @@ def specs(report: Iterable[Mapping[str, Any]]) -> list[Spec]:
 
 def _spec(body: Mapping[str, Any]) -> Spec:
     parts = [*(body.get("ContainerHierarchyTexts") or ()), body["LeafNodeText"]]
-    failure = body.get("Failure") or {}
+    failure: Mapping[str, Any] = body.get("Failure") or {}
     return Spec(
         name=" ".join(part for part in parts if part) or body["LeafNodeType"],
         labels=frozenset(_labels(body)),

@@ -20,6 +20,7 @@ from e2e.cluster.api import (
     Options,
 )
 from e2e.images import build_images
+from e2e.kit import restarts
 from e2e.release import NAMESPACE, install
 
 from .events import Written, as_lines, watched, written
@@ -48,7 +49,7 @@ class Outcome:
     specs: Sequence[Spec]
     events: Sequence[Written]
     complaints: Sequence[str]
-    """Lines of the operator's log that are warnings or errors."""
+    """Restarts of drakit's pods, and warnings and errors of the operator's log."""
 
 
 def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> None:
@@ -57,9 +58,17 @@ def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> Non
     images = [*build_images(), *suite_images(programs, Path(cluster.program("pause")))]
     options = Options(nodes=NODES, gates=GATES, runtime_config=RUNTIME_CONFIG, kept=kept)
     cluster.start(options)
+    _check_version(cluster, programs)
     for archive in images:
         cluster.load_image(archive)
     install(cluster)
+
+
+def _check_version(cluster: Cluster, programs: Programs) -> None:
+    """Raise ClusterError unless the cluster has the suite's minor release."""
+    server = json.loads(cluster.kubectl("get", "--raw", "/version").stdout)["gitVersion"]
+    if server.split(".")[:2] != programs.version.split(".")[:2]:
+        raise ClusterError(f"cluster {cluster.name} runs {server}, the suite is {programs.version}")
 
 
 def run_suite(
@@ -88,7 +97,15 @@ def run_suite(
     (folder / "drakit-events.jsonl").write_text(as_lines(events))
     operator_log = _operator_log(cluster)
     (folder / "operator.log").write_text(operator_log)
-    return Outcome(specs=found, events=events, complaints=complaints(operator_log))
+    found_wrong = [*restarted(cluster), *complaints(operator_log)]
+    return Outcome(specs=found, events=events, complaints=found_wrong)
+
+
+def restarted(cluster: Cluster) -> list[str]:
+    """A sentence for each pod of drakit that was restarted."""
+    pods = cluster.get("pods", "-n", NAMESPACE)["items"]
+    counts = {pod["metadata"]["name"]: restarts(pod) for pod in pods}
+    return [f"pod {name} restarted {count} times" for name, count in counts.items() if count]
 
 
 def _operator_log(cluster: Cluster) -> str:

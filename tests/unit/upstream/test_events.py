@@ -61,9 +61,12 @@ def test_an_event_about_a_node_belongs_to_the_spec_of_that_time():
 
 def test_an_event_is_expected_by_spec_reason_and_its_whole_note():
     events = written(iter([event()]), [spec()])
-    entry = {"reason": "DevicesAllocated", "why": "the spec allocates all devices"}
+    pod = ("Pod",)
+    entry = {"reason": "DevicesAllocated", "kinds": pod, "why": "the spec allocates all devices"}
     note = r"no device is free: \d of \d is allocated"
     assert unexpected(events, [Expected(spec="sharing", note=note, **entry)]) == []
     assert unexpected(events, [Expected(spec="reusing", note=note, **entry)]) == events
     assert unexpected(events, [Expected(spec="sharing", note="no device", **entry)]) == events
     assert unexpected(events, []) == events
+    claims = Expected(spec="sharing", note=note, **{**entry, "kinds": ("ResourceClaim",)})
+    assert unexpected(events, [claims]) == events
