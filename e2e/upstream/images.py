@@ -1,24 +1,48 @@
 """
 The images that the suite's pods use, under their public names: no registry is asked for them.
 
-They are not the public images: agnhost and pause are built from the same sources, and the shell is
-busybox. It must not know clusters.
+They are not the public images: the programs are built from the same sources or in `suite/`, and the
+shell is busybox. It must not know clusters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.archive import write_image
+from e2e.archive import Content, write_image
 from e2e.images.cache import digest, kept, run
 from e2e.images.testimage import static_busybox
 
 from .program import Programs
 
 REGISTRY = "registry.k8s.io/"
-KINDS = ("agnhost", "busybox", "hostpathplugin", "pause")
-ENTRYPOINTS = {"agnhost": ("/agnhost",), "pause": ("/pause",)}
+
+MANIFESTS_IMAGES = ("registry.k8s.io/e2e-test-images/sample-device-plugin:1.7",)
+"""Images that only the suite's manifests name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is in the images of one name."""
+
+    program: str = ""
+    """The path of its program in the image."""
+
+    entrypoint: tuple[str, ...] = ()
+    shell: bool = True
+
+
+KINDS = {
+    "agnhost": Kind(program="agnhost", entrypoint=("/agnhost",)),
+    "busybox": Kind(),
+    "hostpathplugin": Kind(program="hostpathplugin"),
+    "pause": Kind(program="pause", entrypoint=("/pause",), shell=False),
+    "sample-device-plugin": Kind(
+        program="sampledeviceplugin", entrypoint=("/sampledeviceplugin", "-alsologtostderr")
+    ),
+}
 
 
 def wanted_images(listed: Iterable[str]) -> dict[str, list[str]]:
@@ -34,30 +58,32 @@ def wanted_images(listed: Iterable[str]) -> dict[str, list[str]]:
 def suite_images(programs: Programs, pause: Path) -> list[Path]:
     """Return docker-archives of the images; made if they are not in the cache."""
     listed = run([programs.suite, "-list-images"], what="listing images", timeout_seconds=60)
-    wanted = wanted_images(listed.splitlines())
+    wanted = wanted_images([*listed.splitlines(), *MANIFESTS_IMAGES])
     busybox = static_busybox()
     applets = run([busybox, "--list"], what="asking busybox for its commands", timeout_seconds=10)
-    names = [name for kind in KINDS for name in wanted[kind]]
+    links = {f"bin/{applet}": "busybox" for applet in applets.split() if applet != "busybox"}
+    built = {kind: programs.folder / kind for kind in KINDS} | {"pause": pause}
 
     def make(folder: Path) -> None:
-        links = {f"bin/{applet}": "busybox" for applet in applets.split() if applet != "busybox"}
-        for kind in KINDS:
-            files = {"bin/busybox": (busybox, 0o755)}
-            if kind == "agnhost":
-                files["agnhost"] = (programs.agnhost, 0o755)
-            if kind == "pause":
-                files = {"pause": (pause, 0o755)}
-            name, *aliases = wanted[kind]
+        for name, kind in KINDS.items():
+            files: dict[str, tuple[Content, int]] = {}
+            if kind.shell:
+                files["bin/busybox"] = (busybox, 0o755)
+            if kind.program:
+                files[kind.program] = (built[name], 0o755)
+            first, *aliases = wanted[name]
             write_image(
-                folder / f"{kind}.tar",
-                name=name,
+                folder / f"{name}.tar",
+                name=first,
                 aliases=aliases,
                 files=files,
-                links={} if kind == "pause" else links,
-                entrypoint=ENTRYPOINTS.get(kind, ()),
+                links=links if kind.shell else {},
+                entrypoint=kind.entrypoint,
                 env={"PATH": "/bin"},
             )
 
-    parts = (*names, busybox, pause, programs.agnhost, Path(__file__))
-    folder = kept("upstream-images", digest(*parts), make, keep=4)
+    names = [name for kind in KINDS for name in wanted[kind]]
+    contents = [built[name] for name, kind in KINDS.items() if kind.program]
+    key = digest(*names, busybox, *contents, Path(__file__))
+    folder = kept("upstream-images", key, make, keep=4)
     return [folder / f"{kind}.tar" for kind in KINDS]

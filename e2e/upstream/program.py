@@ -25,9 +25,12 @@ class Programs:
     version: str
     """Such as v1.36.3."""
 
-    suite: Path
-    agnhost: Path
-    """The program of most of the suite's pods."""
+    folder: Path
+    """Has the suite, and the programs of its pods."""
+
+    @property
+    def suite(self) -> Path:
+        return self.folder / "dra.test"
 
 
 def module_file(minor: str, folder: Path = SUITE) -> Path:
@@ -57,7 +60,7 @@ def programs(minor: str) -> Programs:
     """Return the programs; they are built if they are not in the cache."""
     module = module_file(minor)
     compiler = run(["go", "-C", SUITE, "env", "GOVERSION"], what="asking Go", timeout_seconds=60)
-    sources = [module, module.with_suffix(".sum"), *sorted(SUITE.glob("*.go")), Path(__file__)]
+    sources = [module, module.with_suffix(".sum"), *sorted(SUITE.rglob("*.go")), Path(__file__)]
 
     def make(folder: Path) -> None:
         print(f"building the suite of Kubernetes {minor} (minutes the first time)", flush=True)
@@ -65,12 +68,13 @@ def programs(minor: str) -> Programs:
         env = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
         for what, command in (
             ("the suite", ("test", "-c", *common, "-o", folder / "dra.test", ".")),
-            ("the programs of its pods", ("build", *common, "-o", f"{folder}/", "tool")),
+            (
+                "the programs of its pods",
+                ("build", *common, "-o", f"{folder}/", "tool", "./hostpathplugin"),
+            ),
         ):
             argv = ["go", "-C", SUITE, *command]
             run(argv, what=f"building {what}", timeout_seconds=BUILD_SECONDS, env=env)
 
     folder = kept("upstream", f"{minor}-{digest(compiler, *sources)}", make, keep=4)
-    return Programs(
-        version=required_version(module), suite=folder / "dra.test", agnhost=folder / "agnhost"
-    )
+    return Programs(version=required_version(module), folder=folder)

@@ -1,11 +1,14 @@
-// Kubernetes' own tests of DRA as one program (see suite_test.go), and the program of the test
+// Kubernetes' own tests of DRA as one program (see suite_test.go), and the programs of its
 // pods. The staging modules have no versions of their own in k8s.io/kubernetes, so each is
 // replaced by the release that carries the same number.
 module drakit.dev/e2e/upstream
 
 go 1.26.6
 
-tool k8s.io/kubernetes/test/images/agnhost
+tool (
+	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/sample-device-plugin
+)
 
 require (
 	github.com/onsi/ginkgo/v2 v2.28.1
