@@ -75,6 +75,7 @@ def run_suite(
     cluster: Cluster, programs: Programs, folder: Path, *, labels: str, focus: str = ""
 ) -> Outcome:
     """Run specs, and leave report.json, junit.xml, suite.log and the Events in a folder."""
+    folder = folder.resolve()  # the suite runs in it
     folder.mkdir(parents=True, exist_ok=True)
     report, changes = folder / "report.json", folder / "all-events.json"
     report.unlink(missing_ok=True)
