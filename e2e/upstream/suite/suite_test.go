@@ -16,7 +16,6 @@ import (
 	_ "k8s.io/kubernetes/test/e2e/dra"
 	_ "k8s.io/kubernetes/test/e2e/framework/debug/init"
 	_ "k8s.io/kubernetes/test/e2e/framework/node/init"
-	_ "k8s.io/kubernetes/test/utils/format"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
