@@ -19,8 +19,11 @@ from .program import Programs
 
 REGISTRY = "registry.k8s.io/"
 
-MANIFESTS_IMAGES = ("registry.k8s.io/e2e-test-images/sample-device-plugin:1.7",)
-"""Images that only the suite's manifests name."""
+MANIFESTS_IMAGES = (
+    "registry.k8s.io/e2e-test-images/sample-device-plugin:1.7",
+    "registry.k8s.io/e2e-test-images/sample-device-plugin:1.8.0",
+)
+"""Images that only the suite's manifests name: of 1.36, and of 1.37."""
 
 
 @dataclass(frozen=True, kw_only=True)
