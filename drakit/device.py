@@ -124,8 +124,8 @@ class Taint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The location of a device in the machine. It becomes standard attributes, so that one claim
-    can request devices of several drivers that are close to each other."""
+    """The location of a device in the machine. The node plugin publishes it as standard attributes.
+    With them, one claim can request devices of several drivers that are close to each other."""
 
     numa_node: int | None = None
     """``resource.kubernetes.io/numaNode`` (KEP-6072)."""
@@ -154,8 +154,8 @@ class Health:
     """The reason, as a sentence of at most 1,024 bytes, without times or counters."""
 
     evict_pods: bool = False
-    """Whether the pods that use the device can no longer work. The node plugin evicts them after
-    the driver has reported this continuously for the configured ``evictionDelay``."""
+    """Whether the pods that use the device can no longer work. If the driver reports this
+    continuously for the configured ``evictionDelay``, the node plugin evicts the pods."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -183,8 +183,8 @@ class DeviceNode:
     """The path on the host, not a symbolic link. By default, `path`."""
 
     type: str | None = None
-    """``b``, ``c``, ``u`` or ``p``. By default, the runtime reads type and numbers from the host
-    path."""
+    """``b``, ``c``, ``u`` or ``p``. By default, the runtime reads the type and the numbers from the
+    host path."""
 
     major: int | None = None
 
@@ -194,11 +194,11 @@ class DeviceNode:
     """Any combination of ``r``, ``w`` and ``m``, or ``none`` for no access. By default, ``rwm``."""
 
     file_mode: int | None = None
-    """The mode in the container. By default, the runtime decides: the mode of the host or, if the
-    runtime is older, 0666."""
+    """The mode in the container. By default, the mode on the host, or 0666 with older runtimes."""
 
     uid: int | None = None
-    """The owner in the container. By default, the container's user, and likewise for `gid`."""
+    """The owner in the container. By default, the user of the container. The default of `gid` is
+    the user's group."""
 
     gid: int | None = None
 
@@ -207,12 +207,12 @@ class DeviceNode:
     characters that do not change when the kernel gives the hardware another number. Other hardware
     of the same kind must not have it. Set `type`, `major` and `minor` with it. A claim that needs a
     number that another claim holds under another identity fails. Set no identity for a node that
-    devices have in common, such as ``/dev/vfio/vfio``."""
+    several devices share, such as ``/dev/vfio/vfio``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """A mount into the container: of a host path, or of a file system (CDI: ``mounts[]``)."""
+    """A mount of a host path, or of a file system, into the container (CDI: ``mounts[]``)."""
 
     host_path: str
 
@@ -232,7 +232,7 @@ HookName = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hook:
-    """A program that the runtime runs in the container's life cycle (CDI: ``hooks[]``)."""
+    """A program that the runtime runs during the lifecycle of the container (CDI: ``hooks[]``)."""
 
     name: HookName
     """``prestart``, ``createRuntime``, ``createContainer``, ``startContainer``, ``poststart`` or
@@ -272,7 +272,7 @@ class IntelRdt:
     mem_bw_schema: str | None = None
 
     schemata: tuple[str, ...] = ()
-    """Schemata as the kernel expects them."""
+    """Schemata in the kernel's format."""
 
     enable_monitoring: bool = False
     """Whether to create a monitoring group."""
@@ -284,9 +284,9 @@ class Edits:
     The edits that a device makes to its containers: the ``containerEdits`` of a CDI device.
     docs/reference/cdi.md describes the files.
 
-    A container with several devices gets the edits of all of them. If two set the same variable,
-    the last value is used: put request and device into its name. If edits violate the rules of CDI,
-    the claim fails.
+    A container with several devices gets the edits of all of them. If two devices set the same
+    variable, the last value is used: include the request and the device in the name of the
+    variable. If edits violate the rules of CDI, the claim fails.
     """
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -324,7 +324,7 @@ class Device:
 
     pool: str = ""
     """A DNS label, or several joined by dots. ``gpus`` is published as the pool ``<node>/gpus``. If
-    empty, the pool is named after the node: most drivers need no other."""
+    empty, the pool is named after the node. Most drivers need no other pool."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
@@ -355,7 +355,8 @@ class Device:
     """The driver's own taints, at most 12."""
 
     health: Health | None = None
-    """The health, for a driver that is notified of failures and sets `reports_health`."""
+    """The health. If the driver is notified of failures, set this field and `reports_health`
+    instead of defining `Driver.health`."""
 
     evict_if_gone: bool = False
     """Whether pods that use the device are evicted when the driver has not listed it for some
@@ -365,8 +366,8 @@ class Device:
     """Whether the edits of the claims that hold the device are outdated, for example because the
     kernel gave the device another number. The node plugin then calls `prepare` again for these
     claims, without `unprepare`, with a backoff of 1 s to 60 s, and rewrites their CDI files.
-    Running containers keep the old edits, and their claims the old numbers. Set it until the nodes
-    in `Driver.held_devices` show that the claims have the new edits."""
+    Running containers keep the old edits, and their claims still hold the old numbers. Keep this
+    field set until the nodes in `Driver.held_devices` show that the claims have the new edits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,7 +378,7 @@ class CounterSet:
     """A DNS label, unique in its pool."""
 
     counters: Mapping[str, str]
-    """Quantities by counter. A name is a DNS label. At most 32 counters."""
+    """Quantities by the name of the counter, a DNS label. At most 32 counters."""
 
     pool: str = ""
     """The pool whose devices consume the counters, as in `Device.pool`."""
@@ -405,7 +406,7 @@ class LeftOut:
     """A device of the node that the driver does not publish, with the reason."""
 
     device: str
-    """A name for the device that users recognize, such as its path. At most 256 characters."""
+    """A name that users recognize, such as the path of the device. At most 256 characters."""
 
     reason: LeftOutReason
 
@@ -421,7 +422,7 @@ class PolicyConflict:
     """A device that two policies match. Report the conflict for both policies."""
 
     device: str
-    """A name for the device that users recognize, such as its path."""
+    """A name that users recognize, such as the path of the device."""
 
     policy: str
     """The name of the other policy."""
@@ -429,8 +430,8 @@ class PolicyConflict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """The result of a policy on this node: the numbers of devices that it matches, and that the
-    driver publishes because of it."""
+    """The result of a policy on this node: how many devices the policy matches, and how many the
+    driver publishes for it."""
 
     policy: str
 
@@ -458,7 +459,7 @@ class Inventory:
 
     fallback: Collection[Device] | None = None
     """The devices to publish instead if the API server drops a field that `devices` use, for
-    example whole devices instead of partitions. The same hardware keeps its name. Without a
+    example whole devices instead of partitions. Use the same name for the same hardware. Without a
     fallback, the node plugin omits the devices that are unsafe without the field."""
 
     left_out: Collection[LeftOut] = ()
@@ -466,10 +467,10 @@ class Inventory:
     policies: Collection[PolicyOutcome] = ()
 
     withdrawn: Collection[str] = ()
-    """Names of held devices that are still there, but that the driver no longer lists, for example
-    because no policy matches them any more. They stay published with the taint ``drakit.dev/gone``,
-    and their pods are not evicted. Name them in each inventory: a device that is neither listed nor
-    named counts as unplugged."""
+    """Names of held devices that are still present, but that the driver no longer lists, for
+    example because no policy matches them. They stay published with the taint ``drakit.dev/gone``,
+    and their pods are not evicted. Repeat these names in each inventory: a device that is neither
+    listed nor named counts as unplugged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -488,26 +489,26 @@ class ClaimReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldNode:
-    """A device node with an identity that claims hold (`DeviceNode.identity`)."""
+    """A device node that claims hold, and that has a `DeviceNode.identity`."""
 
     type: str
 
     major: int | None
-    """None, like `minor`, if the claim was prepared before the last boot: no container uses the
-    number, and other hardware may have it now."""
+    """The major number. Like `minor`, None if the claim was prepared before the last boot: no
+    container uses the number, and other hardware may have it now."""
 
     minor: int | None
 
     identity: str
 
     current: bool = True
-    """Whether the CDI file of a claim has this number. If not, containers that were started before
-    the device got another number can still use the old one."""
+    """Whether the CDI file of a claim has this number. If not, only containers that started before
+    the device got another number can still use this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """A device that claims hold, with its device nodes that have an identity."""
+    """A device that claims hold, and those of its device nodes that have an identity."""
 
     claims: tuple[ClaimReference, ...]
 
@@ -523,9 +524,11 @@ class AllocatedDevice(Generic[ParametersT_co]):
     ``AllocatedDevice[LampParameters]``."""
 
     name: str
-    """The name, as the driver published it, like `pool`."""
+    """The name that the driver published."""
 
     pool: str
+    """The pool that the driver published. A pool that does not belong to this node, such as a pool
+    of network devices that a controller publishes, has the name that it has in the API."""
 
     request: str
     """The request's name; ``main/small`` for an alternative of ``main``."""
@@ -539,8 +542,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     device."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The claim's share of the capacity, as quantities. The scheduler may write them in another way
-    than the request: calculate with `parse_quantity`."""
+    """The claim's share of the capacity, as quantities. The scheduler may write an amount
+    differently than the request: use `parse_quantity` for calculations."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
@@ -549,8 +552,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     device was prepared. Empty for admin access."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters as users wrote them: those of the DeviceClass before those of the
-    claim. They can have any content."""
+    """The opaque parameters as users wrote them, those of the DeviceClass first. They can have any
+    content."""
 
     parameters: ParametersT_co = _NONE
     """The configs, merged by key and validated: an object of the driver's parameters type. In

@@ -473,7 +473,7 @@ def test_a_slice_whose_name_is_taken_is_published_under_another_name(release, zr
         return next((item["message"] for item in items if squatter in item["message"]), None)
 
     message = wait_for("an Event that names the squatter", note, seconds=10)
-    assert f"belongs to driver squatter.test, pool {first} and node {first}" in message
+    assert f"already exists (driver squatter.test, pool {first}, node {first})" in message
     token = ApiClient(release, token_of(release, first))
     for path in (squatter, body["metadata"]["name"]):
         status, _ = token.ask("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{path}")

@@ -34,6 +34,7 @@ __all__ = (
     "SearchedClaim",
     "Selected",
     "Selections",
+    "not_supported",
     "tolerates",
 )
 
@@ -94,7 +95,7 @@ class Selected:
 
 
 class NotEvaluatedError(Exception):
-    """A selector has no result; the text is a clause that names the selector and the cause."""
+    """No result is certain, as of a long selector; the text is a clause that names the cause."""
 
 
 class Selections(Protocol):
@@ -131,6 +132,11 @@ class Allocated(Protocol):
     def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
         """Return the taints of a device, those of DeviceTaintRules included."""
         ...
+
+
+def not_supported(request: Request, name: str) -> str:
+    """Return the text of the error about a request that has an unsupported part."""
+    return f'drakit does not support {request.unsupported} of request "{name}"'
 
 
 def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:

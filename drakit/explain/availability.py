@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drakit.explain.allocation import NotEvaluatedError, Selected, tolerates
+from drakit.explain.allocation import (
+    NotEvaluatedError,
+    Selected,
+    not_supported,
+    tolerates,
+)
 from drakit.explain.capacity import short_capacities
 from drakit.explain.constraints import counters_of
 from drakit.explain.devices import DeviceKind, bits
@@ -254,6 +259,8 @@ def analyze(request: Request, world: World, *, before: Analysis | None = None) -
 
     Raises :class:`NotEvaluatedError` where a selector has no outcome.
     """
+    if request.unsupported:
+        raise NotEvaluatedError(not_supported(request, request.name))
     for toleration in request.tolerations:
         if toleration.operator not in _OPERATORS:
             raise NotEvaluatedError(

@@ -206,8 +206,8 @@ def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Finding:
         )
     else:
         what = (
-            f"its claim {claim.name} is not reserved for it (status.reservedFor), so the kubelet "
-            f"does not prepare it; delete the pod and create it again"
+            f"its claim {claim.name} is not reserved for this pod (status.reservedFor), so the "
+            f"kubelet does not prepare the claim; delete the pod and create it again"
         )
     return Finding(code=Code.CLAIM_NOT_RESERVED, what=what)
 
@@ -349,8 +349,8 @@ def device_of_result(result: Result, claim: ClaimFacts) -> str:
     """Name an allocated device, as the subject of a clause."""
     driver, pool, device = result.device
     return (
-        f"device {device} of pool {pool}, driver {driver}, allocated for request "
-        f'"{result.request}" of claim {claim.name},'
+        f"device {device} (driver {driver}, pool {pool}), which is allocated to claim "
+        f'{claim.name}, request "{result.request}",'
     )
 
 

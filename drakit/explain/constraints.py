@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from drakit.explain.model import Constraint, DeviceFacts, DeviceID
+from drakit.explain.allocation import NotEvaluatedError
+from drakit.explain.model import Constraint, DeviceFacts, DeviceID, ListValue
 from drakit.explain.pools import Counter, NodePool
 from drakit.resource.quantity import quantity_units
 
@@ -43,13 +44,17 @@ class SearchedConstraint:
         if self._number == 0:
             self._value = value
             self._values = {base: value} if self.distinct else {}
+        elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
+            # Releases of Kubernetes differ in how they compare lists.
+            raise NotEvaluatedError(
+                f"a constraint compares lists of attribute {self.attribute}, which drakit does not "
+                f"support"
+            )
         elif self.distinct:
-            if not _comparable(value) and self._values:
-                return False
             if any(_same(value, other) for other in self._values.values()):
                 return False
             self._values[base] = value
-        elif not _comparable(value) or not _same(value, self._value):
+        elif not _same(value, self._value):
             return False
         self._number += 1
         return True
@@ -63,11 +68,6 @@ class SearchedConstraint:
 
 def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
-
-
-def _comparable(value: object) -> bool:
-    """Return whether a constraint can compare the value: list attributes cannot."""
-    return isinstance(value, str | int)
 
 
 class SearchedCounters:
@@ -104,6 +104,16 @@ class SearchedCounters:
     def _left(self, pool: NodePool) -> dict[Counter, int]:
         left = dict(pool.counters)
         driver, name = pool.identity
+        if any(
+            consumed.grouped
+            for each in (*pool.slices, *pool.elsewhere)
+            for device in each.devices
+            for consumed in device.consumes
+        ):
+            raise NotEvaluatedError(
+                f"devices of pool {name} of driver {driver} have compatibilityGroups, which "
+                f"drakit does not support"
+            )
         for each in (*pool.slices, *pool.elsewhere):
             for device in each.devices:
                 if not device.consumes:

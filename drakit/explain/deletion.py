@@ -121,8 +121,7 @@ def _waits_for(pod: PodFacts, world: World) -> Finding:
     because = f": {problem.what}" if problem is not None else ""
     return Finding(
         code=problem.code if problem is not None else Code.CLAIM_IN_USE,
-        what=f"pod {pod.name}, which uses it, still exists, although it is being deleted "
-        f"too{because}",
+        what=f"pod {pod.name} still uses the claim and has not finished terminating{because}",
     )
 
 
@@ -147,13 +146,13 @@ def _of_node(name: str, world: World) -> Finding | None:
     if problem is Code.NODE_GONE:
         return Finding(
             code=problem,
-            what=f"its node {name} no longer exists, so no kubelet confirms that the pod has "
-            f"stopped; delete it with kubectl delete --force",
+            what=f"node {name} no longer exists, so no kubelet confirms that the pod has stopped; "
+            f"delete the pod with kubectl delete --force",
         )
     if problem is Code.NODE_NOT_READY:
         return Finding(
             code=problem,
-            what=f"its node {name} is not ready, so no kubelet confirms that the pod has stopped; "
+            what=f"node {name} is not ready, so no kubelet confirms that the pod has stopped; "
             f"repair the node, or delete its Node object if it will not come back",
         )
     return None

@@ -103,6 +103,8 @@ class CounterSetFacts:
 
     name: str
     counters: tuple[Amount, ...]
+    grouped: bool = False
+    """Only devices with a group in common may take of them (API: ``compatibilityGroups``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

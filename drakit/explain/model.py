@@ -282,6 +282,9 @@ class Request:
     alternatives: tuple[Request, ...] = ()
     """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
 
+    unsupported: str = ""
+    """The part of the request that drakit does not support: no verdict about it is certain."""
+
     @property
     def every(self) -> bool:
         """Whether it asks for all devices that match (API: allocation mode ``All``)."""
@@ -293,7 +296,7 @@ class Constraint:
     """An attribute whose value the devices of requests must have in common, or must not."""
 
     attribute: str
-    """By full name, ``domain/identifier``."""
+    """By full name, ``domain/identifier``; empty if drakit does not support the constraint."""
 
     distinct: bool = False
     """API: ``distinctAttribute``, else ``matchAttribute``."""
@@ -361,9 +364,12 @@ class ClaimFacts:
     """All that it is reserved for, those that are no pods included."""
 
     owner_pod: str | None = None
-    """The pod for which it was made from a template."""
+    """The pod for which it was made from a template, or for extended resources."""
 
     owner_uid: str = ""
+    for_extended: bool = False
+    """The scheduler made it, for extended resources."""
+
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
 

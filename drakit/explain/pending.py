@@ -198,7 +198,12 @@ class Explainer:
             missing
             for each in wanted
             for request in each.requests
-            for missing in classes_missing(each.origin, request, self._world)
+            for missing in classes_missing(
+                each.origin,
+                request,
+                self._world,
+                claim=self._world.claim(pod.namespace, each.claim),
+            )
         )
         blocked += not_bindable(pod, allocated)
         if blocked:
@@ -286,9 +291,10 @@ class Explainer:
                     verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes, fits_on=name
                 )
             answers[name] = answer
-        undecided = [name for name, a in answers.items() if a.outcome is Outcome.UNDECIDED]
-        if undecided:
-            return _undecided([f"the search on node {undecided[0]} took too long"], reports, nodes)
+        for name, answer in answers.items():
+            if answer.outcome is Outcome.UNDECIDED:
+                unknown = answer.failure or f"the search on node {name} took too long"
+                return _undecided([unknown], reports, nodes)
         if len(candidates) > MAX_NODES:
             unknown = f"more than {MAX_NODES} nodes would have to be searched"
             return _undecided([unknown], reports, nodes)

@@ -256,25 +256,55 @@ def _by_device_plugin(resource: str, world: World) -> bool:
 # ---- requests
 
 
-def classes_missing(origin: str, request: Request, world: World) -> Iterator[Finding]:
-    """Return the classes of a request that do not exist."""
+def classes_missing(
+    origin: str, request: Request, world: World, *, claim: ClaimFacts | None = None
+) -> Iterator[Finding]:
+    """Return the classes of a request that do not exist. `claim` has the request, if it exists."""
     for name, each in exact_requests(request):
         if each.device_class and world.device_class(each.device_class) is None:
             yield Finding(
                 code=Code.DEVICE_CLASS_MISSING,
                 what=f'DeviceClass "{each.device_class}" of {origin}, request "{name}", does not '
                 f"exist",
-                advice="create it or correct deviceClassName",
+                advice="create it or correct deviceClassName"
+                if claim is None or not claim.for_extended
+                else _advice_on_resource(each.device_class, claim, world),
             )
+
+
+def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
+    """Return what helps if this class of a claim for extended resources does not exist. The claim
+    does not name the resources, but its pod does."""
+    pod = world.pod(claim.namespace, claim.owner_pod or "")
+    found = sorted({each.resource for each in pod.extended}) if pod is not None else []
+    create = "create the class"
+    if (by_name := f"{_OF_CLASS}{missing}") in found:
+        found = [by_name]
+    else:
+        create += " with this extendedResourceName"
+        found = [
+            each
+            for each in found
+            if not each.startswith(_OF_CLASS)
+            and _class_of(each, world) is None
+            and not _by_device_plugin(each, world)
+        ]
+    resource = " or ".join(f'"{each}"' for each in found)
+    named = f"extended resource {resource}" if resource else "an extended resource"
+    return (
+        f'the scheduler created the claim for {named} of pod "{claim.owner_pod}"; {create}, or '
+        f"correct the resource name in the limits of the pod"
+    )
 
 
 def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason]:
     """Return why no claim with these requests can be allocated, whatever pod waits for it."""
     origin = f"{of.reference.kind} {of.namespace}/{of.name}"
+    claim = of if isinstance(of, ClaimFacts) else None
     return [
         Reason(code=each.code, sentence=each.what, regarding=of.reference, advice=each.advice)
         for request in of.requests
-        for each in classes_missing(origin, request, world)
+        for each in classes_missing(origin, request, world, claim=claim)
     ]
 
 

@@ -117,7 +117,7 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
         if len(current) + len(elsewhere) != current[0].pool_slices:
             return NodePool(identity=identity, state=PoolState.INCOMPLETE, node=node)
     current.sort(key=lambda each: each.name)
-    with_devices = [each for each in current if not each.counter_sets]
+    with_devices = [each for each in current if not _has_only_counters(each)]
     problem = _problem(with_devices, current, elsewhere)
     if problem:
         return NodePool(identity=identity, state=PoolState.INVALID, problem=problem, node=node)
@@ -131,11 +131,16 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
 
 
 def _concerns(each: SliceFacts, node: NodeView) -> bool:
-    if each.counter_sets:
+    if _has_only_counters(each):
         return True
     if each.place is not None:
         return place_includes(each.place, node)
     return each.by_device and any(place_includes(place, node) for place in each.devices.places)
+
+
+def _has_only_counters(each: SliceFacts) -> bool:
+    """Return whether a slice only has counters; since Kubernetes 1.35, none has devices as well."""
+    return bool(each.counter_sets) and not len(each.devices)
 
 
 def _counters(slices: Iterable[SliceFacts]) -> dict[Counter, int]:

@@ -64,6 +64,9 @@ MAX_EXPRESSION = 2048
 
 _EVERYWHERE = Place(every=True)
 
+_FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+"""The annotation of claims that the scheduler makes for extended resources."""
+
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
     return once(tuple(str(each) for each in metadata.get("finalizers") or ()))
@@ -137,6 +140,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         ),
         owner_pod=text(owner, "name") if owner is not None else None,
         owner_uid=text(owner, "uid") if owner is not None else "",
+        for_extended=text(metadata, "annotations", _FOR_EXTENDED) == "true",
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
         nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,
@@ -259,7 +263,16 @@ def _exact(name: str, body: Object) -> Request:
         admin_access=bool(body.get("adminAccess")),
         tolerations=tuple(_toleration(entry) for entry in children(body, "tolerations")),
         capacity=amounts(child(body, "capacity", "requests")),
+        unsupported=_unsupported(body),
     )
+
+
+def _unsupported(body: Object) -> str:
+    """Return the part of a request that drakit does not support, or the empty string."""
+    mode = text(body, "allocationMode")
+    if mode not in ("", "ExactCount", "All"):
+        return f"allocation mode {mode}"
+    return "derivedAttributes" if body.get("derivedAttributes") else ""
 
 
 def _toleration(body: Object) -> Toleration:
@@ -358,6 +371,7 @@ def _counter_set(name: str, body: Object) -> CounterSetFacts:
             Amount(intern(counter), intern(text(value, "value")))
             for counter, value in child(body, "counters").items()
         ),
+        grouped=bool(body.get("compatibilityGroups")),
     )
 
 

@@ -357,4 +357,4 @@ def _usable_if(problem: Unusable) -> str:
         case NodeProblem.RESOURCES:
             return f"that node had enough resources left ({problem.detail})"
         case NodeProblem.CLAIM:
-            return f"the allocated claim {problem.detail} were available there"
+            return f"the devices of allocated claim {problem.detail} were available there"

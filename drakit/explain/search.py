@@ -22,6 +22,7 @@ from drakit.explain.allocation import (
     Outcome,
     SearchedClaim,
     Selections,
+    not_supported,
     tolerates,
 )
 from drakit.explain.capacity import Consumed, consumed_by, fits_capacity, requested_names
@@ -181,6 +182,10 @@ class _Search:
                     f"list only {MAX_RESULTS}"
                 )
             total += least
+            if not all(each.attribute for each in claim.constraints):
+                raise NotEvaluatedError(
+                    f"a constraint of claim {claim.name} is of a kind that drakit does not support"
+                )
             self._constraints.append([SearchedConstraint(each) for each in claim.constraints])
         if total > MAX_DEVICES:
             raise _BoundError
@@ -199,6 +204,8 @@ class _Search:
     def _plan_exact(self, key: tuple[int, int, int], request: Request, *, parent: str) -> int:
         name = f"{parent}/{request.name}" if parent else request.name
         claim = self._claims[key[0]].name
+        if request.unsupported:
+            raise NotEvaluatedError(not_supported(request, name))
         if (problem := self._selections.broken(request)) is not None:
             raise _FailedError(f'request "{name}" of claim "{claim}": {problem}')
         plan = _Plan(claim=claim, request=request, parent=parent, candidates=[], count=0)

@@ -202,9 +202,9 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     if found.total == 0 and not request.capacity:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device of DeviceClass "{request.device_class}" that matches '
-            f"{name} of {origin} can ever be allocated, because each consumes more of a counter "
-            f"than its pool has; correct the driver",
+            what=f'every published device of DeviceClass "{request.device_class}" that matches '
+            f"{name} of {origin} consumes more of a counter than its pool provides, so none can be "
+            f"allocated; correct the driver",
         )
     if found.total == 0:
         return Finding(
@@ -302,9 +302,9 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
         if trial.allocate(name, allocated=Released(trial.world)).outcome is Outcome.FITS:
             return Finding(
                 code=Code.DEVICES_ALLOCATED,
-                what=f"the pod's requests need the same free devices, and the other devices on "
-                f"node {name} are allocated",
-                advice="the claims can be allocated when enough of them are released",
+                what=f"the pod's requests compete for the same free devices on node {name}, and "
+                f"the other devices there are allocated",
+                advice="the claims can be allocated when enough devices are released",
             )
     if failure := next((each.failure for each in answers.values() if each.failure), ""):
         # More devices than an allocation can list, on whatever node.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from drakit.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from drakit.kube.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
 from drakit.kube.paths import resource_path
 from drakit.rate_limiter import RateLimiter
 
@@ -153,7 +153,8 @@ class EventRecorder:
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> None:
         """
-        Emit an Event about an object. Raises :class:`ApiError` if it could not be written.
+        Emit an Event about an object. Raises :class:`ApiError` if it could not be written. An Event
+        in a namespace that is being deleted, or no longer exists, is dropped: nobody can read it.
 
         ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
         objects of a list need their kind and apiVersion added. ``reason`` is one of a few words in
@@ -169,7 +170,12 @@ class EventRecorder:
             await self._repeat(series, now)
         elif self._within_rate(key[:2]):
             event = self._event(reference, type=type, reason=reason, action=action, note=note)
-            await self._emit(key, event, now)
+            try:
+                await self._emit(key, event, now)
+            except (ForbiddenError, NotFoundError) as error:
+                if not _namespace_is_gone(error):
+                    raise
+                logger.debug("namespace of the Event is gone", extra=_facts(reference, reason))
         else:
             logger.info("too many events about one object", extra=_facts(reference, reason))
 
@@ -249,6 +255,15 @@ class EventRecorder:
             "reportingController": self._controller,
             "reportingInstance": self._instance,
         }
+
+
+def _namespace_is_gone(error: ApiError) -> bool:
+    """Return whether the server refused an Event because its namespace is being deleted, or no
+    longer exists."""
+    if isinstance(error, NotFoundError):
+        return error.details.get("kind") == "namespaces"
+    causes: list[Mapping[str, Any]] = error.details.get("causes") or []
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
 def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:

@@ -52,8 +52,8 @@ class Events(Settings):
     """The Events that the operator writes."""
 
     debounce: Seconds = 1.0
-    """The minimum age of a pod or template before the operator writes Events about it. A younger
-    pod may be about to be scheduled."""
+    """The minimum age of a pod or template before the operator writes Events about it. The
+    scheduler might be about to schedule a younger pod."""
 
     change_pause: Seconds = 60.0
     """The minimum time between two Events about an object with the same reason and different
@@ -64,8 +64,8 @@ class Events(Settings):
     deletes Events after 1 h."""
 
     patience: Seconds = 300.0
-    """How long a state must last before the operator reports it, if the state is normal during an
-    update: for example, a pool is incomplete, or a DeviceClass has no devices."""
+    """How long a state that is normal during an update must last before the operator reports it.
+    Examples are an incomplete pool and a DeviceClass without devices."""
 
     name_holders: Literal["namespace", "all"] = "namespace"
     """The claims that a pod's Event may name as holders of devices. With ``namespace``, Events name
@@ -95,7 +95,7 @@ class Config(Settings):
 
 def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:
     """
-    Read the file, if there is one; arguments (nested as the file) win over it.
+    Read the file, if there is one. Arguments, nested like the file, take precedence.
 
     A ConfigError names file, key and reason.
     """

@@ -9,16 +9,13 @@ It must not know what is announced, or when.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
-from drakit.kube import ApiError, NotFoundError, Session
+from drakit.kube import ApiError, Session
 from drakit.kube.events import EventRecorder, EventTimings
 from drakit_operator.announcing import Announcement, NotWrittenError
 
 __all__ = ("EventWriter",)
-
-logger = logging.getLogger(__name__)
 
 CONTROLLER = "drakit.dev/operator"
 
@@ -46,8 +43,5 @@ class EventWriter:
                 action="Allocating",
                 note=announcement.note,
             )
-        except NotFoundError as error:
-            # The namespace is gone: the object is deleted as well, and needs no Event.
-            logger.warning("Event could not be written", extra={"error": str(error)})
         except ApiError as error:
             raise NotWrittenError(str(error)) from error

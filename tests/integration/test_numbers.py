@@ -196,9 +196,9 @@ async def test_two_held_devices_that_swap_their_numbers(rig):
         await rig.until(reported)
         assert rig.slice_writes() == writes
         assert notes["claim-uid-a"] == (
-            f"claim lab/claim-uid-a: on node {NODE}, device port-a is now c 188:1, and no longer "
-            "c 188:0; running containers keep the old number until they restart; delete the pods "
-            "that use the claim if they cannot use the device any more"
+            f"claim lab/claim-uid-a: on node {NODE}, the device number of port-a changed from "
+            "c 188:0 to c 188:1; running containers keep the old number until they restart; delete "
+            "the pods that use the claim if they cannot use the device any more"
         )
         assert (await stop(process))[0] == 0
 

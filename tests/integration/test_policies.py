@@ -72,6 +72,7 @@ async def test_policies_are_applied_changed_broken_mended_and_deleted(lamps):
         await kubelet.register()
         await until(lambda: lamps.published() == ["hall-0", "hall-1"])
         status = await reported(lamps, lambda s: s["devices"]["published"] == 2)
+        assert lamps.api_server.objects("/apis/events.k8s.io/v1/events") == []
         assert status["registration"] == {"state": "Registered"}
         assert status["endpoints"] == [{"name": LAMPS, "state": "Running"}]
         assert by_name(status)["hall"] == {

@@ -35,7 +35,8 @@ PENDING: Mapping[str, Text] = {
     "DeviceClassMissing": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
         when="A request refers to a DeviceClass that does not exist.",
-        action="Create the DeviceClass, or correct its name in the claim or template.",
+        action="Create the DeviceClass, or correct its name in the claim or template. "
+        "For an extended resource, correct the resource name in the pod.",
     ),
     "ResourceClaimMissing": Text(
         regarding=POD,
@@ -55,12 +56,12 @@ PENDING: Mapping[str, Text] = {
     "DevicesAllocated": Text(
         regarding=f"{POD}, {CLAIM}",
         when="Other claims hold the matching devices, or the counters or capacity that these devices need.",
-        action="Wait, or delete a pod that uses a claim in the message.",
+        action="Wait, or delete a pod that uses a claim that the message names.",
     ),
     "DevicesOnOtherNodes": Text(
         regarding=f"{POD}, {CLAIM}",
         when="All matching devices are on nodes that the pod cannot use, or an allocated claim of the pod is in use on such a node.",
-        action="Change the pod's node selector, affinity or tolerations, or publish devices on its nodes.",
+        action="Change the pod's node selector, affinity or tolerations, or publish devices on nodes that it can use.",
     ),
     "SelectorFailed": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
@@ -75,12 +76,12 @@ PENDING: Mapping[str, Text] = {
     "PoolInvalid": Text(
         regarding=f"{POD}, {CLAIM}, {NODE_KIND}",
         when="A pool is invalid: for example, two of its devices have the same name. "
-        "The scheduler allocates nothing from it.",
+        "The scheduler allocates nothing from the pool.",
         action="Fix the driver that publishes the pool.",
     ),
     "RequestsCompete": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}",
-        when="The scheduler could allocate each request separately, but no node has enough devices for all of them. "
+        when="The scheduler could allocate each request separately, but no node has enough devices for all requests. "
         "Or a claim requests more than 32 devices, the maximum per allocation.",
         action="Reduce the number of requested devices, or add devices to one node.",
     ),
@@ -96,7 +97,7 @@ PENDING: Mapping[str, Text] = {
     ),
     "QuotaExceeded": Text(
         regarding=POD,
-        when=f"A ResourceQuota does not allow the claim of a ResourceClaimTemplate. {COMMAND}.",
+        when=f"A ResourceQuota prevents the creation of a claim from a ResourceClaimTemplate. {COMMAND}.",
         action="Delete claims that are not needed, or raise the quota.",
     ),
     "AdminAccessDenied": Text(
@@ -168,8 +169,8 @@ PENDING: Mapping[str, Text] = {
     ),
     "EvictionByDeviceTaint": Text(
         regarding=f"{POD}, {CLAIM}",
-        when="An allocated device has a taint with the effect NoExecute that the request does not tolerate.",
-        action="Resolve the cause of the taint. Kubernetes evicts the pod.",
+        when="An allocated device has a taint with the effect NoExecute that the request does not tolerate, so Kubernetes evicts the pod.",
+        action="Resolve the cause of the taint.",
     ),
     "ClaimsNotPrepared": Text(
         regarding=POD,
@@ -183,13 +184,13 @@ POOLS: Mapping[str, Text] = {
     "PoolIncomplete": Text(
         regarding=NODE_KIND,
         when="The number of ResourceSlices in the latest generation of a pool differs from `resourceSliceCount`. "
-        "The scheduler allocates nothing from it.",
+        "The scheduler allocates nothing from the pool.",
         action="Read the log of the driver on the node.",
     ),
     "PoolNameConflict": Text(
         regarding=NODE_KIND,
-        when="Several nodes publish pools with the same driver and name. The scheduler treats their devices of one name as one device.",
-        action="Make the pool names unique, for example with node names.",
+        when="Several nodes publish pools with the same driver and name. The scheduler treats devices with the same name in these pools as one device.",
+        action="Make the pool names unique. For example, include the node name.",
     ),
     "ResourceSlicesOutdated": Text(
         regarding=NODE_KIND,
@@ -204,7 +205,7 @@ CLAIMS: Mapping[str, Text] = {
         action="Apply the remedy in the message. The kubelet retries automatically.",
     ),
     "DeviceRenumbered": Text(
-        when="The kernel gave a device another number while the claim was prepared, for example after a reset of a USB hub. "
+        when="The kernel gave a device of a prepared claim another number, for example after a reset of a USB hub. "
         "The node plugin has rewritten the claim's CDI file.",
         action="Restart the containers, or delete the pods that use the claim: the old number can now belong to other hardware.",
     ),
@@ -221,20 +222,20 @@ CLAIMS: Mapping[str, Text] = {
 
 NODE: Mapping[str, Text] = {
     "AnnotationsUnsupported": Text(
-        when="A device plugin returns annotations that do not specify CDI devices. The containers do not get them.",
-        action="If the container needs them, ask the vendor for a version that uses CDI.",
+        when="A device plugin returns annotations that do not specify CDI devices. The containers do not get these annotations.",
+        action="If a container needs them, ask the vendor for a version that uses CDI.",
     ),
     "BackendDirectory": Text(
         when="The directory of a backend cannot be read or created, or has too many sockets.",
-        action="Fix the directory as the message describes. Its path is the value `backends.directory`.",
+        action="Fix the directory as the message describes. The value `backends.directory` sets its parent directory.",
     ),
     "BackendRefused": Text(
-        when="The driver name of a backend is malformed, already in use, or not that of the directory's entry, or its socket has the wrong owner.",
+        when="The driver name of a backend is malformed, already in use, or different from the name in the directory's entry. Or the socket has the wrong owner.",
         action="Fix the backend, or the value `backends.allowed`. The node plugin retries.",
     ),
     "BackendUnreachable": Text(
         when="The socket of a backend does not respond after several attempts.",
-        action="Read the log of the backend. If no process listens on the socket any longer, delete its file.",
+        action="Read the log of the backend. If no process listens on the socket, delete the socket file.",
     ),
     "CheckpointDamaged": Text(
         when="The checkpoint of a driver is damaged. The node plugin keeps the damaged file and rebuilds the checkpoint.",
@@ -246,10 +247,11 @@ NODE: Mapping[str, Text] = {
     ),
     "DevicePluginStopped": Text(
         when="A device plugin sends malformed messages, or exceeds a limit. The node plugin disconnects it.",
-        action="Read the log of the device plugin and report the message to its vendor.",
+        action="Read the log of the device plugin, and report the message to the vendor.",
     ),
     "EndpointStopped": Text(
-        when="A driver, backend or device plugin stops: it fails, or its connection ends. The node plugin taints its devices immediately.",
+        when="A driver, backend or device plugin fails, or its connection ends. The node plugin taints its devices immediately. "
+        "If the driver has not listed its devices since the node plugin started, both happen only after `devices.startGracePeriod`.",
         action="Read the log of the driver. The node plugin restarts a Python driver, and reconnects to any other.",
     ),
     "FieldsDropped": Text(
@@ -266,12 +268,12 @@ NODE: Mapping[str, Text] = {
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
-        action="Complete the [migration](../admin/device-plugins.md): no device plugin may register this resource with the kubelet.",
+        action="Complete the [migration](../admin/device-plugins.md), so that no device plugin registers this resource with the kubelet.",
     ),
     "SliceNameTaken": Text(
         when="A ResourceSlice of another driver or node has the name of a slice that the node plugin creates. "
         "The plugin publishes its devices under another name.",
-        action="Find out who created that slice, and delete it. "
+        action="Identify the client that created that slice, and delete the slice. "
         "See [Names of slices](../admin/security.md#names-of-slices).",
     ),
 }
@@ -311,8 +313,8 @@ def page() -> str:
         description="Every Event that drakit writes: reason, object, cause and what to do.",
         source="the closed sets of reasons in the code",
         body=[
-            "This page lists every Event that drakit writes, and the reasons that only `kubectl drakit explain` reports. The type\n"
-            "is Warning unless the table states otherwise. The message states the objects, the cause and the remedy. To search\n"
+            "This page lists every Event that drakit writes, and the reasons that only `kubectl drakit explain` reports. Their\n"
+            "type is Warning unless the table states otherwise. The message names the objects, the cause and the remedy. To search\n"
             "by symptom, read [My pod does not start](../use/troubleshooting.md).",
             "```bash\nkubectl events --for pod/NAME -n NAMESPACE\nkubectl events --for resourceclaim/NAME -n NAMESPACE\n"
             "kubectl events --for node/NAME -n default\n```",
@@ -324,8 +326,8 @@ def page() -> str:
             ),
             *_section(
                 "Events about pools",
-                "The operator writes these Events, and `PoolInvalid`, about the Node that publishes a pool, if a problem lasts for\n"
-                "[`events.patience`](configuration.md#events).",
+                "If a problem with a pool lasts for [`events.patience`](configuration.md#events), the operator writes one of these\n"
+                "Events, or `PoolInvalid`, about the Node that publishes the pool.",
                 POOLS,
             ),
             "Only `kubectl drakit explain` reports why an object that is being deleted still exists:",

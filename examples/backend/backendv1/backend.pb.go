@@ -100,7 +100,7 @@ func (TaintEffect) EnumDescriptor() ([]byte, []int) {
 	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{0}
 }
 
-// The status of a device.
+// The health of a device.
 type HealthStatus int32
 
 const (
@@ -212,9 +212,9 @@ type GetInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
 	// such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-	// so it is immutable. The node plugin rejects any name other than that of the directory's entry.
-	// If several processes listen in the directory, the node plugin uses the first one until that
-	// process stops.
+	// so it is immutable. The node plugin rejects any name other than the `driver` of the directory's
+	// entry in `backends.allowed`. If several processes listen in the directory, the node plugin uses
+	// the first one until that process stops.
 	DriverName string `protobuf:"bytes,1,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
 	// The version of the backend, in any format. Can be empty.
 	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
@@ -430,7 +430,7 @@ type Device struct {
 	Attributes map[string]*Attribute `protobuf:"bytes,3,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Capacities by name. The names follow the same rules as the names of attributes.
 	Capacity map[string]*Capacity `protobuf:"bytes,4,rep,name=capacity,proto3" json:"capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The location of the device. It becomes standard attributes.
+	// The location of the device. The node plugin publishes it as standard attributes.
 	Topology *Topology `protobuf:"bytes,5,opt,name=topology,proto3" json:"topology,omitempty"`
 	// The amounts that the device consumes while it is allocated, by counter set of its pool.
 	Consumes map[string]*CounterAmounts `protobuf:"bytes,6,rep,name=consumes,proto3" json:"consumes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -438,19 +438,19 @@ type Device struct {
 	AllowMultipleAllocations bool `protobuf:"varint,7,opt,name=allow_multiple_allocations,json=allowMultipleAllocations,proto3" json:"allow_multiple_allocations,omitempty"`
 	// Taints, besides those for health. At most 12.
 	Taints []*Taint `protobuf:"bytes,8,rep,name=taints,proto3" json:"taints,omitempty"`
-	// The health of the device. Not set if WatchHealth reports it, or if the backend reports no
-	// health.
+	// The health of the device. Do not set this field if WatchHealth reports the health, or if the
+	// backend reports no health.
 	Health *Health `protobuf:"bytes,9,opt,name=health,proto3,oneof" json:"health,omitempty"`
 	// Whether pods that use the device are evicted when the backend no longer lists it. A device that
 	// a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
-	// effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The node plugin
-	// evicts pods only if the device does not return within a few seconds, because devices disappear
-	// for a moment when a USB hub resets.
+	// effect of the taint is NoExecute if this field is set, and NoSchedule otherwise. The node
+	// plugin evicts pods only if the device does not return within a few seconds, because devices
+	// briefly disappear when a USB hub resets.
 	EvictIfGone bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	// Whether the edits of the claims that hold the device are outdated, for example because the
-	// kernel gave the device another number. The node plugin then calls Prepare again for these
-	// claims, and rewrites their CDI files. It does not call Unprepare first. Running containers keep
-	// the old edits until they restart. Set it until Prepare has returned the new edits.
+	// kernel gave the device another number. The node plugin then calls PrepareClaims again for these
+	// claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep the old
+	// edits until they restart. Keep this field set until PrepareClaims has returned the new edits.
 	PrepareAgain  bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -888,7 +888,7 @@ func (x *BoolList) GetValues() []bool {
 	return nil
 }
 
-// An amount, and how claims share it.
+// An amount, and the rules by which claims share it.
 type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The whole capacity, as a Kubernetes quantity ("8Gi").
@@ -1143,7 +1143,7 @@ type CounterSet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A DNS label, unique in its pool.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Quantities by counter. A name is a DNS label. At most 32 counters.
+	// Quantities by the name of the counter, a DNS label. At most 32 counters.
 	Counters map[string]string `protobuf:"bytes,2,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The pool whose devices consume the counters, in the same format as Device.pool.
 	Pool          string `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -1274,7 +1274,7 @@ type Health struct {
 	// The reason, as a human-readable sentence of at most 1,024 bytes, without times or counters.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// Whether the pods that use an unhealthy device can no longer work. If the device stays
-	// unhealthy, the node plugin evicts them.
+	// unhealthy, the node plugin evicts these pods.
 	Broken        bool `protobuf:"varint,3,opt,name=broken,proto3" json:"broken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1484,7 +1484,7 @@ type Claim struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The name of the claim.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// The identity of the claim. A later claim can have the same name, but not the same UID.
+	// The identity of the claim. A later claim can reuse the name, but not the UID.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The allocated devices.
 	Devices       []*AllocatedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -1555,7 +1555,9 @@ type AllocatedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the device, as the backend published it.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool, as the backend published it: empty for the pool that is named after the node.
+	// The pool, as the backend published it: empty for the pool that is named after the node. A pool
+	// that does not belong to this node, such as a pool of network devices that a controller
+	// publishes, has the name that it has in the API.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The full name of the request. "main/small" for a subrequest.
 	Request string `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
@@ -1935,7 +1937,7 @@ type DeviceNode struct {
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	// The path on the host, not a symbolic link. If empty, `path`.
 	HostPath string `protobuf:"bytes,2,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
-	// "b", "c", "u" or "p". If empty, the runtime reads it from the host path.
+	// "b", "c", "u" or "p". If empty, the runtime reads the type from the host path.
 	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	// The major number. If not set, the runtime reads it from the host path.
 	Major *int64 `protobuf:"varint,4,opt,name=major,proto3,oneof" json:"major,omitempty"`
@@ -1952,8 +1954,8 @@ type DeviceNode struct {
 	// The identity of the hardware behind the device node, such as a serial number: at most 256
 	// characters that do not change when the kernel gives the hardware another number. Other hardware
 	// of the same kind must not have it. Set type ("b" or "c"), major and minor with it. A claim that
-	// needs a number that another claim holds under another identity is refused. Nodes without an
-	// identity are not compared. The identity is not part of the CDI file.
+	// needs a number that another claim holds under another identity fails. The node plugin does not
+	// compare nodes without an identity. The identity is not part of the CDI file.
 	Identity      *string `protobuf:"bytes,10,opt,name=identity,proto3,oneof" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2132,7 +2134,7 @@ func (x *Mount) GetType() string {
 	return ""
 }
 
-// A program of the host that the runtime runs during the life cycle of the container.
+// A program on the host that the runtime runs during the lifecycle of the container.
 type Hook struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// prestart, createRuntime, createContainer, startContainer, poststart or poststop.
@@ -2278,7 +2280,7 @@ type IntelRdt struct {
 	L3CacheSchema string `protobuf:"bytes,2,opt,name=l3_cache_schema,json=l3CacheSchema,proto3" json:"l3_cache_schema,omitempty"`
 	// The schema of the memory bandwidth.
 	MemBwSchema string `protobuf:"bytes,3,opt,name=mem_bw_schema,json=memBwSchema,proto3" json:"mem_bw_schema,omitempty"`
-	// Schemata as the kernel expects them.
+	// Schemata in the kernel's format.
 	Schemata []string `protobuf:"bytes,4,rep,name=schemata,proto3" json:"schemata,omitempty"`
 	// Whether to create a monitoring group.
 	EnableMonitoring bool `protobuf:"varint,5,opt,name=enable_monitoring,json=enableMonitoring,proto3" json:"enable_monitoring,omitempty"`

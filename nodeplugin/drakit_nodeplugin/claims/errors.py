@@ -96,8 +96,8 @@ class ClaimReplacedError(ClaimError):
 
     def __init__(self, *, claim: str, uid: str, found: str) -> None:
         super().__init__(
-            f"claim {claim}: the pod wants UID {uid}, but the claim of this name now has UID "
-            f"{found}; recreate the pod to use the new claim"
+            f"claim {claim}: the kubelet requested the claim with UID {uid}, but the claim with "
+            f"this name has UID {found}; recreate the pod to use the new claim"
         )
 
 
@@ -182,16 +182,19 @@ class NumberTakenError(ClaimError):
         self, *, claim: str, request: str, device: str, number: str, held: str, holder: str | None
     ) -> None:
         """`held` is the holder's device. `holder` is None if the claim itself contradicts."""
-        where = f"claim {claim}, request {request}: device {device} has device node {number}, which"
+        where = f"claim {claim}, request {request}:"
         if holder is None:
+            both = f"devices {device} and {held}" if device != held else f"device {device} twice,"
             super().__init__(
-                f"{where} the driver also returned for device {held}, with another identity of the "
-                "hardware; the kubelet retries; if this does not end, it is a bug in the driver"
+                f"{where} the driver returned device node {number} for {both} with different "
+                "hardware identities; the kubelet retries; if the error persists, report a bug in "
+                "the driver"
             )
         else:
             super().__init__(
-                f"{where} is still held for other hardware, device {held} of claim {holder}; this "
-                f"pod starts automatically once the pod that uses {holder} is gone"
+                f"{where} device {device} has device node {number}, which is still held for other "
+                f"hardware, device {held} of claim {holder}; this pod starts automatically once "
+                f"the pod that uses {holder} is gone"
             )
         self.device, self.holder = device, holder
 

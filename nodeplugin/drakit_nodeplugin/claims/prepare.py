@@ -373,14 +373,14 @@ class ClaimEngine:
         """
         inventories = self._parts.inventories
         hardware = inventories.hardware()
-        missing = _complete(due, hardware)
+        missing = _complete(due, hardware, node=self._parts.node.name)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
                         hardware = inventories.hardware()
-                        missing = _complete(due, hardware)
+                        missing = _complete(due, hardware, node=self._parts.node.name)
         unavailable = self._parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
@@ -542,9 +542,10 @@ def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
             new = [text for number, text in numbers.items() if number not in had]
             old = [text for number, text in had.items() if number not in numbers]
             if new and old:
+                noun = "number" if len(old) == len(new) == 1 else "numbers"
                 clauses.append(
-                    f"device {device.device} is now {', '.join(new)}, and no longer "
-                    f"{', '.join(old)}"
+                    f"the device {noun} of {device.device} changed from {', '.join(old)} to "
+                    f"{', '.join(new)}"
                 )
     return tuple(clauses)
 
@@ -559,12 +560,14 @@ def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int]
     return found
 
 
-def _complete(claims: Mapping[str, _Due], hardware: Hardware | None) -> dict[str, StoredDevice]:
+def _complete(
+    claims: Mapping[str, _Due], hardware: Hardware | None, *, node: str
+) -> dict[str, StoredDevice]:
     """Record the consumption of devices; return an unlisted device for each claim that cannot
     continue."""
     missing: dict[str, StoredDevice] = {}
     for uid, each in claims.items():
-        each.claim, unlisted = with_consumption(each.claim, hardware, former=each.former)
+        each.claim, unlisted = with_consumption(each.claim, hardware, node=node, former=each.former)
         if unlisted is not None and not each.in_use:
             missing[uid] = unlisted
     return missing

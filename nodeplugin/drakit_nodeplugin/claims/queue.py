@@ -395,15 +395,16 @@ class ClaimQueue:
         found: tuple[_Turn, ClaimWork] | None,
     ) -> ClaimAnswer:
         if found is None:
-            text = "too many calls are already waiting for it; check driver "
+            text = "too many calls for this claim are in flight; check the log of driver "
             return _not_done(claim, text + self._driver)
         turn, work = found
         if work.answer is None:
             turn.late = True
             text = (
-                f"driver {self._driver} is still {GERUND[operation]} it; the work continues, and "
+                f"driver {self._driver} is still {GERUND[operation]} this claim; the work "
+                "continues, and the kubelet retries"
             )
-            return _not_done(claim, text + "the kubelet retries")
+            return _not_done(claim, text)
         return work.answer
 
 

@@ -242,7 +242,7 @@ class EndpointState:
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         contents = self._contents()
         self.refused = {
-            name: "another source of the driver's devices already has this pool"
+            name: "another endpoint of the driver already uses this pool"
             for name, content in contents.items()
             if name in taken and content.devices
         }

@@ -29,11 +29,8 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.contract import (
-    DriverSource,
-    EndpointListener,
-    Surroundings,
-)
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.endpoints.contract import DriverSource, Surroundings
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.driver_devices import HostedDevices
@@ -53,6 +50,9 @@ from drakit_nodeplugin.kubelet.server import DriverServer
 __all__ = ("HostedDriver",)
 
 logger = logging.getLogger(__name__)
+
+STOP_CHECK_SECONDS = 1.0
+"""Time between two checks of an endpoint that may still list its devices after the start."""
 
 
 class HostedDriver:
@@ -317,25 +317,39 @@ class HostedDriver:
 
 
 class _ReportingListener:
-    """An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
-    users. It forwards everything."""
+    """
+    An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
+    users. It forwards everything to the manager.
+
+    An endpoint that has never listed its devices is reported only once the manager's grace period
+    after the start has ended. At the first install, for example, no policies are known yet.
+    """
 
     def __init__(
         self,
-        listener: EndpointListener,
+        manager: DeviceManager,
         *,
         on_stopped: Callable[[str, str], None],
         on_listed: Callable[[str, Inventory], None],
     ) -> None:
-        self._listener = listener
+        self._manager = manager
         self._on_stopped = on_stopped
         self._on_listed = on_listed
-        self.reported = listener.reported
+        self.reported = manager.reported
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        self._listener.replaced(endpoint, inventory)
+        self._manager.replaced(endpoint, inventory)
         self._on_listed(endpoint, inventory)
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        self._listener.stopped(endpoint, reason)
-        self._on_stopped(endpoint, reason)
+        self._manager.stopped(endpoint, reason)
+        self._report_stop(endpoint, reason)
+
+    def _report_stop(self, endpoint: str, reason: str) -> None:
+        statuses = {each.name: each for each in self._manager.endpoint_statuses()}
+        status = statuses.get(endpoint)
+        if status is not None and status.state == "Waiting":
+            loop = asyncio.get_running_loop()
+            loop.call_later(STOP_CHECK_SECONDS, self._report_stop, endpoint, reason)
+        elif status is None or status.reason == reason:
+            self._on_stopped(endpoint, reason)

@@ -262,7 +262,7 @@ class _Dra:
         if len(claims) > MAX_CLAIMS:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"the call has {len(claims)} claims, but a call has the claims of one pod: at most "
+                f"the call has {len(claims)} claims; a call for one pod can have at most "
                 f"{MAX_CLAIMS}",
             )
         references = [

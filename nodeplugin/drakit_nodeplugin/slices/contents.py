@@ -205,27 +205,32 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
         else:
             needed = [feature for feature in dropped if _without(device, {feature}) is None]
             left_out[name] = (
-                f"the API server does not support {describe(needed)} of devices, and "
-                f"publishing this device without that is not safe"
+                f"the device cannot be published safely without its {_listed(needed)}, which the "
+                f"API server does not support"
             )
     return Chosen(devices=kept, counter_sets=sets, keeps_counter_sets=keeps_sets, left_out=left_out)
 
 
 def describe(dropped: Collection[Feature]) -> str:
-    """Name features for users, with the feature gates that are likely off."""
+    """Name fields of devices for users, with the feature gates that are likely off."""
+    if {*dropped} == {Feature.OTHER}:
+        return "some device fields"
+    return f"these device fields: {_listed(dropped)}"
+
+
+def _listed(features: Collection[Feature]) -> str:
     names = sorted(
-        f"{feature.value} (feature gate {feature.gate})" if feature.gate else "unknown fields"
-        for feature in dropped
+        f"{feature.value} (feature gate {feature.gate})" for feature in features if feature.gate
     )
-    return " and ".join(names)
+    return " and ".join([*names, "others"] if Feature.OTHER in features else names)
 
 
 _EFFECTS = {
-    Feature.TAINTS: "devices with a taint that keeps pods away are not published",
+    Feature.TAINTS: "devices with a NoSchedule or NoExecute taint are not published",
     Feature.COUNTERS: "devices that consume counters are not published",
     Feature.LIST_ATTRIBUTES: "devices are published without these attributes",
-    Feature.MULTIPLE_ALLOCATIONS: "only one claim at a time can have each device",
-    Feature.OTHER: "devices are published without the unknown fields",
+    Feature.MULTIPLE_ALLOCATIONS: "each device can be allocated to only one claim at a time",
+    Feature.OTHER: "devices are published without the unsupported fields",
 }
 
 

@@ -486,12 +486,12 @@ class _Writer:
         """Give new slices names that nobody can guess, from the next round on."""
         self.secret = secrets.token_bytes(16)
         if found is not None:  # else it is deleted already, and may have been ours
-            owner = f"node {found.node}" if found.node else "no single node"
+            node = f"node {found.node}" if found.node else "not bound to one node"
             note = (
-                f"pool {self._pool} of driver {self._context.manager.driver} is published under "
-                f"other names, because ResourceSlice {name} belongs to driver {found.driver}, pool "
-                f"{found.pool} and {owner}; find out "
-                f"who created this slice, and delete it"
+                f"the node plugin uses different names for new slices of pool {self._pool} of "
+                f"driver {self._context.manager.driver}, because ResourceSlice {name} already "
+                f"exists (driver {found.driver}, pool {found.pool}, {node}); identify the client "
+                f"that created it, and delete the slice"
             )
             logger.warning("a slice's name is taken", extra=self._facts | {"error": note})
             self._context.on_name_taken(note)

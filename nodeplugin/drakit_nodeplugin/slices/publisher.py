@@ -221,7 +221,7 @@ class SlicePublisher:
             self._reported |= unreported
             pools = self._manager.publication().pools.values()
             note = (
-                f"the API server does not support {describe(unreported)} of devices; "
+                f"the API server does not support {describe(unreported)}; "
                 f"{effects(unreported, pools)}"
             )
             logger.warning(

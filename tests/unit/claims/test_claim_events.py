@@ -232,7 +232,7 @@ async def test_the_event_stands_at_the_claim(api_server, session):
 
 @pytest.mark.looptime
 async def test_a_device_with_another_number_is_reported_on_each_of_its_claims(lab):
-    clause = "device tty-0 is now c 188:1, and no longer c 188:0"
+    clause = "the device number of tty-0 changed from c 188:0 to c 188:1"
     for claim in (A, B):
         lab.events.finished(claim, "prepare", ClaimAnswer(renumbered=(clause,)), 0.0)
     assert await lab.news() == [

@@ -126,7 +126,7 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
         pytest.param(None, "does not exist", id="gone"),
         pytest.param(
             claim_body("uid-other", "cam-9", name=f"claim-{B}"),
-            "now has UID uid-other",
+            "the claim with this name has UID uid-other",
             id="replaced",
         ),
         pytest.param(claim_body(B, allocated=False), "is not allocated", id="not-allocated"),

@@ -93,11 +93,20 @@ async def test_of_two_claims_of_one_batch_one_is_refused(plugin, devices, side_e
 async def test_a_claim_whose_own_devices_contradict_is_refused(plugin, claims, devices):
     claims.store(claim_body("uid-both", "adapter-a", "adapter-c"))
     assert await errors(plugin, "uid-both") == [
-        "claim lab/claim-uid-both, request main: device adapter-c has device node c 188:0, which "
-        "the driver also returned for device adapter-a, with another identity of the hardware; the "
-        "kubelet retries; if this does not end, it is a bug in the driver"
+        "claim lab/claim-uid-both, request main: the driver returned device node c 188:0 for "
+        "devices adapter-c and adapter-a with different hardware identities; the kubelet retries; "
+        "if the error persists, report a bug in the driver"
     ]
     assert devices.prepared == {}
+
+
+async def test_a_device_whose_own_nodes_contradict_is_refused(plugin, devices):
+    devices.nodes["adapter-a"] = (node(0, "usb:a"), node(0, "usb:b", path="/dev/ttyUSB1"))
+    assert await errors(plugin, A) == [
+        f"claim lab/claim-{A}, request main: the driver returned device node c 188:0 for device "
+        "adapter-a twice, with different hardware identities; the kubelet retries; if the error "
+        "persists, report a bug in the driver"
+    ]
 
 
 @pytest.mark.parametrize("identity", [None, "the one card"])
@@ -300,7 +309,7 @@ async def test_nothing_gets_a_number_before_the_rows_of_all_drivers_are_read(dri
         await modem.checkpoint.open()
         (refused,) = await errors(modem, "uid-1")
         assert refused is not None
-        assert "the checkpoint of driver serial.example.com was not read" in refused
+        assert "the checkpoint of driver serial.example.com has not been read" in refused
         again = await modem.queue.prepare_again(reference("uid-2"))
         assert again.error is None, "a held number is kept"
         await serial.checkpoint.open()
@@ -332,8 +341,8 @@ async def test_two_devices_that_swap_their_numbers_get_new_rows_and_files(plugin
     devices.nodes |= {"adapter-a": (node(1, "usb:a"),), "adapter-b": (node(0, "usb:b"),)}
     first = await plugin.queue.prepare_again(reference(A))
     second = await plugin.queue.prepare_again(reference(B))
-    assert first.renumbered == ("device adapter-a is now c 188:1, and no longer c 188:0",)
-    assert second.renumbered == ("device adapter-b is now c 188:0, and no longer c 188:1",)
+    assert first.renumbered == ("the device number of adapter-a changed from c 188:0 to c 188:1",)
+    assert second.renumbered == ("the device number of adapter-b changed from c 188:1 to c 188:0",)
     assert devices.unprepares == 0
     assert await nodes_of(plugin, A) == [(1, "usb:a", True), (0, "usb:a", False)]
     for uid, minor in ((A, 1), (B, 0)):
@@ -353,7 +362,7 @@ async def test_only_numbers_that_changed_are_reported_of_hardware_with_several_n
     assert (await plugin.queue.prepare_again(reference(A))).renumbered == ()
     devices.nodes["adapter-a"] = (first, replace(second, minor=5))
     assert (await plugin.queue.prepare_again(reference(A))).renumbered == (
-        "device adapter-a is now c 188:5, and no longer c 188:4",
+        "the device number of adapter-a changed from c 188:4 to c 188:5",
     )
 
 

@@ -75,8 +75,8 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
     (error,) = await errors(plugin, B)
     assert error == (
         f"claim lab/claim-{B}, request main: device half-0 cannot be used together with device "
-        f"whole of claim lab/claim-{A}: both consume memory of counter set card; this pod starts "
-        f"automatically once the pod that uses lab/claim-{A} is gone"
+        f"whole of claim lab/claim-{A}: both consume memory of counter set card, and not enough is "
+        f"left; this pod starts automatically once the pod that uses lab/claim-{A} is gone"
     )
     assert devices.prepares == 1
     assert devices.seen[0].consumes == {"card": {"memory": "40Gi"}}
@@ -98,7 +98,9 @@ async def test_only_a_claim_that_consumes_the_counter_is_named_as_holder(plugin)
     await allocated(plugin, a="engine-0", b="whole", c="engine-1")
     first, second, third = [(await errors(plugin, uid))[0] for uid in (A, B, C)]
     assert (first, third) == (None, None)
-    assert "the claim needs more memory of counter set card than the driver lists" in (second or "")
+    assert "the claim requires more memory of counter set card than the driver provides" in (
+        second or ""
+    )
 
 
 async def test_partitions_that_fit_do_not_overlap_and_the_largest_holder_is_named(plugin):
@@ -140,7 +142,7 @@ async def test_one_claim_that_exceeds_the_inventory(plugin):
     await allocated(plugin, a=["whole", "half-0"])
     (error,) = await errors(plugin, A)
     assert "device whole has less capacity than when it was allocated" in error
-    assert "more memory of counter set card than the driver lists; delete the pod" in error
+    assert "more memory of counter set card than the driver provides; delete the pod" in error
 
 
 async def test_amounts_are_added_exactly(plugin):
@@ -191,7 +193,7 @@ async def test_shares_that_exceed_a_capacity_are_refused(plugin):
 async def test_a_share_of_a_device_that_has_less_than_before(plugin):
     await allocated(plugin, a=share("nic", 1, bandwidth="200G"), b=share("nic", 2, other="1"))
     for error, name in zip(await errors(plugin, A, B), ("bandwidth", "other"), strict=True):
-        assert f"the claim needs more capacity {name} than the driver lists" in error
+        assert f"the claim requires more capacity {name} than the driver provides" in error
 
 
 # ------------------------------------------------------------ devices that are not listed
@@ -224,6 +226,20 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
+
+
+async def test_devices_in_pools_of_no_node_are_prepared_although_nobody_lists_them(plugin, devices):
+    network = {"device": "plain", "pool": "network"}
+    await allocated(plugin, a=[network, {**network, "device": "gone"}], b="plain", c=network)
+    async with asyncio.timeout(LISTED_SECONDS / 2):
+        error, other, second = await errors(plugin, A, B, C)
+    assert (error, other) == (None, None), "a device of this node can have the same name"
+    assert f"lab/claim-{A}" in (second or "")
+    assert {(device.pool, device.name) for device in devices.seen} == {
+        ("network", "plain"),
+        ("network", "gone"),
+        (NODE, "plain"),
+    }
 
 
 async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
@@ -286,8 +302,8 @@ async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_
     await allocated(plugin, a="half-1", b="plain")
     error, other = await errors(plugin, A, B)
     assert (
-        "cannot be used together with device half-9 of claim lab/x: the driver does not list that"
-        in error
+        "cannot be used together with device half-9 of claim lab/x: the driver does not list "
+        "device half-9, so the counters that this device consumes are unknown" in error
     )
     assert other is None, "what consumes nothing is not blocked"
     nine = part("half-9", "1Gi", card="other")

@@ -78,7 +78,10 @@ async def test_after_40_seconds_the_answer_is_that_the_work_continues(looptime):
     calls = calls_of(claims)
     answers = await prepare(calls, A)
     assert looptime == 40
-    assert "still preparing it; the work continues, and the kubelet retries" in answers["a"].error
+    assert (
+        "still preparing this claim; the work continues, and the kubelet retries"
+        in answers["a"].error
+    )
     assert answers["a"].devices == ()
     answers = await prepare(calls, A)
     assert looptime == 50
@@ -205,7 +208,7 @@ async def test_a_blocked_queue_is_bounded():
     answers = []
     for _ in range(4):
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
-    assert "too many calls are already waiting" in answers[-1]
+    assert "too many calls for this claim are in flight" in answers[-1]
     assert len(calls.queue._queues["a"]) == 5
     await calls.queue.drain(timeout_seconds=0)
 

@@ -47,7 +47,7 @@ SLICE = SliceFacts(
     name="s", uid="s", driver="d", pool="pool", place=on("n1"), devices=(device("g0"),)
 )
 EVICTING = TaintFacts(key="lab/leak", effect="NoExecute")
-THE_DEVICE = 'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine,'
+THE_DEVICE = 'device g0 (driver d, pool pool), which is allocated to claim mine, request "gpu",'
 EVICTED = (
     f"{THE_DEVICE} has the taint lab/leak with effect NoExecute, so Kubernetes evicts the pods "
     f"that use it{{}}; resolve the cause of the taint, or tolerate its key and effect NoExecute in "
@@ -87,8 +87,8 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [replace(CLAIM, consumers=(Consumer("pods", "other", "o"),))],
             "ClaimNotReserved",
-            "its claim mine is not reserved for it (status.reservedFor), so the kubelet does not "
-            "prepare it; delete the pod and create it again",
+            "its claim mine is not reserved for this pod (status.reservedFor), so the kubelet "
+            "does not prepare the claim; delete the pod and create it again",
             id="reserved-for-another-pod",
         ),
         pytest.param(

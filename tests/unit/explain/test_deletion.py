@@ -40,8 +40,8 @@ POD = PodFacts(
 START = "ResourceClaim lab/mine is being deleted, but "
 CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 GONE = (
-    "its node n1 no longer exists, so no kubelet confirms that the pod has stopped; "
-    "delete it with kubectl delete --force"
+    "node n1 no longer exists, so no kubelet confirms that the pod has stopped; "
+    "delete the pod with kubectl delete --force"
 )
 
 
@@ -59,14 +59,14 @@ GONE = (
             CLAIM,
             [replace(POD, deleting=True), node("n1")],
             "ClaimInUse",
-            "pod train, which uses it, still exists, although it is being deleted too",
+            "pod train still uses the claim and has not finished terminating",
             id="the-pod-is-being-deleted",
         ),
         pytest.param(
             CLAIM,
             [replace(POD, deleting=True), node("n2")],
             "NodeGone",
-            f"pod train, which uses it, still exists, although it is being deleted too: {GONE}",
+            f"pod train still uses the claim and has not finished terminating: {GONE}",
             id="the-pod-is-on-a-node-that-is-gone",
         ),
         pytest.param(
@@ -147,7 +147,7 @@ def unpreparing(*keys):
             POD,
             [node("n1", ready=False)],
             "NodeNotReady",
-            "its node n1 is not ready, so no kubelet confirms that the pod has stopped; repair "
+            "node n1 is not ready, so no kubelet confirms that the pod has stopped; repair "
             "the node, or delete its Node object if it will not come back",
             id="node-not-ready",
         ),
@@ -163,10 +163,9 @@ def unpreparing(*keys):
             POD,
             [node("n1"), CLAIM, unpreparing("drakit.dev/unpreparing")],
             "ClaimsNotUnprepared",
-            'device g0 of pool pool, driver d, allocated for request "gpu" of claim mine, has not '
-            "been unprepared; read the Events of the claim (UnprepareFailed) and the log of the "
-            "driver "
-            "on node n1",
+            'device g0 (driver d, pool pool), which is allocated to claim mine, request "gpu", has '
+            "not been unprepared; read the Events of the claim (UnprepareFailed) and the log of "
+            "the driver on node n1",
             id="a-device-is-not-unprepared",
         ),
         pytest.param(

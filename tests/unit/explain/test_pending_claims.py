@@ -24,7 +24,8 @@ from drakit.explain.model import (
     TemplateFacts,
 )
 from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.projection import project_class
+from drakit.explain.pending_claims import missing_classes
+from drakit.explain.projection import project_claim, project_class
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")
@@ -272,6 +273,65 @@ def test_the_class_of_an_extended_resource_is_named():
 def test_of_several_classes_one_provides_the_resource(created, named):
     (reason,) = explained(EXTENDED, GPUS, replace(GPUS, name="zeta", created=created)).reasons
     assert f'DeviceClass "{named}"' in reason.text
+
+
+@pytest.mark.parametrize(
+    ("resource", "others", "advice"),
+    [
+        pytest.param(
+            "lab.io/gpu",
+            [replace(GPUS, name="others", extended_resource="lab.io/other")],
+            'for extended resource "lab.io/gpu" of pod "train"; create the class with this '
+            "extendedResourceName, or ",
+            id="by-the-name-in-the-class",
+        ),
+        pytest.param(
+            "deviceclass.resource.kubernetes.io/gpus",
+            [],
+            'for extended resource "deviceclass.resource.kubernetes.io/gpus" of pod "train"; '
+            "create the class, or ",
+            id="by-the-name-of-the-class",
+        ),
+        pytest.param(
+            None,
+            [],
+            'for an extended resource of pod "train"; create the class with this '
+            "extendedResourceName, or ",
+            id="its-pod-is-unknown",
+        ),
+    ],
+)
+def test_the_class_of_a_claim_for_extended_resources_is_missing(resource, others, advice):
+    claim = project_claim(
+        {
+            "metadata": {
+                **META,
+                "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+                "ownerReferences": [
+                    {"kind": "Pod", "name": "train", "uid": "p", "controller": True}
+                ],
+            },
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {"name": "container-0-request-0", "exactly": {"deviceClassName": "gpus"}}
+                    ]
+                }
+            },
+        }
+    )
+    requests = [ExtendedRequest("main", each, 1) for each in (resource, "lab.io/other") if each]
+    pods = [replace(EXTENDED, extended=tuple(requests))] if resource else []
+    world = world_of(claim, *pods, *others)
+    (reason,) = missing_classes(claim, world)
+    assert reason.text == (
+        'DeviceClass "gpus" of ResourceClaim lab/x, request "container-0-request-0", does not '
+        f"exist; the scheduler created the claim {advice}correct the resource name in the limits "
+        f"of the pod"
+    )
+    alone = replace(POD, name="x", claims=(PodClaim(name="x", claim="x"),))
+    (of_claim,) = explain(alone, world).reasons  # as `kubectl drakit explain claim/x` asks
+    assert of_claim.advice == reason.advice
 
 
 # ---- facts

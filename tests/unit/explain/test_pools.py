@@ -133,3 +133,12 @@ def test_pools_with_binding_conditions_come_last():
     binding = DeviceFacts(name="b", kind=DeviceKind(binding=True))
     slices = [of("s1", binding, pool="a"), of("s2", device("x"), pool="b")]
     assert [pool for pool, _ in states(*slices)] == ["b", "a"]
+
+
+def test_devices_beside_the_counters_in_a_slice_are_found():
+    """Kubernetes 1.34 publishes them so, and no later release does."""
+    here = of("here", device("g0", consumes=(CARD,)), counter_sets=(CARD,))
+    (pool,) = pools_of_node([here], NODE)
+    assert names(here) == ["g0"]
+    assert len(pool.counters) == 1
+    assert names(replace(here, place=on("n2"))) == []

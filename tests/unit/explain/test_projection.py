@@ -444,3 +444,34 @@ def test_an_allocation_keeps_requests_tolerations_and_the_binding_conditions_tha
     )
     assert claim.consumers == (Consumer("podgroups", "g", "1"),)
     assert (claim.deleting, claim.finalizers, claim.reserved_for) == (True, ("a/b",), ())
+
+
+@pytest.mark.parametrize(
+    ("body", "unsupported"),
+    [
+        pytest.param({}, "", id="nothing"),
+        pytest.param({"allocationMode": "ExactCount"}, "", id="a-known-mode"),
+        pytest.param({"allocationMode": "All"}, "", id="the-other-known-mode"),
+        pytest.param({"allocationMode": "Most"}, "allocation mode Most", id="another-mode"),
+        pytest.param({"derivedAttributes": [{"name": "a"}]}, "derivedAttributes", id="a-field"),
+    ],
+)
+def test_unsupported_parts_of_a_request_are_facts(body, unsupported):
+    exactly = {"deviceClassName": "any", **body}
+    for request in ({"exactly": exactly}, {"firstAvailable": [{"name": "s", **exactly}]}):
+        claim = project_claim(
+            {
+                "metadata": {"name": "c", "namespace": "lab", "uid": "u"},
+                "spec": {"devices": {"requests": [{"name": "r", **request}]}},
+            }
+        )
+        (found,) = claim.requests
+        for each in found.alternatives or (found,):
+            assert each.unsupported == unsupported
+
+
+def test_compatibility_groups_of_a_device_are_noticed():
+    consumed = {"counterSet": "card", "counters": {"memory": {"value": "1"}}}
+    grouped = {**consumed, "compatibilityGroups": ["mig"]}
+    (device,) = slice_of({"name": "g0", "consumesCounters": [consumed, grouped]}).devices
+    assert [each.grouped for each in device.consumes] == [False, True]

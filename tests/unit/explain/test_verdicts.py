@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from drakit.explain.model import (
+    Amount,
     CapacityFacts,
     ClaimFacts,
     ClassFacts,
     Constraint,
     Consumer,
+    CounterSetFacts,
     DeviceID,
+    ListValue,
     Placement,
     PodClaim,
     PodFacts,
@@ -228,7 +231,10 @@ def test_requests_that_need_the_same_device_beside_an_allocated_one():
     )
     code, sentence = only_reason(world)
     assert code == "DevicesAllocated"
-    assert sentence.startswith("the pod's requests need the same free devices")
+    assert sentence == (
+        "the pod's requests compete for the same free devices on node n1, and the other devices "
+        "there are allocated; the claims can be allocated when enough devices are released"
+    )
 
 
 def test_devices_that_are_free_on_different_nodes():
@@ -301,3 +307,65 @@ def test_a_change_of_the_world_changes_the_verdict():
     assert explain(POD, world).verdict is Verdict.FITS
     world.apply(slice_on("n1"))
     assert only_reason(world)[0] == "NoDevicePublished"
+
+
+LISTS = [
+    device(name, attributes={"roots": ListValue("strings", (name, "common"))})
+    for name in ("g0", "g1")
+]
+CARD = CounterSetFacts(name="card", counters=(Amount("memory", "1"),))
+GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
+
+
+@pytest.mark.parametrize(
+    ("facts", "unknown"),
+    [
+        pytest.param(
+            [slice_on("n1", device("g0")), claim(request(unsupported="allocation mode Most"))],
+            'drakit does not support allocation mode Most of request "r"',
+            id="an-allocation-mode",
+        ),
+        pytest.param(
+            [
+                slice_on("n1", device("g0")),
+                claim(request(), constraints=[Constraint(attribute="")]),
+            ],
+            "a constraint of claim c is of a kind that drakit does not support",
+            id="a-kind-of-constraint",
+        ),
+        *(
+            pytest.param(
+                [
+                    slice_on("n1", *LISTS),
+                    claim(
+                        request(count=2),
+                        constraints=[Constraint(attribute="d/roots", distinct=distinct)],
+                    ),
+                ],
+                "a constraint compares lists of attribute d/roots, which drakit does not support",
+                id=f"lists-in-a-constraint-{kind}",
+            )
+            for kind, distinct in (("to-match", False), ("to-differ", True))
+        ),
+        pytest.param(
+            [replace(slice_on("n1", GROUPED), counter_sets=(CARD,)), claim(request())],
+            "devices of pool n1 of driver d have compatibilityGroups, which drakit does not "
+            "support",
+            id="compatibility-groups",
+        ),
+    ],
+)
+def test_what_drakit_does_not_support_makes_a_verdict_undecided(facts, unknown):
+    explanation = explain(POD, world_of(ANY, node("n1"), *facts))
+    assert explanation.verdict is Verdict.UNDECIDED
+    assert explanation.unknown == (unknown,)
+
+
+def test_a_constraint_on_one_device_with_a_list_is_met():
+    world = world_of(
+        ANY,
+        node("n1"),
+        slice_on("n1", *LISTS),
+        claim(request(), constraints=[Constraint(attribute="d/roots")]),
+    )
+    assert explain(POD, world).verdict is Verdict.FITS

@@ -263,3 +263,19 @@ async def test_a_note_that_no_utf_8_can_hold_is_escaped(objects):
 async def test_an_object_without_kind_is_refused(objects):
     with pytest.raises(ValueError, match="kind and name"):
         await say(recorder_on(objects), regarding={"metadata": {"name": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("status", "details"),
+    [
+        pytest.param(
+            403, {"causes": [{"reason": "NamespaceTerminating"}]}, id="it-is-being-deleted"
+        ),
+        pytest.param(404, {"name": "lab", "kind": "namespaces"}, id="it-does-not-exist"),
+    ],
+)
+async def test_an_event_in_a_namespace_that_is_gone_is_dropped(objects, caplog, status, details):
+    body = {"code": status, "reason": "No", "message": "not there", "details": details}
+    objects.error = error_of_status(body, method="POST", path=EVENTS)
+    await recorder_on(objects).write(POD, reason="NoDevice", action="Explain", note="no device")
+    assert not caplog.records, "also not in the log"

@@ -131,8 +131,8 @@ async def test_a_fallback_follows_the_first_answer_that_lacks_something(publishe
     assert published.publisher.last_error is None
     (note,) = published.dropped
     assert note == (
-        "the API server does not support counters (feature gate DRAPartitionableDevices) of "
-        "devices; the node plugin publishes the driver's fallback instead"
+        "the API server does not support these device fields: counters (feature gate "
+        "DRAPartitionableDevices); the node plugin publishes the driver's fallback instead"
     )
     assert await published.settled(3600) == []
 
@@ -145,13 +145,16 @@ async def test_without_a_fallback_what_is_not_safe_is_left_out(published: Publis
     published.source.publish(pool("a", device("b", taint())))
     await published.settled()
     assert published.devices() == {"a"}
-    assert published.publisher.left_out.keys() == {"b"}
+    assert published.publisher.left_out == {
+        "b": "the device cannot be published safely without its taints (feature gate "
+        "DRADeviceTaints), which the API server does not support"
+    }
     published.source.publish(pool("a", "b"))
     await published.settled()
     assert published.devices() == {"a", "b"}
     assert published.publisher.left_out == {}
     (note,) = published.dropped
-    assert note.endswith("; devices with a taint that keeps pods away are not published")
+    assert note.endswith("; devices with a NoSchedule or NoExecute taint are not published")
 
 
 @pytest.mark.looptime
@@ -161,7 +164,10 @@ async def test_a_field_that_we_know_no_gate_of_is_reported_and_no_reason_to_writ
     published.link.change = drops("attributes")
     published.source.publish(pool("a"))
     assert await published.settled(3600) == ["POST"]
-    assert len(published.dropped) == 1
+    assert published.dropped == [
+        "the API server does not support some device fields; devices are published without the "
+        "unsupported fields"
+    ]
     published.source.publish(pool("a", "b"))
     assert await published.settled(3600) == ["PUT"]
 

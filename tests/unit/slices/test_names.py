@@ -63,9 +63,9 @@ async def test_without_other_clients_names_are_the_same_for_every_instance(publi
 @pytest.mark.parametrize(
     ("driver", "node", "whose"),
     [
-        pytest.param(DRIVER, OTHER_NODE, "pool node-2 and node node-2", id="of-another-node"),
-        pytest.param(OTHER_DRIVER, NODE, "pool node-1 and node node-1", id="of-another-driver"),
-        pytest.param(OTHER_DRIVER, None, "pool shared and no single node", id="of-no-node"),
+        pytest.param(DRIVER, OTHER_NODE, "pool node-2, node node-2", id="of-another-node"),
+        pytest.param(OTHER_DRIVER, NODE, "pool node-1, node node-1", id="of-another-driver"),
+        pytest.param(OTHER_DRIVER, None, "pool shared, not bound to one node", id="of-no-node"),
     ],
 )
 async def test_a_slice_whose_name_is_taken_by_a_slice(published: Published, driver, node, whose):
@@ -79,9 +79,9 @@ async def test_a_slice_whose_name_is_taken_by_a_slice(published: Published, driv
     assert {PLAIN[NODE, 0], PLAIN[GPUS, 0]} <= own(published).keys()
     (note,) = published.taken
     assert note == (
-        f"pool node-1 of driver {DRIVER} is published under other names, because ResourceSlice "
-        f"{PLAIN[NODE, 1]} belongs to driver {driver}, {whose}; find out who created this slice, "
-        f"and delete it"
+        f"the node plugin uses different names for new slices of pool node-1 of driver {DRIVER}, "
+        f"because ResourceSlice {PLAIN[NODE, 1]} already exists (driver {driver}, {whose}); "
+        f"identify the client that created it, and delete the slice"
     )
     published.new_writes()
     assert await published.settled(600) == [], "nothing is tried again"

@@ -33,17 +33,17 @@ GET_INFO_SECONDS = 1.0
 """The kubelet's own deadline."""
 
 
-_NUMBER = re.compile(r"has device node [bc] \d+:\d+, which")
+_NUMBER = re.compile(r"(has|returned) device node [bc] \d+:\d+(, which| for device)")
 """The error of a claim whose device number is held for other hardware."""
 
 
 @rule(
     "device-numbers",
-    "devices with a common device number have the same identity",
+    "devices that share a device number have the same identity",
     why=(
-        "The node plugin refuses a claim that needs a device number that another claim "
-        "holds for other hardware. If a driver gives a common device node the identity of "
-        "a single device, pods cannot use its devices at the same time."
+        "The node plugin rejects a claim that needs a device number if another claim holds this "
+        "number for other hardware. If a driver gives a shared device node the identity of a "
+        "single device, pods cannot use the driver's devices at the same time."
     ),
     kinds=("python", "backend"),  # a device plugin cannot return an identity
 )

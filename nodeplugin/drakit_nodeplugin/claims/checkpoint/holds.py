@@ -46,8 +46,6 @@ The counter set is empty if the counter sets of the device are unknown."""
 UNKNOWN = "?"
 """The consumption of a share whose row was rebuilt only from the kubelet's list."""
 
-_NOT_KNOWN = "the driver does not list that device, so its consumption is unknown"
-
 _CHUNK = 500
 """Devices per statement."""
 
@@ -280,7 +278,11 @@ def _too_few_counters(
         one = next(iter(devices.values()))
         unknown = (pool, "", rest.row)
         for name, _, _, holder in rest.connection.execute(_COUNTERS.format(""), unknown):
-            return Held(device=one, holder=rest.claim(holder), beside=name, shortage=_NOT_KNOWN)
+            shortage = (
+                f"the driver does not list device {name}, so the counters that this device "
+                "consumes are unknown"
+            )
+            return Held(device=one, holder=rest.claim(holder), beside=name, shortage=shortage)
         query = _COUNTERS.format(",".join("?" * len(devices)))
         others = _groups(rest.connection.execute(query, (pool, counter_set, rest.row, *devices)))
         limit = hardware.totals(pool, counter_set)
@@ -342,13 +344,15 @@ def _shortage(
 ) -> Held:
     """Name the largest holder, which frees the most; of equal ones the oldest."""
     if own[name] > limit.get(name, 0):
-        shortage = f"the claim needs more {of} than the driver lists"
+        shortage = f"the claim requires more {of} than the driver provides"
         return Held(device=device, holder=None, shortage=shortage)
     _, holder, held = min(
         (-amounts.get(name, 0), claim, held) for held, amounts, _, claim in others
     )
     holder_claim = rest.claim(holder)
-    return Held(device=device, holder=holder_claim, beside=held, shortage=f"both consume {of}")
+    # More than these two may consume it.
+    shortage = f"both consume {of}, and not enough is left"
+    return Held(device=device, holder=holder_claim, beside=held, shortage=shortage)
 
 
 # ---------------------------------------------------------------- amounts

@@ -501,7 +501,8 @@ class Checkpoint:
         if unread and not held:
             raise CheckpointError(
                 "the device numbers that claims hold are unknown, because the checkpoint of driver "
-                f"{', '.join(sorted(unread))} was not read since the node plugin's start"
+                f"{', '.join(sorted(unread))} has not been read since the node plugin "
+                "started"
             )
         self._refresh_numbers(database)
         return self._numbers.admit(self._driver, claim, held=held)

@@ -312,8 +312,8 @@ class PluginClient:
         if device.admin_access:
             # The kubelet never allocates a device that is in use, and plugins may rely on it.
             text = (
-                f"claims with adminAccess are not supported: {self._plugin} may rely on a device "
-                "being free when it allocates the device, but this device may be in use"
+                "device plugins do not support adminAccess: Allocate expects a free device, but "
+                "this device may be in use"
             )
         elif listed is None:
             text = f"{self._plugin} no longer lists it; delete the pod to get another device"

@@ -163,7 +163,7 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         if endpoint == REGISTRATION_SOCKET:
             return "is the registration socket, not the plugin's own"
         if len(os.fsencode(endpoint)) > MAX_FILE_NAME:
-            return "is longer than the name of a file can be"
+            return f"exceeds {MAX_FILE_NAME} bytes, the maximum length of a file name"
         return None
 
 

@@ -84,7 +84,7 @@ class _HealthStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HealthSt
     """
 
 class HealthStatus(_HealthStatus, metaclass=_HealthStatusEnumTypeWrapper):
-    """The status of a device."""
+    """The health of a device."""
 
 HEALTH_STATUS_UNSPECIFIED: HealthStatus.ValueType  # 0
 """The health is unknown. The taints of the device do not change."""
@@ -129,9 +129,9 @@ class GetInfoResponse(_message.Message):
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
-    so it is immutable. The node plugin rejects any name other than that of the directory's entry.
-    If several processes listen in the directory, the node plugin uses the first one until that
-    process stops.
+    so it is immutable. The node plugin rejects any name other than the `driver` of the directory's
+    entry in `backends.allowed`. If several processes listen in the directory, the node plugin uses
+    the first one until that process stops.
     """
     version: _builtins.str
     """The version of the backend, in any format. Can be empty."""
@@ -325,15 +325,15 @@ class Device(_message.Message):
     evict_if_gone: _builtins.bool
     """Whether pods that use the device are evicted when the backend no longer lists it. A device that
     a claim holds stays published with the taint drakit.dev/gone until the claim is released. The
-    effect of the taint is NoExecute if this is set, and NoSchedule otherwise. The node plugin
-    evicts pods only if the device does not return within a few seconds, because devices disappear
-    for a moment when a USB hub resets.
+    effect of the taint is NoExecute if this field is set, and NoSchedule otherwise. The node
+    plugin evicts pods only if the device does not return within a few seconds, because devices
+    briefly disappear when a USB hub resets.
     """
     prepare_again: _builtins.bool
     """Whether the edits of the claims that hold the device are outdated, for example because the
-    kernel gave the device another number. The node plugin then calls Prepare again for these
-    claims, and rewrites their CDI files. It does not call Unprepare first. Running containers keep
-    the old edits until they restart. Set it until Prepare has returned the new edits.
+    kernel gave the device another number. The node plugin then calls PrepareClaims again for these
+    claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep the old
+    edits until they restart. Keep this field set until PrepareClaims has returned the new edits.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -347,7 +347,7 @@ class Device(_message.Message):
 
     @_builtins.property
     def topology(self) -> Global___Topology:
-        """The location of the device. It becomes standard attributes."""
+        """The location of the device. The node plugin publishes it as standard attributes."""
 
     @_builtins.property
     def consumes(self) -> _containers.MessageMap[_builtins.str, Global___CounterAmounts]:
@@ -359,8 +359,8 @@ class Device(_message.Message):
 
     @_builtins.property
     def health(self) -> Global___Health:
-        """The health of the device. Not set if WatchHealth reports it, or if the backend reports no
-        health.
+        """The health of the device. Do not set this field if WatchHealth reports the health, or if the
+        backend reports no health.
         """
 
     def __init__(
@@ -522,7 +522,7 @@ Global___BoolList: _TypeAlias = BoolList  # noqa: Y015
 
 @_typing.final
 class Capacity(_message.Message):
-    """An amount, and how claims share it."""
+    """An amount, and the rules by which claims share it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -706,7 +706,7 @@ class CounterSet(_message.Message):
     """The pool whose devices consume the counters, in the same format as Device.pool."""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Quantities by counter. A name is a DNS label. At most 32 counters."""
+        """Quantities by the name of the counter, a DNS label. At most 32 counters."""
 
     def __init__(
         self,
@@ -768,7 +768,7 @@ class Health(_message.Message):
     """The reason, as a human-readable sentence of at most 1,024 bytes, without times or counters."""
     broken: _builtins.bool
     """Whether the pods that use an unhealthy device can no longer work. If the device stays
-    unhealthy, the node plugin evicts them.
+    unhealthy, the node plugin evicts these pods.
     """
     def __init__(
         self,
@@ -871,7 +871,7 @@ class Claim(_message.Message):
     name: _builtins.str
     """The name of the claim."""
     uid: _builtins.str
-    """The identity of the claim. A later claim can have the same name, but not the same UID."""
+    """The identity of the claim. A later claim can reuse the name, but not the UID."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllocatedDevice]:
         """The allocated devices."""
@@ -929,7 +929,10 @@ class AllocatedDevice(_message.Message):
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
-    """The pool, as the backend published it: empty for the pool that is named after the node."""
+    """The pool, as the backend published it: empty for the pool that is named after the node. A pool
+    that does not belong to this node, such as a pool of network devices that a controller
+    publishes, has the name that it has in the API.
+    """
     request: _builtins.str
     """The full name of the request. "main/small" for a subrequest."""
     share_id: _builtins.str
@@ -1165,7 +1168,7 @@ class DeviceNode(_message.Message):
     host_path: _builtins.str
     """The path on the host, not a symbolic link. If empty, `path`."""
     type: _builtins.str
-    """"b", "c", "u" or "p". If empty, the runtime reads it from the host path."""
+    """"b", "c", "u" or "p". If empty, the runtime reads the type from the host path."""
     major: _builtins.int
     """The major number. If not set, the runtime reads it from the host path."""
     minor: _builtins.int
@@ -1182,8 +1185,8 @@ class DeviceNode(_message.Message):
     """The identity of the hardware behind the device node, such as a serial number: at most 256
     characters that do not change when the kernel gives the hardware another number. Other hardware
     of the same kind must not have it. Set type ("b" or "c"), major and minor with it. A claim that
-    needs a number that another claim holds under another identity is refused. Nodes without an
-    identity are not compared. The identity is not part of the CDI file.
+    needs a number that another claim holds under another identity fails. The node plugin does not
+    compare nodes without an identity. The identity is not part of the CDI file.
     """
     def __init__(
         self,
@@ -1268,7 +1271,7 @@ Global___Mount: _TypeAlias = Mount  # noqa: Y015
 
 @_typing.final
 class Hook(_message.Message):
-    """A program of the host that the runtime runs during the life cycle of the container."""
+    """A program on the host that the runtime runs during the lifecycle of the container."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1377,7 +1380,7 @@ class IntelRdt(_message.Message):
     """Whether to create a monitoring group."""
     @_builtins.property
     def schemata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Schemata as the kernel expects them."""
+        """Schemata in the kernel's format."""
 
     def __init__(
         self,

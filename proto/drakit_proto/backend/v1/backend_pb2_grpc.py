@@ -70,8 +70,8 @@ class BackendServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetInfo(self, request, context):
-        """Returns the identity of the backend. The node plugin calls it first on every connection. The
-        backend must answer within 5 seconds.
+        """Returns the identity of the backend. The node plugin calls this method first on every
+        connection. The backend must answer within 5 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,8 +103,8 @@ class BackendServicer:
         Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
         plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
         ends early only if the connection is lost or the node plugin stops. The next call for the same
-        devices can follow immediately: a backend that is still processing the previous call must
-        finish it before it starts the next call.
+        devices can follow immediately. A backend that is still processing the previous call must
+        complete it first.
 
         A gRPC error fails all claims of the call. Users see its status message.
         """
@@ -116,9 +116,9 @@ class BackendServicer:
         """Optional: not needed if PrepareClaims has no side effects.
 
         Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-        calls the method when all containers have terminated, and even for a claim whose preparation
-        failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
-        The devices of a claim with an error stay reserved, and the node plugin retries the call.
+        calls this method after all containers have terminated, even if the preparation failed or never
+        ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
+        error, its devices stay reserved, and the node plugin retries the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,9 +128,9 @@ class BackendServicer:
         """Optional: without this method, the node plugin assumes that a claim that was prepared since the
         last boot is still prepared correctly.
 
-        Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        requests a claim that is already prepared. If a claim is not prepared correctly, the node
-        plugin prepares it again. It does not unprepare the claim first, because containers may be
+        Returns whether claims are still prepared correctly. The node plugin calls this method when the
+        kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
+        node plugin prepares it again. It does not unprepare the claim first, because containers may be
         using its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -53,8 +53,8 @@ class BackendStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BackendAsyncStub: ...
     GetInfo: _grpc.UnaryUnaryMultiCallable[_backend_pb2.GetInfoRequest, _backend_pb2.GetInfoResponse]
-    """Returns the identity of the backend. The node plugin calls it first on every connection. The
-    backend must answer within 5 seconds.
+    """Returns the identity of the backend. The node plugin calls this method first on every
+    connection. The backend must answer within 5 seconds.
     """
     WatchDevices: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]
     """Lists and watches the devices. The backend sends all devices in one message, and sends all of
@@ -78,8 +78,8 @@ class BackendStub:
     Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
     plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
     ends early only if the connection is lost or the node plugin stops. The next call for the same
-    devices can follow immediately: a backend that is still processing the previous call must
-    finish it before it starts the next call.
+    devices can follow immediately. A backend that is still processing the previous call must
+    complete it first.
 
     A gRPC error fails all claims of the call. Users see its status message.
     """
@@ -87,17 +87,17 @@ class BackendStub:
     """Optional: not needed if PrepareClaims has no side effects.
 
     Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-    calls the method when all containers have terminated, and even for a claim whose preparation
-    failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
-    The devices of a claim with an error stay reserved, and the node plugin retries the call.
+    calls this method after all containers have terminated, even if the preparation failed or never
+    ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
+    error, its devices stay reserved, and the node plugin retries the call.
     """
     CheckClaims: _grpc.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]
     """Optional: without this method, the node plugin assumes that a claim that was prepared since the
     last boot is still prepared correctly.
 
-    Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    requests a claim that is already prepared. If a claim is not prepared correctly, the node
-    plugin prepares it again. It does not unprepare the claim first, because containers may be
+    Returns whether claims are still prepared correctly. The node plugin calls this method when the
+    kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
+    node plugin prepares it again. It does not unprepare the claim first, because containers may be
     using its devices.
     """
     WatchHealth: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]
@@ -112,8 +112,8 @@ class BackendStub:
 class BackendAsyncStub(BackendStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInfo: _aio.UnaryUnaryMultiCallable[_backend_pb2.GetInfoRequest, _backend_pb2.GetInfoResponse]  # type: ignore[assignment]
-    """Returns the identity of the backend. The node plugin calls it first on every connection. The
-    backend must answer within 5 seconds.
+    """Returns the identity of the backend. The node plugin calls this method first on every
+    connection. The backend must answer within 5 seconds.
     """
     WatchDevices: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]  # type: ignore[assignment]
     """Lists and watches the devices. The backend sends all devices in one message, and sends all of
@@ -137,8 +137,8 @@ class BackendAsyncStub(BackendStub):
     Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
     plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
     ends early only if the connection is lost or the node plugin stops. The next call for the same
-    devices can follow immediately: a backend that is still processing the previous call must
-    finish it before it starts the next call.
+    devices can follow immediately. A backend that is still processing the previous call must
+    complete it first.
 
     A gRPC error fails all claims of the call. Users see its status message.
     """
@@ -146,17 +146,17 @@ class BackendAsyncStub(BackendStub):
     """Optional: not needed if PrepareClaims has no side effects.
 
     Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-    calls the method when all containers have terminated, and even for a claim whose preparation
-    failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
-    The devices of a claim with an error stay reserved, and the node plugin retries the call.
+    calls this method after all containers have terminated, even if the preparation failed or never
+    ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
+    error, its devices stay reserved, and the node plugin retries the call.
     """
     CheckClaims: _aio.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]  # type: ignore[assignment]
     """Optional: without this method, the node plugin assumes that a claim that was prepared since the
     last boot is still prepared correctly.
 
-    Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-    requests a claim that is already prepared. If a claim is not prepared correctly, the node
-    plugin prepares it again. It does not unprepare the claim first, because containers may be
+    Returns whether claims are still prepared correctly. The node plugin calls this method when the
+    kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
+    node plugin prepares it again. It does not unprepare the claim first, because containers may be
     using its devices.
     """
     WatchHealth: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]  # type: ignore[assignment]
@@ -174,8 +174,8 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         request: _backend_pb2.GetInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_backend_pb2.GetInfoResponse, _abc.Awaitable[_backend_pb2.GetInfoResponse]]:
-        """Returns the identity of the backend. The node plugin calls it first on every connection. The
-        backend must answer within 5 seconds.
+        """Returns the identity of the backend. The node plugin calls this method first on every
+        connection. The backend must answer within 5 seconds.
         """
 
     @_abc_1.abstractmethod
@@ -211,8 +211,8 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         Calls for the same device do not overlap. If the pod is deleted during PrepareClaims, the node
         plugin calls UnprepareClaims after PrepareClaims returns. A call times out after 5 minutes. It
         ends early only if the connection is lost or the node plugin stops. The next call for the same
-        devices can follow immediately: a backend that is still processing the previous call must
-        finish it before it starts the next call.
+        devices can follow immediately. A backend that is still processing the previous call must
+        complete it first.
 
         A gRPC error fails all claims of the call. Users see its status message.
         """
@@ -226,9 +226,9 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         """Optional: not needed if PrepareClaims has no side effects.
 
         Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
-        calls the method when all containers have terminated, and even for a claim whose preparation
-        failed or never ran. It can repeat the call, so if there is nothing to undo, return no error.
-        The devices of a claim with an error stay reserved, and the node plugin retries the call.
+        calls this method after all containers have terminated, even if the preparation failed or never
+        ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
+        error, its devices stay reserved, and the node plugin retries the call.
         """
 
     @_abc_1.abstractmethod
@@ -240,9 +240,9 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         """Optional: without this method, the node plugin assumes that a claim that was prepared since the
         last boot is still prepared correctly.
 
-        Returns whether claims are still prepared correctly. The node plugin calls it when the kubelet
-        requests a claim that is already prepared. If a claim is not prepared correctly, the node
-        plugin prepares it again. It does not unprepare the claim first, because containers may be
+        Returns whether claims are still prepared correctly. The node plugin calls this method when the
+        kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
+        node plugin prepares it again. It does not unprepare the claim first, because containers may be
         using its devices.
         """
 

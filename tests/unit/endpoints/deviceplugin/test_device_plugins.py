@@ -443,7 +443,7 @@ async def test_a_registration_socket_that_was_removed_is_created_again(world, pl
         ),
         pytest.param({"endpoint": "../x.sock"}, "without '/'", id="other-directory"),
         pytest.param({"endpoint": "kubelet.sock"}, "is the registration socket", id="our-own"),
-        pytest.param({"endpoint": "x" * 256}, "is longer than the name of a file", id="long"),
+        pytest.param({"endpoint": "x" * 256}, "exceeds 255 bytes, the maximum length", id="long"),
     ],
 )
 async def test_a_wrong_registration_is_refused(world, directory, changes, text):
