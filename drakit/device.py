@@ -204,9 +204,9 @@ class DeviceNode:
 
     identity: str | None = None
     """The identity of the hardware behind the device node, such as a serial number: at most 256
-    characters that do not change when the kernel gives the hardware another number. Other hardware
-    of the same kind must not have it. Set `type`, `major` and `minor` with it. A claim that needs a
-    number that another claim holds under another identity fails. Set no identity for a node that
+    characters that do not change when the kernel gives the hardware another number. It must be
+    unique among hardware of that kind. Set `type`, `major` and `minor` with it. If another claim
+    holds the same number for different hardware, the claim fails. Set no identity for a node that
     several devices share, such as ``/dev/vfio/vfio``."""
 
 
@@ -332,7 +332,7 @@ class Device:
     after a restart."""
 
     capacity: Mapping[str, str | Capacity] = field(default_factory=dict[str, "str | Capacity"])
-    """Kubernetes quantities (``"8Gi"``), or :class:`Capacity` for amounts that claims share."""
+    """Kubernetes quantities (``"8Gi"``), or :class:`Capacity` for amounts that claims can share."""
 
     topology: Topology = Topology()
 
@@ -372,7 +372,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterSet:
-    """The counters that partitions of one piece of hardware share."""
+    """Counters shared by the partitions of one piece of hardware."""
 
     name: str
     """A DNS label, unique in its pool."""
@@ -489,12 +489,12 @@ class ClaimReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldNode:
-    """A device node that claims hold, and that has a `DeviceNode.identity`."""
+    """A device node that is held by claims and has a `DeviceNode.identity`."""
 
     type: str
 
     major: int | None
-    """The major number. Like `minor`, None if the claim was prepared before the last boot: no
+    """The major number. None, like `minor`, if the claim was prepared before the last boot: no
     container uses the number, and other hardware may have it now."""
 
     minor: int | None
@@ -508,7 +508,7 @@ class HeldNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """A device that claims hold, and those of its device nodes that have an identity."""
+    """A device held by claims, with those of its device nodes that have an identity."""
 
     claims: tuple[ClaimReference, ...]
 
@@ -527,8 +527,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The name that the driver published."""
 
     pool: str
-    """The pool that the driver published. A pool that does not belong to this node, such as a pool
-    of network devices that a controller publishes, has the name that it has in the API."""
+    """The pool that the driver published. For a pool that does not belong to this node, this is
+    its name in the API. An example is a pool of network devices that a controller publishes."""
 
     request: str
     """The request's name; ``main/small`` for an alternative of ``main``."""

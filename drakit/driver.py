@@ -71,7 +71,7 @@ class DeviceParameters(Settings):
 
 class NoParameters(DeviceParameters):
     """The parameters type of a driver that accepts no parameters: a claim with parameters fails.
-    Without this type, the driver ignores parameters, and users do not notice."""
+    Without this type, a driver that does not read the parameters ignores them silently."""
 
 
 class DevicePolicy(Settings, defer_build=True):
@@ -160,13 +160,13 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     A driver publishes the devices of a node, and prepares them for claims.
 
     The type arguments set the types of the configuration, of the opaque parameters and of the
-    policies: ``class Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a type
-    for parameters, the driver gets them without validation, as `AllocatedDevice.configs`.
+    policies: ``class Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a
+    parameters type, the driver gets the parameters unvalidated, in `AllocatedDevice.configs`.
 
-    The node plugin creates one object, and calls all of its methods in the driver's own thread, so
+    The node plugin creates one driver object, and calls all its methods in a single thread, so
     state needs no lock. `__init__` and `close` can block. All other methods run in the thread's
-    event loop: a method that blocks delays the other calls of the driver, and the node plugin logs
-    its name.
+    event loop. A method that blocks delays all other calls to the driver, and the node plugin logs
+    the name of the method.
 
     Methods can be synchronous or asynchronous, except for `devices`. A driver overrides either
     `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. The
@@ -196,9 +196,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """The custom resource of the driver's policies. Required with `policy_type`."""
 
     side_effects: ClassVar[bool]
-    """Whether preparing does anything besides returning edits. The default is true if the driver
-    defines `unprepare`, `unprepare_claims` or `reset`. If false, preparing needs one fewer disk
-    write, and the node plugin never calls these three methods."""
+    """Whether preparing a device has effects besides returning edits. The default is true if the
+    driver defines `unprepare`, `unprepare_claims` or `reset`. If false, preparing needs one fewer
+    disk write, and the node plugin never calls these three methods."""
 
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. Not needed if the driver defines the method
@@ -209,10 +209,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     seconds."""
 
     held_devices: Callable[[], Mapping[str, HeldDevice]]
-    """Returns the devices that claims hold, by name, for a driver with policies. The node plugin
-    sets it, and iterates over `devices` only once the held devices are known. While a claim holds a
-    device, the driver must neither rename the device nor switch it to a different policy. After a
-    device is unprepared, it can be listed for a few more seconds."""
+    """Returns the devices held by claims, by name, for a driver with policies. The node plugin
+    sets this attribute, and starts to iterate over `devices` when the held devices are known. While
+    a claim holds a device, the driver must neither rename the device nor switch it to a different
+    policy. The result can contain a device for a few seconds after it is unprepared."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
@@ -235,12 +235,12 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     @abstractmethod
     def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         """
-        List and watch the devices: yield all devices together, and all of them again after every
-        change.
+        List and watch the devices: yield the complete list of devices, and yield it again after
+        every change.
 
         Implement it as an async generator that runs until it is closed. An unchanged collection has
         no effect, so polling every few seconds is fine. On a node without the hardware, yield an
-        empty collection. If the hardware cannot be read, raise.
+        empty collection. If the hardware cannot be read, raise an exception.
 
         The node plugin treats the driver as stopped if the generator ends or raises, or if it
         yields an invalid value or more than 16,384 devices. The same applies if it yields more than
@@ -256,15 +256,16 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Apply all policies in the cluster, by name. They replace the previous policies.
 
-        The node plugin calls this method before it iterates over `devices`, and after each change,
-        with several quick changes in one call. If the API server is unreachable, it passes the last
-        policies of this node. The driver evaluates node selectors (`Node.labels`), decides which of
-        two policies gets a device, and yields a new :class:`Inventory`.
+        The node plugin calls this method before it iterates over `devices`, and after each change.
+        Changes in quick succession result in a single call. If the API server is unreachable, the
+        node plugin passes the policies that it last stored on this node. The driver evaluates node
+        selectors (`Node.labels`), decides which of two policies gets a device, and yields a new
+        :class:`Inventory`.
 
-        If it raises, the previous policies must stay in effect. The node plugin reports the text of
-        a :class:`DriverError`, and retries after the next change, or after a minute. It does not
-        iterate over `devices` until this method has succeeded once. If only one policy has a
-        problem, do not raise: report it as `PolicyOutcome.problem`.
+        If this method raises, the previous policies must stay in effect. The node plugin reports
+        the text of a :class:`DriverError`, and retries after the next change, or after a minute. It
+        does not iterate over `devices` until this method has succeeded once. If only one policy has
+        a problem, do not raise: report the problem in `PolicyOutcome.problem`.
         """
         return _nothing()
 
@@ -281,10 +282,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Return the same edits, and make sure that all side effects are in place.
 
         If a call takes longer than 5 min, or the pod is deleted, the node plugin cancels the call
-        (``asyncio.CancelledError``), and calls `unprepare` after it has ended. Clean up in
+        (``asyncio.CancelledError``), and calls `unprepare` after the call has ended. Clean up in
         ``finally``, and return quickly. A call that never awaits cannot be canceled.
 
-        If it raises, the claim is not prepared, and the node plugin calls `unprepare` for all
+        If a call raises, the claim is not prepared, and the node plugin calls `unprepare` for all
         devices of the claim. An unhealthy device can be prepared too, for a pod that tolerates its
         taint: raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
         claim is in use: return the new edits, and do not disturb the containers.
@@ -304,7 +305,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
         Return a mapping from claim UID to the edits of its devices, in the order of
         `AllocatedClaim.devices`, or to an exception if the claim failed. If it raises, all claims
-        fail. A call is not canceled while one of its claims is still needed.
+        fail. The node plugin does not cancel a call while any of its claims is still needed.
         """
         return _by_claim(claims, self._prepare_all)
 
@@ -316,10 +317,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Undo `prepare`. The claim object and the device might no longer exist.
 
-        The node plugin calls this method when all containers have terminated, and even for a device
-        whose `prepare` failed halfway or never ran. It can repeat the call: if there is nothing to
-        undo, return normally. If the method raises, the device stays reserved, the pod waits, and
-        the node plugin retries every few seconds.
+        The node plugin calls this method after all containers have terminated, even if `prepare`
+        failed halfway or never ran. It can repeat the call: if there is nothing to undo, return
+        normally. If the method raises, the device stays reserved, the pod waits, and the node
+        plugin retries every few seconds.
         """
         return _nothing()
 
@@ -335,8 +336,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Reset a device to the state that the next claim expects.
 
         The node plugin calls this method after each successful `unprepare`, except for shares and
-        for admin access, because others may be using the device. If it raises, the device stays
-        reserved, and the node plugin retries both calls.
+        for admin access, because other claims may be using the device. If this method raises, the
+        device stays reserved, and the node plugin retries both calls.
         """
         return _nothing()
 
@@ -349,9 +350,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Return whether a device that was prepared since the last boot is still prepared correctly.
 
         The node plugin calls this method when the kubelet requests a prepared claim again, after a
-        restart of the kubelet or for another pod. If it returns False or raises, the node plugin
-        calls `prepare` again, without `unprepare`, because containers may be using the device.
-        Without `check`, the node plugin answers from the checkpoint.
+        restart of the kubelet or for another pod. If `check` returns False or raises, the node
+        plugin calls `prepare` again, without `unprepare`, because containers may be using the
+        device. Without `check`, the node plugin answers from the checkpoint.
         """
         return _is_prepared()
 
@@ -359,8 +360,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Check the health of a device.
 
-        The node plugin calls it periodically for each device, concurrently with other calls. If a
-        call raises, or takes longer than 30 s, the health of the device is unknown.
+        The node plugin calls this method periodically for each device, concurrently with other
+        calls. If a call raises, or takes longer than 30 s, the health of the device is unknown.
         """
         return _unknown()
 

@@ -89,16 +89,16 @@ def _add_lint(group: _Group) -> None:
     lint = group.add_parser(
         "lint",
         help="find problems in CDI files",
-        description="Finds parts of CDI files that runtimes reject or interpret differently. "
-        "Checks directories together, as a runtime does.",
+        description="Finds parts of CDI files that runtimes reject, or that two runtimes interpret "
+        "differently. Checks directories together, as a runtime does.",
     )
     lint.add_argument(
         "paths",
         nargs="*",
         type=Path,
         metavar="PATH",
-        help="a file or directory; directories in ascending order of precedence (default: /etc/cdi "
-        "/var/run/cdi)",
+        help="a file or directory; list directories in ascending order of precedence (default: "
+        "/etc/cdi /var/run/cdi)",
     )
     _add_json(lint)
     lint.set_defaults(command="cdi.lint")
@@ -109,8 +109,8 @@ def _add_new(group: _Group) -> None:
         "new",
         help="create a project for a new driver",
         description="Creates a project for a new driver: package, tests, Dockerfile, chart values, "
-        "and a workflow that tests it. The generated driver works without changes. Existing files "
-        "are never overwritten.",
+        "and a workflow that tests it. The generated driver works without changes. Never "
+        "overwrites existing files.",
     )
     new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
     new.add_argument(
@@ -171,8 +171,8 @@ def _add_conformance(group: _Group) -> None:
         "conformance",
         help="test a driver against the driver contract",
         description="Runs a driver on a simulated node, and tests it against each rule of the "
-        "driver contract. Prints each violated rule, and the behavior of the kubelet that "
-        "requires it.",
+        "driver contract. Prints each violated rule, and the kubelet behavior that is the reason "
+        "for the rule.",
     )
     conformance.add_argument(
         "target",
@@ -261,8 +261,8 @@ def _add_host_devices(group: _Group) -> None:
         help="list the device nodes that policies can publish",
         description="Lists the device nodes on this node. For each one, prints the policy that "
         "matches it, or the reason why hostdev does not publish it. "
-        "Uses the policies of the configuration file, and the copy of the cluster's policies on "
-        "this node. Writes nothing.",
+        "Uses the policies in the configuration file, and this node's copy of the cluster's "
+        "policies. Writes nothing.",
     )
     devices.add_argument(
         "paths",
@@ -279,7 +279,7 @@ def _add_host_devices(group: _Group) -> None:
     devices.add_argument(
         "--labels",
         metavar="KEY=VALUE,...",
-        help="labels of this node, for policies with a node selector (default: unknown)",
+        help="labels of this node; without them, policies with a node selector are ignored",
     )
     devices.set_defaults(command="host_devices.devices")
     _add_json(devices)
@@ -292,14 +292,15 @@ def _add_report(group: _Group) -> None:
         help="collect the data for a bug report",
         description="Collects this node's data for a bug report: versions, configuration, "
         "policies, devices, claims, sockets, CDI files, and mounts. Leaves out opaque parameters, "
-        "environment variables, and the configuration of vendors' drivers. Writes only the file.",
+        "environment variables, and the configuration of vendors' drivers. Writes only the output "
+        "file.",
     )
     report.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="write to a file; with the suffix .tar.gz, an archive (default: print the text)",
+        help="write to a file; the suffix .tar.gz creates an archive (default: print the text)",
     )
     report.set_defaults(command="report.report")
     _add_place(report)
@@ -318,7 +319,7 @@ def _add_convert(group: _Group) -> None:
             tool,
             help=f"convert the configuration of {tool} to policies",
             description=f"Converts the configuration of {tool} to HostDevicePolicies, and prints "
-            "them. Lists on standard error the settings to check, and those without a "
+            "them. Prints to standard error the settings to check, and the settings without a "
             "counterpart. Exits with 1 if a setting has no counterpart. Does not access the host "
             "or the cluster.",
         )
@@ -328,8 +329,8 @@ def _add_convert(group: _Group) -> None:
             "--output",
             choices=("manifests", "values"),
             default="manifests",
-            help="manifests: objects for kubectl apply; values: hostdev.policies in the chart's "
-            "values (default: manifests)",
+            help="output format: manifests for kubectl apply, or values for hostdev.policies of "
+            "the chart (default: manifests)",
         )
         command.set_defaults(command="convert.command.convert", tool=tool)
 

@@ -75,7 +75,7 @@ class FakeApiServer:
     """
 
     token: str | None = None
-    """The bearer token that requests must have. If None, the server accepts all requests."""
+    """The bearer token that requests must contain. If None, the server accepts all requests."""
 
     end_watches_at_once: bool = False
     """Whether the server ends each watch immediately, without an event."""
@@ -164,7 +164,7 @@ class FakeApiServer:
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return the method and path of all requests that write objects, without access reviews."""
+        """Return the method and path of all requests that write objects, except access reviews."""
         return [r for r in self.requests if r[0] not in ("GET", "WATCH") and r[1] != REVIEWS]
 
     def fail(
@@ -183,8 +183,8 @@ class FakeApiServer:
         """
         Fail the next requests with this method and path prefix.
 
-        `method` can be ``WATCH``, or ``*`` for any. `times` is the number of requests that fail.
-        They lose their connection if `disconnect` is set.
+        `method` can be ``WATCH``, or ``*`` for any. `times` is the number of requests that fail. If
+        `disconnect` is set, the server closes the connection instead of responding.
         """
         error = StatusError(status, reason, message, details=details, headers=headers)
         self._faults.append(Fault(method, path, times, error=error, disconnect=disconnect))

@@ -55,8 +55,8 @@ class FakeKubelet:
             dra = await kubelet.register()
             answers = await kubelet.prepare(dra, claim)
 
-    Each call raises ``grpc.aio.AioRpcError`` if the driver returns an error, or exceeds the
-    timeout. When the registration socket of a registered driver is removed, the kubelet closes its
+    Each call raises ``grpc.aio.AioRpcError`` if the driver returns an error or exceeds the timeout.
+    When the registration socket of a registered driver is removed, the kubelet closes its
     connection to that driver, and calls in flight end with the code ``CANCELLED``.
     """
 

@@ -123,8 +123,8 @@ class AllowedEndpoint(Settings):
     """Whether containers may get Intel RDT settings."""
 
     cdi_devices: tuple[Annotated[str, AfterValidator(_cdi_device)], ...] = ()
-    """CDI devices of other CDI files: kinds (``vendor.example/class``), or a kind and a pattern
-    of names (``vendor.example/class=card*``). The class ``claim`` is never allowed."""
+    """CDI devices from other CDI files: kinds (``vendor.example/class``), or a kind and a name
+    pattern (``vendor.example/class=card*``). The class ``claim`` is never allowed."""
 
     env: tuple[Annotated[str, AfterValidator(_variable)], ...] = ()
     """Environment variables of containers: names, or prefixes such as ``NVIDIA_*``."""
@@ -171,7 +171,7 @@ def check(
 
 
 def _refuse_twice(announced: Mapping[str, Iterable[str]], what: str) -> None:
-    """Raise ValueError if two entries may announce the same name: which one would have it?"""
+    """Raise ValueError if two entries list the same driver or resource."""
     owners: dict[str, str] = {}
     for entry, names in announced.items():
         for name in names:

@@ -58,7 +58,7 @@ class DriverEntry(Settings):
     """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
 
     name: str | None = None
-    """The name that the driver must have. If every driver has a name, the chart's admission policy
+    """The name that the driver must have. If every entry sets a name, the chart's admission policy
     restricts the plugin to ResourceSlices of these drivers."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -88,7 +88,7 @@ class StaleClaims(Settings):
 
 
 class OpaqueParameters(Settings):
-    """Limits for the opaque parameters of one claim and driver. A config counts once for each
+    """Limits for the opaque parameters of a claim, for each driver. A config counts once for each
     device that it applies to. A claim that exceeds a limit fails, and its pod's Event names the
     limit."""
 
@@ -172,7 +172,7 @@ else:
 
 
 class Backends(Settings):
-    """Backends: drivers that run as programs of their own, in any language."""
+    """Backends: drivers that run as separate programs, in any language."""
 
     enabled: bool = False
     """Whether backends can register."""

@@ -28,8 +28,8 @@ class Election(Settings):
     """The name of the Lease in the operator's namespace."""
 
     lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 8.0
-    """How long the other replicas wait for a leader that does not renew the Lease. Whole
-    seconds."""
+    """How long the other replicas wait for a leader that does not renew the Lease. Must be
+    a whole number of seconds."""
 
     renew_deadline: Seconds = 5.0
     """How long a leader keeps trying to renew the Lease before it stops. Must be less than
@@ -56,7 +56,7 @@ class Events(Settings):
     scheduler might be about to schedule a younger pod."""
 
     change_pause: Seconds = 60.0
-    """The minimum time between two Events about an object with the same reason and different
+    """The minimum time between two Events that have the same object and reason, but different
     messages."""
 
     repeat_pause: Seconds = 1800.0

@@ -2,7 +2,7 @@
 The page of device attributes: of the drivers that drakit includes, and of adapted device plugins.
 
 Types and examples come from the drivers' code, which describes the sample devices below. An
-attribute without a text, and a text without an attribute, is an error.
+attribute without a text is an error, and so is a text without an attribute.
 
 It must not know which devices a node has.
 """
@@ -97,7 +97,7 @@ GPU = HostDevice(
 
 
 def _of_family(subsystem: str, devname: str, **family: AttributeValue) -> HostDevice:
-    """Return a device of which only the attributes of its kind matter here."""
+    """Return a device for which only the attributes of its kind matter."""
     return HostDevice(
         subsystem=subsystem,
         kernel_name=devname.rpartition("/")[2],
@@ -148,7 +148,7 @@ HOSTDEV = {
     "policy": "Policy that publishes the device.",
     "subsystem": "Kernel subsystem.",
     "path": "Device node on the host.",
-    "devname": "The path without `/dev/`.",
+    "devname": "Path without `/dev/`.",
     "devtype": "Type within the subsystem.",
     "major": "Major device number.",
     "minor": "Minor device number.",
@@ -162,27 +162,27 @@ HOSTDEV = {
     "usbProductID": "USB product ID.",
     "usbManufacturer": "Manufacturer of the USB device.",
     "usbProduct": "Product name of the USB device.",
-    "usbInterface": "Number of the USB interface.",
+    "usbInterface": "Interface number on the USB device.",
     "usbPort": "Bus number and port path of the USB device. The number can change with a reboot.",
     "usbPath": "Controller, root hub and port path of the USB device: the stable form of `usbPort`. "
-    "Devices of usbip do not have it.",
+    "Devices that usbip attaches do not have it.",
     "pciVendorID": "PCI vendor ID.",
     "pciDeviceID": "PCI device ID.",
     "pciClass": "PCI class.",
     "usbVersion": "Release number of the USB device.",
-    "usbClass": "Class of the USB device. `00`: each interface has its own.",
+    "usbClass": "Class of the USB device. `00`: each interface has its own class.",
     "usbSpeed": "Speed of the USB device in Mbit/s.",
     "pciSubsystemVendorID": "PCI subsystem vendor ID.",
     "pciSubsystemDeviceID": "PCI subsystem device ID.",
     "iommuGroup": "IOMMU group of the PCI function.",
-    "ttyPort": "Number of the port on a serial adapter, from 0.",
-    "uartType": "The kernel's code of the UART type. `0`: no UART.",
+    "ttyPort": "Index of the port on a serial adapter, starting at 0.",
+    "uartType": "The kernel's code for the UART type. `0`: no UART.",
     "videoName": "Name of the video device.",
     "videoCapture": "Whether the node captures video. Needs udev.",
     "videoOutput": "Whether the node is a video output. Needs udev.",
     "soundNode": "Kind of the node: `control`, `playback`, `capture`, `midi`, `hwdep` or `global`.",
     "soundCardID": "ID of the sound card.",
-    "soundPcmCount": "Number of the sound card's PCM devices.",
+    "soundPcmCount": "Number of PCM devices of the sound card.",
     "inputName": "Name of the input device.",
     "inputKind": "Kind of the input device: `keyboard`, `mouse`, `touchscreen`, `touchpad`, `tablet`, `joystick` or `switch`. Needs udev.",
     "hidName": "Name of the HID device.",
@@ -195,7 +195,7 @@ HOSTDEV = {
 
 SIMULATED = {
     "type": "Kind of the device: `gpu`, `partition`, `nic` or `cpu`.",
-    "index": "Index of the GPU, interface or CPU. With `cpu.grouping: capacity`, ID of the NUMA node.",
+    "index": "Index of the GPU, interface or CPU. With `cpu.grouping: capacity`, the ID of the NUMA node.",
     "model": "The value of `model` in the configuration.",
     "architecture": "The value of `architecture` in the configuration.",
     "driverVersion": "The value of `driverVersion` in the configuration.",
@@ -208,7 +208,7 @@ SIMULATED = {
 
 PLUGIN = {
     "resource": "Name of the device plugin's resource.",
-    "id": "ID with which the device plugin lists the device.",
+    "id": "ID of the device in the device plugin's list.",
     "numaNodes": "NUMA nodes of a device that has several, separated by commas.",
 }
 
@@ -230,13 +230,13 @@ def page() -> str:
         body=[
             "Use these attributes and capacities in the CEL selectors of claims and DeviceClasses: [Select\n"
             "devices](../use/cel-recipes.md) has recipes.",
-            "An attribute without a domain belongs to the domain of the driver. A device has only the attributes that the node\n"
-            "reports for it, and a selector that reads a missing attribute fails. Use\n"
+            "An attribute without a domain prefix belongs to the domain of the driver. A device has only the attributes that the\n"
+            "node reports for it, and a selector that reads a missing attribute fails. Use\n"
             '`device.attributes["hostdev.drakit.dev"].?serial.orValue("")`, which returns `""` if the attribute is missing.',
             "## hostdev.drakit.dev",
-            "`hostdev` does not publish strings of more than 64 bytes, or more than 32 attributes and capacities of a device. A\n"
-            "policy can add attributes. PCI attributes also describe a device behind a PCI function, except `iommuGroup` and the\n"
-            "subsystem IDs, which USB devices do not have.",
+            "`hostdev` omits strings longer than 64 bytes, and publishes at most 32 attributes and capacities per device. A policy\n"
+            "can add attributes. The PCI attributes describe the PCI function to which a device belongs: for a USB device, its USB\n"
+            "controller. USB devices do not have `iommuGroup` or the PCI subsystem IDs.",
             *_tables(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",

@@ -47,7 +47,7 @@ class File:
 FILES: Mapping[str, File] = {
     "Node plugin": File(
         intro="The chart mounts this file at `/etc/drakit/nodeplugin.yaml`. The option `--config` of\n"
-        "[`drakit-nodeplugin`](cli.md#drakit-nodeplugin) sets its path. The plugin in the chart listens at `:8081` and `:8080`.",
+        "[`drakit-nodeplugin`](cli.md#drakit-nodeplugin) sets its path. The chart sets `listen` to `:8081` and `:8080`.",
         model=NodePluginConfig,
         values={
             "kubeletRoot": "nodeplugin.kubeletRoot",
@@ -64,14 +64,14 @@ FILES: Mapping[str, File] = {
         },
     ),
     "Operator": File(
-        intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The value `operator.config` sets the keys that have no\n"
-        "value of their own, except `listen`. The option `--config` of [`drakit-operator`](cli.md#drakit-operator) sets the\n"
-        "path. The operator also runs without a file.",
+        intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The chart sets `listen`, and the keys\n"
+        "that link to a value. Set other keys in the value `operator.config`. The option `--config` of\n"
+        "[`drakit-operator`](cli.md#drakit-operator) sets the path. The operator also runs without a file.",
         model=Config,
         values={"logging": "logging", "events.nameHolders": "events.nameHolders"},
     ),
     "Driver hostdev": File(
-        intro="The `config` of the driver `hostdev`. The chart applies policies as HostDevicePolicy objects instead of `policies`.",
+        intro="The `config` of the driver `hostdev`. Instead of setting `policies`, the chart applies HostDevicePolicy objects.",
         model=HostDevicesConfig,
         values={
             "allowDangerous": "hostdev.allowDangerous",
@@ -94,7 +94,7 @@ FILES: Mapping[str, File] = {
 }
 
 ENTRIES: Mapping[str, type[BaseModel]] = {"allowed": AllowedBackend, "plugins": AllowedPlugin}
-"""The models of fields that are typed as anything at run time: they load when there is an entry."""
+"""The models of fields that are typed as Any at run time, because they load only with an entry."""
 
 
 def page() -> str:
@@ -109,7 +109,7 @@ def page() -> str:
         body=[
             "This page lists the keys of the configuration files of both daemons and of drakit's own drivers. The chart\n"
             "renders these files from [its values](values.md). If the meaning of a key is only a link, the\n"
-            "linked value sets the key, and the page about values describes it.",
+            "linked chart value sets the key, and describes it.",
             "If a key is unknown or a value is invalid, the daemon does not start, and the error names the file, the key and\n"
             "the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(
@@ -145,7 +145,7 @@ def section(
     paths: dict[type[BaseModel], list[str]] = {}
     meanings = set(_meanings(model))
     for nested, path in _nested(model, "", described):
-        if not _is_told(path, values):
+        if not _is_chart_value(path, values):
             paths.setdefault(nested, []).append(path)
     for nested, of in paths.items():
         heading = _heading(nested, of)
@@ -164,8 +164,8 @@ def section(
         yield _table(nested, f"{of[0]}.", values, described, leave_out=base)
 
 
-def _is_told(path: str, values: Mapping[str, str]) -> bool:
-    """Whether the page of values describes these keys. It has no keys of entries."""
+def _is_chart_value(path: str, values: Mapping[str, str]) -> bool:
+    """Return whether the page of chart values describes a key. It does not list keys of entries."""
     return not _has_entry(path) and any(f"{path}.".startswith(f"{key}.") for key in values)
 
 

@@ -1,7 +1,7 @@
 """
-The docstrings of attributes: the string literal below an assignment, which Python does not keep.
+The docstrings of attributes: the string literal below an assignment, which Python discards.
 
-It must not know what is done with them.
+It must not know how they are used.
 """
 
 from __future__ import annotations

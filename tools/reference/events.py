@@ -251,7 +251,7 @@ NODE: Mapping[str, Text] = {
     ),
     "EndpointStopped": Text(
         when="A driver, backend or device plugin fails, or its connection ends. The node plugin taints its devices immediately. "
-        "If the driver has not listed its devices since the node plugin started, both happen only after `devices.startGracePeriod`.",
+        "If the driver has not listed its devices since the node plugin started, the taint and this Event come only after `devices.startGracePeriod`.",
         action="Read the log of the driver. The node plugin restarts a Python driver, and reconnects to any other.",
     ),
     "FieldsDropped": Text(

@@ -151,7 +151,7 @@ def _table(metrics: Iterator[Any] | Collection[Any]) -> str:
 
 def _meaning(metric: Any) -> str:
     labels = [_label(_name(metric), each) for each in metric._labelnames if each != "driver"]
-    # A line for each: a column of their own leaves too little room for the names.
+    # One line per label: a separate column would leave too little room for the names.
     return "<br>".join([f"{metric._documentation}.", *labels])
 
 

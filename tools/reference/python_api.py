@@ -147,7 +147,7 @@ def _shortened(text: str) -> str:
 def _class(found: type) -> Iterator[str]:
     yield _code(_stub(found))
     yield _text(inspect.cleandoc(vars(found).get("__doc__") or ""))
-    # A field whose name says it all has no docstring.
+    # A field with a self-explanatory name has no docstring.
     texts = {name: docstrings.of_attribute(found, name) for name in _field_names(found)}
     rows = [
         (markdown.code(name), markdown.links(markdown.prose(text)))
@@ -220,7 +220,7 @@ def _quotes(text: str) -> str:
 
 
 def _constructor(found: type) -> Iterator[str]:
-    # A protocol has none, although Python gives it one; that of a dataclass are its fields.
+    # A protocol has no constructor of its own. The parameters of a dataclass are its fields.
     create = vars(found).get("__init__")
     if dataclasses.is_dataclass(found) or getattr(found, "_is_protocol", False) or create is None:
         return

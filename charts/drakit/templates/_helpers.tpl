@@ -54,8 +54,8 @@ a cluster (helm template), Helm knows no version, and v1 is assumed.
 {{- end }}
 
 {{/*
-drakit.crds.stale: not empty if the cluster has another definition than this chart, or lacks one that
-Helm does not install. Without a cluster (helm template), definitions are current.
+drakit.crds.stale: not empty if a definition in the cluster differs from the chart's, or if one is missing
+that Helm does not install. Without a cluster (helm template), definitions are current.
 */}}
 {{- define "drakit.crds.stale" -}}
 {{- range $path, $_ := .Files.Glob "crds/*.yaml" }}
@@ -80,7 +80,7 @@ Helm does not install. Without a cluster (helm template), definitions are curren
 
 {{/*
 drakit.token: a volume with the token of the pod's service account, which the kubelet replaces within
-the hour. A token that Kubernetes mounts by default is valid for a year on most clusters.
+the hour. On most clusters, the token that Kubernetes mounts by default is valid for a year.
 */}}
 {{- define "drakit.token" -}}
 - name: token
@@ -281,8 +281,8 @@ object. Fails if two entries have the same resource, or if there are too many.
 {{- end }}
 
 {{/*
-drakit.devicePlugins.entries: the entries of device plugins in the form of the node plugin, which knows
-no classes, as a JSON object.
+drakit.devicePlugins.entries: the entries of device plugins in the node plugin's format, which has no
+DeviceClasses, as a JSON object.
 */}}
 {{- define "drakit.devicePlugins.entries" -}}
 {{- $entries := dict }}
@@ -296,7 +296,7 @@ no classes, as a JSON object.
 {{- toJson $entries }}
 {{- end }}
 
-{{/* drakit.checkDirectory: fails if a directory for the sockets of others is one of drakit's own. */}}
+{{/* drakit.checkDirectory: fails if a directory for external sockets is one of drakit's own. */}}
 {{- define "drakit.checkDirectory" -}}
 {{- $home := include "drakit.home" .root }}
 {{- $drivers := printf "%s/drivers" $home }}

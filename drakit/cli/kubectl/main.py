@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices in the cluster. "
         "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
-        epilog="Exit codes: 0 nothing is wrong, 1 a problem was found or the result is undecided, "
+        epilog="Exit codes: 0 no problem, 1 a problem or an undecided result, "
         "2 invalid arguments or kubeconfig, 3 the API server is unavailable or denies all "
         "requests.",
     )
@@ -77,10 +77,10 @@ def _add_explain(commands: _Group) -> None:
     explain = commands.add_parser(
         "explain",
         help="explain why a pod or a claim waits, does not start, or is not deleted",
-        description="Explains why a pod waits for its devices: the matching devices of each "
+        description="Explains why a pod waits for its devices. Shows the matching devices of each "
         "request, the obstacles, and the remedy. Also explains why a pod does not start on its "
         "node, or why Kubernetes has not yet deleted a pod or claim. For an unallocated claim, "
-        "the command assumes a pod without node selector, affinity and resource requests.",
+        "the command assumes a pod without a node selector, affinity or resource requests.",
     )
     explain.add_argument("target", metavar="KIND/NAME", help="the object: pod/NAME or claim/NAME")
     explain.set_defaults(command="explain")
@@ -92,7 +92,7 @@ def _add_listings(commands: _Group) -> None:
         "devices",
         help="show the pools of devices, and the free devices",
         description="Shows the free, allocated, tainted and unhealthy devices of each pool, and "
-        "the claims that devices are allocated to.",
+        "the claims to which devices are allocated.",
     )
     claims = commands.add_parser(
         "claims",
@@ -132,7 +132,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         help="namespace (default: the namespace of the context)",
     )
     connection.add_argument(
-        "-o", "--output", choices=_FORMATS, default="", help="more columns, JSON, or YAML"
+        "-o", "--output", choices=_FORMATS, default="", help="output format; wide adds columns"
     )
 
 

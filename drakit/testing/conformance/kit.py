@@ -70,7 +70,8 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
 
 class Kit:
     """
-    A node with one driver, a fake kubelet and a fake API server. Each rule gets a new kit.
+    A node with one driver, a fake kubelet and a fake API server. Each rule of the driver contract
+    gets a new kit.
 
     Methods raise ``RuleFailedError`` if the driver violates a rule, and ``RuleSkippedError`` if the
     rule does not apply to it. The runner reports both errors.
@@ -125,8 +126,9 @@ class Kit:
     # ------------------------------------------------------------ the node's life cycle
 
     async def start(self) -> None:
-        """Start the node plugin and the target's own process, and wait until the driver is
-        registered and has published a device. The runner does this before each rule."""
+        """Start the node plugin and, for a backend or device plugin, the target's own process. Wait
+        until the driver is registered and has published a device. The runner does this before each
+        rule."""
         await self._node.start()
         await self._until_published()
 
@@ -255,15 +257,15 @@ class Kit:
         *devices: PublishedDevice,
         configs: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
-        """Allocate different devices to a claim, as if it was deallocated in between. The UID does
-        not change."""
+        """Allocate different devices to a claim, as if the claim had been deallocated in between.
+        The UID does not change."""
         made = [result_for(device, driver=self.driver) for device in devices]
         return self._cluster.store_claim(
             self.driver, made, devices=devices, configs=self._configs(configs), of=claim
         )
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete the object of a claim, like `kubectl delete --force`."""
+        """Delete the claim object, like `kubectl delete --force`."""
         self._cluster.delete_claim(claim)
 
     def _configs(self, configs: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:

@@ -307,7 +307,7 @@ type WatchDevicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The devices.
 	Devices []*Device `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// The counters that partitions of one piece of hardware share.
+	// Counters shared by the partitions of one piece of hardware.
 	CounterSets []*CounterSet `protobuf:"bytes,2,rep,name=counter_sets,json=counterSets,proto3" json:"counter_sets,omitempty"`
 	// The devices to publish instead if the API server drops a field that `devices` use, for example
 	// whole devices instead of partitions. Without a fallback, the node plugin omits the devices that
@@ -432,11 +432,11 @@ type Device struct {
 	Capacity map[string]*Capacity `protobuf:"bytes,4,rep,name=capacity,proto3" json:"capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The location of the device. The node plugin publishes it as standard attributes.
 	Topology *Topology `protobuf:"bytes,5,opt,name=topology,proto3" json:"topology,omitempty"`
-	// The amounts that the device consumes while it is allocated, by counter set of its pool.
+	// The amounts that the device consumes while it is allocated, by counter set in its pool.
 	Consumes map[string]*CounterAmounts `protobuf:"bytes,6,rep,name=consumes,proto3" json:"consumes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Whether claims can share the capacity of the device.
 	AllowMultipleAllocations bool `protobuf:"varint,7,opt,name=allow_multiple_allocations,json=allowMultipleAllocations,proto3" json:"allow_multiple_allocations,omitempty"`
-	// Taints, besides those for health. At most 12.
+	// At most 12 taints, in addition to those for health.
 	Taints []*Taint `protobuf:"bytes,8,rep,name=taints,proto3" json:"taints,omitempty"`
 	// The health of the device. Do not set this field if WatchHealth reports the health, or if the
 	// backend reports no health.
@@ -695,7 +695,7 @@ type isAttribute_Value interface {
 }
 
 type Attribute_String_ struct {
-	// At most 64 bytes.
+	// A string of at most 64 bytes.
 	String_ string `protobuf:"bytes,1,opt,name=string,proto3,oneof"`
 }
 
@@ -753,7 +753,7 @@ func (*Attribute_Versions) isAttribute_Value() {}
 // Strings, or semantic versions.
 type StringList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one.
+	// One or more values.
 	Values        []string `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -799,7 +799,7 @@ func (x *StringList) GetValues() []string {
 // Integers.
 type IntList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one.
+	// One or more values.
 	Values        []int64 `protobuf:"varint,1,rep,packed,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -845,7 +845,7 @@ func (x *IntList) GetValues() []int64 {
 // Booleans.
 type BoolList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one.
+	// One or more values.
 	Values        []bool `protobuf:"varint,1,rep,packed,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1138,7 +1138,7 @@ func (x *CounterAmounts) GetCounters() map[string]string {
 	return nil
 }
 
-// The counters that partitions of one piece of hardware share.
+// Counters shared by the partitions of one piece of hardware.
 type CounterSet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A DNS label, unique in its pool.
@@ -1555,9 +1555,9 @@ type AllocatedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the device, as the backend published it.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool, as the backend published it: empty for the pool that is named after the node. A pool
-	// that does not belong to this node, such as a pool of network devices that a controller
-	// publishes, has the name that it has in the API.
+	// The pool, as the backend published it: empty for the pool that is named after the node. For a
+	// pool that does not belong to this node, this is its name in the API. An example is a pool of
+	// network devices that a controller publishes.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The full name of the request. "main/small" for a subrequest.
 	Request string `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
@@ -1952,9 +1952,9 @@ type DeviceNode struct {
 	// The group in the container.
 	Gid *uint32 `protobuf:"varint,9,opt,name=gid,proto3,oneof" json:"gid,omitempty"`
 	// The identity of the hardware behind the device node, such as a serial number: at most 256
-	// characters that do not change when the kernel gives the hardware another number. Other hardware
-	// of the same kind must not have it. Set type ("b" or "c"), major and minor with it. A claim that
-	// needs a number that another claim holds under another identity fails. The node plugin does not
+	// characters that do not change when the kernel gives the hardware another number. It must be
+	// unique among hardware of that kind. Set type ("b" or "c"), major and minor with it. If another
+	// claim holds the same number for different hardware, the claim fails. The node plugin does not
 	// compare nodes without an identity. The identity is not part of the CDI file.
 	Identity      *string `protobuf:"bytes,10,opt,name=identity,proto3,oneof" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -88,8 +88,8 @@ type BackendClient interface {
 	// ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
 	// error, its devices stay reserved, and the node plugin retries the call.
 	UnprepareClaims(ctx context.Context, in *UnprepareClaimsRequest, opts ...grpc.CallOption) (*UnprepareClaimsResponse, error)
-	// Optional: without this method, the node plugin assumes that a claim that was prepared since the
-	// last boot is still prepared correctly.
+	// Optional: without this method, the node plugin assumes that claims prepared since the last boot
+	// are still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls this method when the
 	// kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
@@ -229,8 +229,8 @@ type BackendServer interface {
 	// ran. It can repeat the call: if there is nothing to undo, return no error. If a claim has an
 	// error, its devices stay reserved, and the node plugin retries the call.
 	UnprepareClaims(context.Context, *UnprepareClaimsRequest) (*UnprepareClaimsResponse, error)
-	// Optional: without this method, the node plugin assumes that a claim that was prepared since the
-	// last boot is still prepared correctly.
+	// Optional: without this method, the node plugin assumes that claims prepared since the last boot
+	// are still prepared correctly.
 	//
 	// Returns whether claims are still prepared correctly. The node plugin calls this method when the
 	// kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the

@@ -1,6 +1,6 @@
 """
-The admin's configuration of the driver: the mount points of the host, and decisions that no policy
-may take.
+The admin's configuration of the driver: the mount points of the host, and settings that no policy
+can override.
 
 The policies themselves are in :mod:`.policy`. Every error names the key and the remedy. Whether a
 path exists is checked at start (:mod:`.host`).
@@ -36,19 +36,19 @@ class HostDevicesConfig(DriverConfig):
 
     policies: dict[PolicyName, HostDevicePolicySpec] = Field(default_factory=dict, max_length=256)
     """The policies by name. If two policies match a device, the policy whose name sorts first
-    publishes it. If a policy in the cluster matches the same device, the policy in this file
-    publishes it."""
+    publishes it. A policy in this file takes precedence over a policy in the cluster that matches
+    the same device."""
 
     allow_dangerous: bool = False
-    """Whether policies can set ``allow.dangerous``. If false, the driver refuses what needs it:
-    devices that give a container control of the node or its data, matchers that match all devices,
-    and mounts of any host path."""
+    """Whether policies can set ``allow.dangerous``. If false, the driver refuses everything that
+    needs it: devices that give a container control of the node or its data, matchers that match all
+    devices, and mounts of any host path."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    """The interval of full scans. The kernel reports immediately when a device is plugged in or
-    unplugged. The scan detects other changes, such as a mount."""
+    """The interval between full scans. The kernel reports immediately when a device is plugged in
+    or unplugged. The scan detects other changes, such as a mount."""
 
     sys_root: AbsolutePath = Path("/sys")
     """The mount point of sysfs."""

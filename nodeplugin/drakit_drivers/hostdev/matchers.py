@@ -126,7 +126,8 @@ class Matcher(DevicePolicy):
 
     udev_properties: dict[Property, TextGlob] = Field(default_factory=dict, max_length=16)
     """Properties in the udev database, such as ``ID_MODEL``, and a glob for each value. All
-    specified properties must match. A node without a udev daemon has no properties."""
+    specified properties must match. On a node without a udev daemon, no
+    device has properties."""
 
     parent: ParentMatcher | None = None
     """An ancestor of the device in sysfs, such as its controller or hub."""

@@ -117,11 +117,11 @@ class Sharing(DevicePolicy):
     """Whether claims can share a device, and how many claims can share it."""
 
     mode: Literal["Exclusive", "Users", "Capacity"] = "Exclusive"
-    """``Exclusive``: one claim at a time can hold the device. ``Users``: the driver publishes the
-    device ``users`` times, and each claim gets one of these copies. ``Capacity``: the driver
-    publishes the device once, with the capacity ``users``. A claim consumes one unit unless it
-    requests more. If the cluster does not support DRAConsumableCapacity, the driver publishes
-    copies, as with ``Users``."""
+    """``Exclusive``: one claim at a time can hold the device. ``Users``: the driver publishes
+    ``users`` entries for the device, and each claim gets one of these entries. ``Capacity``: the
+    driver publishes the device once, with the capacity ``users``. A claim consumes one unit unless
+    it requests more. If the cluster does not support DRAConsumableCapacity, the driver publishes
+    entries, as with ``Users``."""
 
     users: int | None = Field(default=None, ge=1, le=1024)
     """The number of claims that can share a device. Required for ``Users`` and ``Capacity``."""
@@ -164,8 +164,8 @@ class Container(DevicePolicy):
     path: str | None = Field(default=None, max_length=256)
     """The path of the device node in the container, under ``/dev``. Defaults to the path on the
     host. If the path ends in ``/``, it is a directory, and each device node keeps its name. If the
-    last path component contains ``*``, the driver replaces ``*`` with the number of the device
-    node within the device, starting at 0."""
+    last path component contains ``*``, the driver replaces ``*`` with the index of the device node
+    within the device, starting at 0."""
 
     permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
     """The cgroup permissions: ``r`` (read), ``w`` (write) and ``m`` (mknod), in any combination."""
@@ -183,7 +183,7 @@ class Container(DevicePolicy):
     env: dict[Variable, Annotated[str, Field(max_length=1024)]] = Field(
         default_factory=dict, max_length=32
     )
-    """Additional environment variables of the container. Values are used as written."""
+    """Additional environment variables of the container. The driver does not expand the values."""
 
     mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
     """Host files and directories that the runtime also mounts into the container."""
@@ -301,14 +301,14 @@ class Allow(DevicePolicy):
 
     unstable_identity: bool = False
     """Whether to publish devices without a stable identity, under the names that the kernel
-    assigns. Examples are USB devices that have no serial number and are on a controller without an
-    address, such as usbip. After a reboot, the same name can refer to another device, so a claim
-    can get a different device."""
+    assigns. Examples are USB devices that have no serial number and whose controller has no
+    address, such as usbip devices. After a reboot, the same name can refer to another device, so a
+    claim can get a different device."""
 
     dangerous: bool = False
     """Whether to publish devices that give a container control of the node or its data, such as
     ``/dev/mem``, consoles and USB sticks. Also allows matchers that match all devices, and mounts
-    of any host path. It has no effect unless the configuration of the driver sets
+    of any host path. This field has no effect unless the configuration of the driver sets
     ``allowDangerous``."""
 
 
@@ -341,9 +341,9 @@ class HostDevicePolicySpec(DevicePolicy):
 
     on_vanish: Literal["Taint", "Evict"] = "Taint"
     """The action when a device is unplugged, or gets another device number, while pods use it.
-    ``Taint``: the device gets a taint, so that no new pod gets it. ``Evict``: Kubernetes also
-    evicts the pods that use the device: immediately if its number has changed, and otherwise if it
-    does not return within a few seconds."""
+    ``Taint``: the node plugin taints the device, so that no new pod gets it. ``Evict``: Kubernetes
+    also evicts the pods that use the device. It evicts them immediately if the number has changed,
+    and otherwise if the device does not return within a few seconds."""
 
     device_class: DeviceClass = DeviceClass()
     """The DeviceClass that selects the devices of the policy."""

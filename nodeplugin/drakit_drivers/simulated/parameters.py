@@ -29,7 +29,7 @@ class SimulatedParameters(DeviceParameters):
     """The mode in which the containers of a claim share a device."""
 
     time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
-    """The length of a time slice. Only with ``timeSlicing``."""
+    """The length of a time slice. Valid only with ``timeSlicing``."""
 
     vlan: int | None = Field(default=None, ge=1, le=4094)
     """The VLAN of an interface."""

@@ -104,7 +104,7 @@ def test_the_node_plugin_logs_the_messages_of_the_page():
 
 def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
     listed = section(REFERENCE, "Devices that are not published")
-    table = listed.partition("| Reason of a block device")[2]
+    table = listed.partition("| Reason for a block device")[2]
     firsts = "\n".join(
         line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")
     )
@@ -116,7 +116,7 @@ def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
 
 def test_the_page_lists_the_reasons_that_the_driver_uses():
     listed = section(REFERENCE, "Devices that are not published")
-    table = listed.partition("| Reason of a block device")[0]
+    table = listed.partition("| Reason for a block device")[0]
     used = re.findall(
         r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "block_devices", "reports")
     )

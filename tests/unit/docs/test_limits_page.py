@@ -95,7 +95,7 @@ EXPECTED = [
     f"{directory.MAX_SOCKETS}",
     kibibytes(wire.MAX_MESSAGE_BYTES),
     kibibytes(wire.MAX_PART_BYTES),
-    f"{wire.MESSAGES_PER_SECOND:.0f} per second, after {wire.MESSAGES_AT_ONCE:.0f}",
+    f"{wire.MESSAGES_PER_SECOND:.0f} per second, with bursts of up to {wire.MESSAGES_AT_ONCE:.0f}",
     kibibytes(claimcalls.MAX_CLAIM_BYTES),
     f"{convert.MAX_EDITS:,}",
     f"{directory.INFO_SECONDS:.0f} s",
@@ -109,7 +109,7 @@ EXPECTED = [
     f"{allocate.MAX_PARTS} of each",
     f"{host_paths.MAX_NODES}",
     f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
-    f"after {plugin_registration.MAX_BURST:.0f}",
+    f"with bursts of up to {plugin_registration.MAX_BURST:.0f}",
     # Operator and kubectl drakit explain
     f"{projection.MAX_EXPRESSION:,} characters",
     "1 s",
@@ -128,10 +128,10 @@ def test_the_page_has_the_limits_of_the_code():
 def test_the_sentences_of_the_page_have_the_limits_of_the_code():
     assert f"An Event has at most {announcing.NOTE_BYTES:,} bytes" in PAGE
     assert (
-        f"at most {announcing.PER_SECOND:.0f} Events per second, after the first "
+        f"at most {announcing.PER_SECOND:.0f} Events per second, with bursts of up to "
         f"{announcing.BURST:,}" in PAGE
     )
-    assert f"A list of {driver_reports.COUNTED_DEVICES:,} devices counts" in PAGE
+    assert f"for every {driver_reports.COUNTED_DEVICES:,} devices in it" in PAGE
     assert (
         f"files of at most {kibibytes(documents._MAX_BYTES)}, and lists of at most "
         f"{documents._MAX_ITEMS:,} items" in PAGE

@@ -53,8 +53,8 @@ SENTENCES = {
     ],
     "reference/node-plugin": [
         f"A call times out after {server.ANSWER_SECONDS:.0f} s",
-        f"A request can take {httpserver.REQUEST_SECONDS:.0f} s",
-        f"Each port has {httpserver.MAX_CONNECTIONS} connections",
+        f"A request times out after {httpserver.REQUEST_SECONDS:.0f} s",
+        f"Each port accepts at most {httpserver.MAX_CONNECTIONS} connections",
         f"otherwise after {minutes(queue.SLOW_SECONDS)} minutes",
     ],
     "reference/device-health": [
@@ -88,8 +88,8 @@ SENTENCES = {
         f"({HostDevicesConfig().rescan_interval.total_seconds():.0f} s by default)",
     ],
     "admin/sizing": [
-        f"at most one every {reporting.PACE_SECONDS:.0f} s, and one about every "
-        f"{reporting.REPEAT_SECONDS / 60:.0f} minutes",
+        f"at most one every {reporting.PACE_SECONDS:.0f} s; about one every "
+        f"{reporting.REPEAT_SECONDS / 60:.0f} minutes if nothing changes",
         f"{-(-1000 // PACKING.fill_devices)} for 1,000 devices on a node",
     ],
 }

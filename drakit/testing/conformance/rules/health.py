@@ -26,7 +26,7 @@ MESSAGE_BYTES = 1021
 @rule(
     "health",
     "a driver that reports health reports it for every device",
-    why="Since Kubernetes 1.36, the kubelet follows the health of devices and shows it in the "
+    why="Since Kubernetes 1.36, the kubelet watches the health of devices and shows it in the "
     "status of pods. For a device without a report, the status stays Unknown.",
 )
 async def health(kit: Kit) -> None:

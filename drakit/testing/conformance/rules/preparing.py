@@ -281,7 +281,7 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
     "one call prepares claims for different devices",
     why=(
         "The kubelet prepares all claims of a pod in one call. If a claim is missing from the "
-        "response, preparing it has failed."
+        "response, the kubelet treats its prepare as failed."
     ),
 )
 async def batch(kit: Kit) -> None:

@@ -179,7 +179,7 @@ class WatchDevicesResponse(_message.Message):
 
     @_builtins.property
     def counter_sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterSet]:
-        """The counters that partitions of one piece of hardware share."""
+        """Counters shared by the partitions of one piece of hardware."""
 
     @_builtins.property
     def fallback(self) -> Global___Fallback:
@@ -351,11 +351,11 @@ class Device(_message.Message):
 
     @_builtins.property
     def consumes(self) -> _containers.MessageMap[_builtins.str, Global___CounterAmounts]:
-        """The amounts that the device consumes while it is allocated, by counter set of its pool."""
+        """The amounts that the device consumes while it is allocated, by counter set in its pool."""
 
     @_builtins.property
     def taints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Taint]:
-        """Taints, besides those for health. At most 12."""
+        """At most 12 taints, in addition to those for health."""
 
     @_builtins.property
     def health(self) -> Global___Health:
@@ -403,7 +403,7 @@ class Attribute(_message.Message):
     BOOLS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     string: _builtins.str
-    """At most 64 bytes."""
+    """A string of at most 64 bytes."""
     int: _builtins.int
     """An integer."""
     bool: _builtins.bool
@@ -457,7 +457,7 @@ class StringList(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least one."""
+        """One or more values."""
 
     def __init__(
         self,
@@ -481,7 +481,7 @@ class IntList(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At least one."""
+        """One or more values."""
 
     def __init__(
         self,
@@ -505,7 +505,7 @@ class BoolList(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """At least one."""
+        """One or more values."""
 
     def __init__(
         self,
@@ -673,7 +673,7 @@ Global___CounterAmounts: _TypeAlias = CounterAmounts  # noqa: Y015
 
 @_typing.final
 class CounterSet(_message.Message):
-    """The counters that partitions of one piece of hardware share."""
+    """Counters shared by the partitions of one piece of hardware."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -929,9 +929,9 @@ class AllocatedDevice(_message.Message):
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
-    """The pool, as the backend published it: empty for the pool that is named after the node. A pool
-    that does not belong to this node, such as a pool of network devices that a controller
-    publishes, has the name that it has in the API.
+    """The pool, as the backend published it: empty for the pool that is named after the node. For a
+    pool that does not belong to this node, this is its name in the API. An example is a pool of
+    network devices that a controller publishes.
     """
     request: _builtins.str
     """The full name of the request. "main/small" for a subrequest."""
@@ -1183,9 +1183,9 @@ class DeviceNode(_message.Message):
     """The group in the container."""
     identity: _builtins.str
     """The identity of the hardware behind the device node, such as a serial number: at most 256
-    characters that do not change when the kernel gives the hardware another number. Other hardware
-    of the same kind must not have it. Set type ("b" or "c"), major and minor with it. A claim that
-    needs a number that another claim holds under another identity fails. The node plugin does not
+    characters that do not change when the kernel gives the hardware another number. It must be
+    unique among hardware of that kind. Set type ("b" or "c"), major and minor with it. If another
+    claim holds the same number for different hardware, the claim fails. The node plugin does not
     compare nodes without an identity. The identity is not part of the CDI file.
     """
     def __init__(

@@ -125,8 +125,8 @@ class BackendServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CheckClaims(self, request, context):
-        """Optional: without this method, the node plugin assumes that a claim that was prepared since the
-        last boot is still prepared correctly.
+        """Optional: without this method, the node plugin assumes that claims prepared since the last boot
+        are still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls this method when the
         kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the

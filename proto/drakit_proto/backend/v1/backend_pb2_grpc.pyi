@@ -92,8 +92,8 @@ class BackendStub:
     error, its devices stay reserved, and the node plugin retries the call.
     """
     CheckClaims: _grpc.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]
-    """Optional: without this method, the node plugin assumes that a claim that was prepared since the
-    last boot is still prepared correctly.
+    """Optional: without this method, the node plugin assumes that claims prepared since the last boot
+    are still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls this method when the
     kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
@@ -151,8 +151,8 @@ class BackendAsyncStub(BackendStub):
     error, its devices stay reserved, and the node plugin retries the call.
     """
     CheckClaims: _aio.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]  # type: ignore[assignment]
-    """Optional: without this method, the node plugin assumes that a claim that was prepared since the
-    last boot is still prepared correctly.
+    """Optional: without this method, the node plugin assumes that claims prepared since the last boot
+    are still prepared correctly.
 
     Returns whether claims are still prepared correctly. The node plugin calls this method when the
     kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
@@ -237,8 +237,8 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         request: _backend_pb2.CheckClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_backend_pb2.CheckClaimsResponse, _abc.Awaitable[_backend_pb2.CheckClaimsResponse]]:
-        """Optional: without this method, the node plugin assumes that a claim that was prepared since the
-        last boot is still prepared correctly.
+        """Optional: without this method, the node plugin assumes that claims prepared since the last boot
+        are still prepared correctly.
 
         Returns whether claims are still prepared correctly. The node plugin calls this method when the
         kubelet requests a claim that is already prepared. If a claim is not prepared correctly, the
