@@ -1,1 +1,1 @@
-"""drakit's verdicts beside those of the scheduler's own allocator, over random clusters."""
+"""drakit's verdicts beside the scheduler's own allocator, over random clusters and its tables."""
