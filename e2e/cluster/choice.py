@@ -1,12 +1,15 @@
-"""Selects the provider of the cluster: kind if Docker answers, otherwise this machine; or a manual
-choice."""
+"""
+Selects the provider of the cluster (kind if Docker answers, otherwise this machine) and the minor
+release of Kubernetes, or takes both from the environment.
+"""
 
 import os
 import subprocess
 from pathlib import Path
 
-from .api import Cluster, ClusterError
+from .api import Cluster, ClusterError, UnsupportedError
 from .kind import engine
+from .local import binaries
 from .local.names import default_cluster
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -14,8 +17,15 @@ REPOSITORY = Path(__file__).parent.parent.parent
 DOCKER_SECONDS = 5
 
 
-def cluster(name: str | None = None) -> Cluster:
-    """The cluster of that name (by default, this clone's), running or not."""
+def cluster(name: str | None = None, *, minor: str | None = None) -> Cluster:
+    """
+    The cluster of that name (by default, this clone's), running or not.
+
+    :param minor: the minor release of Kubernetes that it starts with, such as 1.37; by default,
+        that of the environment variable KUBERNETES.
+    """
+    minor = minor or os.environ.get("KUBERNETES") or binaries.DEFAULT_MINOR
+    binaries.module_file(minor)
     name = name or os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
     provider = os.environ.get("CLUSTER") or "auto"
     if provider == "auto":
@@ -23,8 +33,10 @@ def cluster(name: str | None = None) -> Cluster:
     if provider == "local":
         from .local.provider import LocalCluster
 
-        return LocalCluster(name)
+        return LocalCluster(name, minor=minor)
     if provider == "kind":
+        if minor != binaries.DEFAULT_MINOR:
+            raise UnsupportedError(provider, f"run Kubernetes {minor}")
         from .kind.provider import KindProvider
 
         return KindProvider(name)

@@ -2,6 +2,7 @@
 The programs of a cluster, built from the Go modules in `binaries/` into a cache.
 
 A local cluster needs :data:`LOCAL`; a kind cluster's node image is made of those and :data:`KIND`.
+Each minor release of Kubernetes has its own go.mod and go.sum in the module `kubernetes`.
 The cache's key is what the programs are made of: the modules' files, the Go version, and the way
 they are built. The first build takes about twelve minutes on two processors, so it always reports
 its progress; two clones that need the same programs build them once.
@@ -31,6 +32,9 @@ LOCAL = ("pause", "tools", "kubernetes")
 
 KIND = ("kind", "coredns")
 """The modules that only a kind cluster needs: a change of them builds nothing else again."""
+
+DEFAULT_MINOR = "1.36"
+"""The minor release that `go.mod` requires; another one, such as 1.37, has its `go-1.37.mod`."""
 
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -62,6 +66,9 @@ class Module:
     packages: str
     """Import paths of the packages to build, as in `go list`."""
 
+    file: str = "go.mod"
+    """The name of its go.mod."""
+
 
 def cache_folder() -> Path:
     """The cache of artifacts that are expensive to build."""
@@ -70,21 +77,42 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or DEFAULT_CACHE).expanduser() / "drakit"
 
 
-def kubernetes_version(sources: Path = SOURCES) -> str:
+def minors(sources: Path = SOURCES) -> list[str]:
+    """Return the minor releases of Kubernetes that can be built, the default one first."""
+    others = (path.stem.removeprefix("go-") for path in sources.glob("kubernetes/go-*.mod"))
+    return [DEFAULT_MINOR, *sorted(others)]
+
+
+def minor_of(version: str) -> str:
+    """Return the minor release of a version: 1.36 of v1.36.3."""
+    return ".".join(version.removeprefix("v").split(".")[:2])
+
+
+def module_file(minor: str, sources: Path = SOURCES) -> Path:
+    """Return the go.mod of a minor release of Kubernetes; ClusterError if there is none."""
+    known = minors(sources)
+    if minor not in known:
+        raise ClusterError(
+            f"no cluster runs Kubernetes {minor}; KUBERNETES can be: {', '.join(known)}"
+        )
+    return sources / "kubernetes" / ("go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod")
+
+
+def kubernetes_version(minor: str = DEFAULT_MINOR, sources: Path = SOURCES) -> str:
     """Return the version that our module requires, such as v1.36.3."""
-    return _required("kubernetes", "k8s.io/kubernetes", sources)
+    return _required(module_file(minor, sources), "k8s.io/kubernetes")
 
 
 def containerd_version() -> str:
     """Return the version that our module requires, such as v2.4.2."""
-    return _required("tools", "github.com/containerd/containerd/v2", SOURCES)
+    return _required(SOURCES / "tools" / "go.mod", "github.com/containerd/containerd/v2")
 
 
-def _required(module: str, path: str, sources: Path) -> str:
-    text = (sources / module / "go.mod").read_text()
-    found = re.search(rf"^\s*(?:require\s+)?{re.escape(path)} (v\S+)", text, re.MULTILINE)
+def _required(file: Path, path: str) -> str:
+    pattern = rf"^\s*(?:require\s+)?{re.escape(path)} (v\S+)"
+    found = re.search(pattern, file.read_text(), re.MULTILINE)
     if found is None:
-        raise ClusterError(f"{sources}/{module}/go.mod does not require {path}")
+        raise ClusterError(f"{file} does not require {path}")
     return found[1]
 
 
@@ -94,38 +122,53 @@ def module_folder(module: str, path: str) -> Path:
     return Path(json.loads(run(argv, timeout_seconds=600).stdout)["Dir"])
 
 
-def cache_key(go_version: str, sources: Path = SOURCES, *, modules: Sequence[str] = LOCAL) -> str:
+def cache_key(
+    go_version: str,
+    sources: Path = SOURCES,
+    *,
+    modules: Sequence[str] = LOCAL,
+    minor: str = DEFAULT_MINOR,
+) -> str:
     """The key of the programs: a digest of all that they are made of."""
     digest = hashlib.sha256(f"{FORM} {go_version} {sorted(ENVIRONMENT.items())}".encode())
-    for path in sorted(path for module in modules for path in sources.glob(f"{module}/*")):
+    # A change of the files of one minor release does not rebuild another one.
+    unused = {
+        path.with_suffix(suffix)
+        for path in (module_file(other, sources) for other in minors(sources) if other != minor)
+        for suffix in (".mod", ".sum")
+    }
+    found = {path for module in modules for path in sources.glob(f"{module}/*")}
+    for path in sorted(found - unused):
         content = path.read_bytes()
         digest.update(f"\n{path.relative_to(sources)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
-def programs(modules: Sequence[str] = LOCAL) -> Path:
-    """Return the folder of the modules' programs; build them first where they are missing."""
+def programs(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
+    """
+    Return the folder of the modules' programs; build them first where they are missing.
+
+    :param minor: the minor release of the module `kubernetes`.
+    """
     go_version = _go_version()
-    folder = cache_folder() / "programs" / cache_key(go_version, modules=modules)
+    folder = cache_folder() / "programs" / cache_key(go_version, modules=modules, minor=minor)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
-            _build_all(folder, modules)
+            _build_all(folder, modules, minor)
     return folder
 
 
-def _build_all(folder: Path, modules: Sequence[str]) -> None:
+def _build_all(folder: Path, modules: Sequence[str], minor: str) -> None:
     # The lock is ours, so what others left half done is nobody's.
     for remains in folder.parent.glob(f"{folder.name}.building.*"):
         shutil.rmtree(remains)
     partial = folder.with_suffix(f".building.{os.getpid()}")
     partial.mkdir()
     started = time.monotonic()
-    chosen = [
-        module for module in _modules(kubernetes_version(), partial) if module.folder in modules
-    ]
+    chosen = [module for module in _modules(minor, partial) if module.folder in modules]
     print(
         f"building {', '.join(module.title for module in chosen)} into {folder}: minutes the first "
         "time (Kubernetes takes about ten on two processors), seconds ever after",
@@ -142,11 +185,12 @@ def _build_all(folder: Path, modules: Sequence[str]) -> None:
     print(f"built all programs in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _modules(version: str, into: Path) -> Iterator[Module]:
-    major, minor, *_ = version.removeprefix("v").split(".")
+def _modules(minor: str, into: Path) -> Iterator[Module]:
+    version = kubernetes_version(minor)
+    major, _, number = minor.partition(".")
     package = "k8s.io/component-base/version"
     # Without these, the servers call themselves v0.0.0, and clients do not know what they can.
-    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": number}
     stamp = " ".join(f"-X {package}.{key}={value}" for key, value in values.items())
     common = ("build", "-trimpath", "-v", "-ldflags")
     yield Module(
@@ -166,6 +210,7 @@ def _modules(version: str, into: Path) -> Iterator[Module]:
         title=f"Kubernetes {version}",
         arguments=(*common, f"-s -w {stamp}", "-o", f"{into}/kubernetes", "."),
         packages=".",
+        file=module_file(minor).name,
     )
     yield Module(
         folder="kind",
@@ -185,24 +230,32 @@ def _build(module: Module) -> None:
     progress = Progress(module.title)
     env = {**os.environ, **ENVIRONMENT}
     folder = SOURCES / module.folder
-    if (folder / "go.sum").exists():
+    go, file = ["go", "-C", str(folder)], f"-modfile={module.file}"
+    if (folder / module.file).with_suffix(".sum").exists():
         with progress.step("downloading modules"):
-            run(["go", "-C", str(folder), "mod", "download"], timeout_seconds=1800, env=env)
+            run([*go, "mod", "download", file], timeout_seconds=1800, env=env)
     with progress.step("listing packages"):
-        argv = ["go", "-C", str(folder), "list", "-deps", module.packages]
+        argv = [*go, "list", file, "-deps", module.packages]
         total = len(run(argv, timeout_seconds=600, env=env).stdout.split())
-    _compile(module, folder, total=total, progress=progress, env=env)
+    command, *arguments = module.arguments
+    argv = [*go, command, file, *arguments]
+    _compile(module, argv, total=total, progress=progress, env=env)
 
 
 def _compile(
-    module: Module, folder: Path, *, total: int, progress: "Progress", env: Mapping[str, str]
+    module: Module,
+    argv: Sequence[str],
+    *,
+    total: int,
+    progress: "Progress",
+    env: Mapping[str, str],
 ) -> None:
     output: list[str] = []
     compiled = 0
     with (
         progress.step(f"compiling at most {total} packages") as report,
         subprocess.Popen(
-            ["go", "-C", str(folder), *module.arguments],
+            argv,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

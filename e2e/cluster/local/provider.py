@@ -16,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,11 @@ class LocalCluster(Cluster):
     provider = "local"
     capabilities = frozenset(Capability)
 
+    def __init__(self, name: str, *, minor: str = binaries.DEFAULT_MINOR) -> None:
+        super().__init__(name)
+        self._minor = minor
+        self._folders: dict[str, Path] = {}
+
     # -- life
 
     def is_up(self) -> bool:
@@ -55,7 +59,7 @@ class LocalCluster(Cluster):
         return record is not None and _intact(record)
 
     def prepare(self) -> None:
-        _ = self._programs
+        self._programs_of(self._minor)
 
     def start(self, options: Options) -> None:
         requirements.check()
@@ -80,6 +84,10 @@ class LocalCluster(Cluster):
                 raise ClusterError(
                     f"process {record.owner.pid} uses cluster {self.name} and will stop it: wait "
                     "for its end, or choose another name (CLUSTER_NAME)"
+                )
+            elif record.version != binaries.kubernetes_version(self._minor):
+                raise ClusterError(
+                    f"cluster {self.name} is up with Kubernetes {record.version}: stop it first"
                 )
             elif dict(record.gates) != dict(options.gates):
                 raise ClusterError(
@@ -222,9 +230,16 @@ class LocalCluster(Cluster):
 
     # -- parts
 
-    @cached_property
+    @property
     def _programs(self) -> Path:
-        return binaries.programs()
+        """The programs of the release that runs; if none does, of the one that starts next."""
+        record = records.find(self.name)
+        return self._programs_of(binaries.minor_of(record.version) if record else self._minor)
+
+    def _programs_of(self, minor: str) -> Path:
+        if minor not in self._folders:
+            self._folders[minor] = binaries.programs(minor=minor)
+        return self._folders[minor]
 
     @property
     def _record(self) -> Record:
@@ -301,7 +316,7 @@ class LocalCluster(Cluster):
                 nodes=0,
                 gates=dict(options.gates),
                 runtime_config=dict(options.runtime_config),
-                version=binaries.kubernetes_version(),
+                version=binaries.kubernetes_version(self._minor),
             )
             record.write()
         return record

@@ -7,13 +7,16 @@ import pytest
 from e2e.cluster import choice
 from e2e.cluster.api import Capability, ClusterError, Options, UnsupportedError, wait_until
 from e2e.cluster.kind import engine
-from e2e.cluster.local import requirements
+from e2e.cluster.local import binaries, names, records, requirements
+from e2e.cluster.local.names import Names
+from e2e.cluster.local.records import Process, Record
 
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
     """Put a `docker` on the PATH that answers with the given code."""
     monkeypatch.setenv("CLUSTER", "auto")
+    monkeypatch.delenv("KUBERNETES", raising=False)
     monkeypatch.setattr(engine, "ROOT", tmp_path / "no-engine")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
@@ -23,6 +26,16 @@ def docker(tmp_path, monkeypatch):
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
     return make
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """Choose local clusters, whose programs need not be built and whose records are ours."""
+    monkeypatch.setenv("CLUSTER", "local")
+    for module in (names, records):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(binaries, "programs", lambda *, minor: tmp_path / minor)
+    return tmp_path
 
 
 def test_kind_is_chosen_where_docker_answers(docker):
@@ -47,6 +60,49 @@ def test_the_choice_by_hand_wins(docker, monkeypatch):
     assert choice.cluster("a").provider == "local"
     monkeypatch.setenv("CLUSTER", "minikube")
     with pytest.raises(ClusterError, match="not auto, kind or local"):
+        choice.cluster("a")
+
+
+@pytest.mark.parametrize(
+    ("environment", "argument", "minor"),
+    [
+        pytest.param("", None, "1.36", id="without-a-choice-the-default"),
+        pytest.param("1.37", None, "1.37", id="the-environment-chooses"),
+        pytest.param("1.37", "1.36", "1.36", id="the-caller-overrides-the-environment"),
+    ],
+)
+def test_a_cluster_starts_the_chosen_kubernetes(local, monkeypatch, environment, argument, minor):
+    monkeypatch.setenv("KUBERNETES", environment)
+    chosen = choice.cluster("a", minor=argument)
+    assert chosen.program("kubelet") == str(local / minor / "kubelet")
+
+
+def test_a_cluster_keeps_the_kubernetes_that_it_was_started_with(local, monkeypatch):
+    Record(
+        names=Names(cluster="a", port_place=0, subnet_place=0),
+        phase="up",
+        kept=True,
+        owner=Process(pid=1, started=2),
+        nodes=0,
+        version="v1.37.2",
+    ).write()
+    monkeypatch.delenv("KUBERNETES", raising=False)
+    assert choice.cluster("a").program("kubelet") == str(local / "1.37" / "kubelet")
+    assert choice.cluster("b").program("kubelet") == str(local / "1.36" / "kubelet")
+
+
+@pytest.mark.parametrize("provider", ["local", "kind"])
+def test_an_unknown_kubernetes_is_refused_with_the_known_ones(docker, monkeypatch, provider):
+    monkeypatch.setenv("CLUSTER", provider)
+    monkeypatch.setenv("KUBERNETES", "1.35")
+    with pytest.raises(ClusterError, match=r"Kubernetes 1\.35; KUBERNETES can be: 1\.36, 1\.37"):
+        choice.cluster("a")
+
+
+def test_kind_refuses_another_kubernetes_and_names_the_provider_that_has_it(docker, monkeypatch):
+    docker("exit 0")
+    monkeypatch.setenv("KUBERNETES", "1.37")
+    with pytest.raises(UnsupportedError, match=r"kind cannot run Kubernetes 1\.37; CLUSTER=local"):
         choice.cluster("a")
 
 
