@@ -204,7 +204,7 @@ class DeviceNode:
 
     identity: str | None = None
     """The identity of the hardware behind the device node, such as a serial number: at most 256
-    characters that do not change when the kernel gives the hardware another number. It must be
+    characters that do not change when the kernel gives the hardware a different number. It must be
     unique among hardware of that kind. Set `type`, `major` and `minor` with it. If another claim
     holds the same number for different hardware, the claim fails. Set no identity for a node that
     several devices share, such as ``/dev/vfio/vfio``."""
@@ -364,7 +364,7 @@ class Device:
 
     prepare_again: bool = False
     """Whether the edits of the claims that hold the device are outdated, for example because the
-    kernel gave the device another number. The node plugin then calls `prepare` again for these
+    kernel gave the device a different number. The node plugin then calls `prepare` again for these
     claims, without `unprepare`, with a backoff of 1 s to 60 s, and rewrites their CDI files.
     Running containers keep the old edits, and their claims still hold the old numbers. Keep this
     field set until the nodes in `Driver.held_devices` show that the claims have the new edits."""
@@ -503,7 +503,7 @@ class HeldNode:
 
     current: bool = True
     """Whether the CDI file of a claim has this number. If not, only containers that started before
-    the device got another number can still use this one."""
+    the device got a different number can still use this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -527,8 +527,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The name that the driver published."""
 
     pool: str
-    """The pool that the driver published. For a pool that does not belong to this node, this is
-    its name in the API. An example is a pool of network devices that a controller publishes."""
+    """The pool that the driver published. If the pool does not belong to this node (for example, a
+    pool of network devices that a controller publishes), the full name of the pool in the API."""
 
     request: str
     """The request's name; ``main/small`` for an alternative of ``main``."""

@@ -352,7 +352,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         The node plugin calls this method when the kubelet requests a prepared claim again, after a
         restart of the kubelet or for another pod. If `check` returns False or raises, the node
         plugin calls `prepare` again, without `unprepare`, because containers may be using the
-        device. Without `check`, the node plugin answers from the checkpoint.
+        device. Without `check`, the node plugin responds from the checkpoint.
         """
         return _is_prepared()
 

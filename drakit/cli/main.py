@@ -319,9 +319,9 @@ def _add_convert(group: _Group) -> None:
             tool,
             help=f"convert the configuration of {tool} to policies",
             description=f"Converts the configuration of {tool} to HostDevicePolicies, and prints "
-            "them. Prints to standard error the settings to check, and the settings without a "
-            "counterpart. Exits with 1 if a setting has no counterpart. Does not access the host "
-            "or the cluster.",
+            "them. Lists on standard error the settings that you must check, and those that have "
+            "no equivalent in a policy. Exits with 1 if a setting has no equivalent. Does not "
+            "access the host or the cluster.",
         )
         command.add_argument("file", type=Path, metavar="FILE", help=f"YAML file: {text}")
         command.add_argument(

@@ -47,6 +47,7 @@ from drakit.resource.raw import Object, child, children, text
 from drakit.resource.versions import VERSIONS, from_version, requests_from_version
 
 __all__ = (
+    "FOR_EXTENDED",
     "amounts",
     "finalizers",
     "once",
@@ -64,7 +65,7 @@ MAX_EXPRESSION = 2048
 
 _EVERYWHERE = Place(every=True)
 
-_FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 """The annotation of claims that the scheduler makes for extended resources."""
 
 
@@ -140,7 +141,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         ),
         owner_pod=text(owner, "name") if owner is not None else None,
         owner_uid=text(owner, "uid") if owner is not None else "",
-        for_extended=text(metadata, "annotations", _FOR_EXTENDED) == "true",
+        for_extended=text(metadata, "annotations", FOR_EXTENDED) == "true",
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
         nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,

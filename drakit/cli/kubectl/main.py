@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices in the cluster. "
         "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
-        epilog="Exit codes: 0 no problem, 1 a problem or an undecided result, "
-        "2 invalid arguments or kubeconfig, 3 the API server is unavailable or denies all "
+        epilog="Exit codes: 0 no problem, 1 a problem, or drakit cannot determine why a pod "
+        "waits, 2 invalid arguments or kubeconfig, 3 the API server is unavailable or denies all "
         "requests.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

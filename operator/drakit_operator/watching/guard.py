@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import orjson
 
+from drakit.explain.projection import FOR_EXTENDED
 from drakit.kube.errors import ApiError, GoneError
 from drakit.kube.watch import WatchEvent, read_events
 from drakit_operator.kinds import OnSkipped, Served
@@ -29,7 +30,7 @@ __all__ = ("GuardedClient",)
 
 OnGap = Callable[[ApiError], None]
 
-_UNUSED = (("metadata", "managedFields"), ("metadata", "annotations"))
+_UNUSED = (("metadata", "managedFields"),)
 """Paths that no fact of any kind needs."""
 
 
@@ -168,7 +169,18 @@ class _GuardedWatch(_Response):
             body = {**self._kind.unknown, "metadata": body["metadata"]}
         for path in (*_UNUSED, *self._kind.unused):
             _drop(body, path)
+        _drop_annotations(body)
         return orjson.dumps({"type": event.type, "object": body}) + b"\n"
+
+
+def _drop_annotations(body: dict[str, Any]) -> None:
+    """Remove all annotations but the mark that the scheduler sets, which has one value."""
+    metadata: Any = body.get("metadata")
+    if isinstance(metadata, dict):
+        fields = cast("dict[str, Any]", metadata)
+        given: Any = fields.pop("annotations", None)
+        if isinstance(given, dict) and cast("dict[str, Any]", given).get(FOR_EXTENDED) == "true":
+            fields["annotations"] = {FOR_EXTENDED: "true"}
 
 
 def _drop(body: dict[str, Any], path: tuple[str, ...]) -> None:

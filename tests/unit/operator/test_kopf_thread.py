@@ -170,6 +170,14 @@ async def test_it_gets_no_parameters_of_claims_and_no_data_of_their_devices(clus
     assert "labels" not in body["metadata"]
 
 
+async def test_a_claim_keeps_the_annotation_that_names_its_author(cluster, tmp_path):
+    mark = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    claim = {"metadata": {"annotations": {**mark, "long": "x"}}, "spec": {"devices": {}}}
+    path = f"{RESOURCE}/namespaces/lab/resourceclaims/made"
+    body = await body_of(cluster, cluster.write_kubeconfig(tmp_path), CLAIMS, path, claim)
+    assert body["metadata"]["annotations"] == mark
+
+
 async def test_nodes_keep_their_labels(cluster, tmp_path):
     node = {
         "apiVersion": "v1",

@@ -52,7 +52,7 @@ def _left_out(kit: Kit) -> list[str]:
     "stable-names",
     "devices have the same names and pools after a restart",
     why="An allocation identifies its device by driver, pool and name while the claim exists. If a "
-    "device gets another name, pods whose claims have the old name do not start.",
+    "device gets a different name, pods whose claims have the old name do not start.",
 )
 async def stable_names(kit: Kit) -> None:
     before = await _settled(kit)
