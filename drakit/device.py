@@ -528,7 +528,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
     pool: str
     """The pool that the driver published. If the pool does not belong to this node (for example, a
-    pool of network devices that a controller publishes), the full name of the pool in the API."""
+    pool of network devices that a controller publishes), the field contains the full name of the
+    pool in the API."""
 
     request: str
     """The request's name; ``main/small`` for an alternative of ``main``."""

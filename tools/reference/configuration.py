@@ -64,8 +64,8 @@ FILES: Mapping[str, File] = {
         },
     ),
     "Operator": File(
-        intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The chart sets `listen`, and the keys\n"
-        "that link to a value. Set other keys in the value `operator.config`. The option `--config` of\n"
+        intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The chart sets `listen`, and every\n"
+        "key whose Meaning links to a chart value. Set other keys in the value `operator.config`. The option `--config` of\n"
         "[`drakit-operator`](cli.md#drakit-operator) sets the path. The operator also runs without a file.",
         model=Config,
         values={"logging": "logging", "events.nameHolders": "events.nameHolders"},
@@ -108,8 +108,8 @@ def page() -> str:
         source="the pydantic models of the daemons and drivers",
         body=[
             "This page lists the keys of the configuration files of both daemons and of drakit's own drivers. The chart\n"
-            "renders these files from [its values](values.md). If the meaning of a key is only a link, the\n"
-            "linked chart value sets the key, and describes it.",
+            "renders these files from [its values](values.md). If the Meaning column contains only a\n"
+            "link, the linked chart value sets the key. See its description there.",
             "If a key is unknown or a value is invalid, the daemon does not start, and the error names the file, the key and\n"
             "the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(

@@ -51,7 +51,7 @@ PENDING: Mapping[str, Text] = {
     "NoDevicePublished": Text(
         regarding=f"{POD}, {CLAIM}, {TEMPLATE}, {CLASS}",
         when="No node publishes enough devices that match the selectors of the class and the request.",
-        action="Compare the selectors with the attributes of the published devices. Check that the driver is running.",
+        action="Compare the selectors with the attributes of the published devices. Check that the driver is running. For the class of a host device policy, find the policy with `kubectl get hdp`, and check its [Ready condition](host-device-policy.md#the-ready-condition) with `kubectl describe hdp NAME`.",
     ),
     "DevicesAllocated": Text(
         regarding=f"{POD}, {CLAIM}",
@@ -205,7 +205,7 @@ CLAIMS: Mapping[str, Text] = {
         action="Apply the remedy in the message. The kubelet retries automatically.",
     ),
     "DeviceRenumbered": Text(
-        when="The kernel gave a device of a prepared claim another number, for example after a reset of a USB hub. "
+        when="The kernel gave a device of a prepared claim a different number, for example after a reset of a USB hub. "
         "The node plugin has rewritten the claim's CDI file.",
         action="Restart the containers, or delete the pods that use the claim: the old number can now belong to other hardware.",
     ),
@@ -272,7 +272,7 @@ NODE: Mapping[str, Text] = {
     ),
     "SliceNameTaken": Text(
         when="A ResourceSlice of another driver or node has the name of a slice that the node plugin creates. "
-        "The plugin publishes its devices under another name.",
+        "The plugin publishes its devices under a different name.",
         action="Identify the client that created that slice, and delete the slice. "
         "See [Names of slices](../admin/security.md#names-of-slices).",
     ),

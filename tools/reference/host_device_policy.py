@@ -59,20 +59,21 @@ hardware by its serial number *and* its port, because several adapters can have 
 
 | Event while a claim holds the device | New pods | Pods that have the device |
 |---|---|---|
-| It is unplugged, or plugged into another port | do not get it: it has the taint `drakit.dev/gone` | if the policy sets `onVanish: Evict`, are evicted after `nodeplugin.devices.goneEvictionDelay` (10 s by default) |
+| It is unplugged, or plugged into a different port | do not get it: it has the taint `drakit.dev/gone` | if the policy sets `onVanish: Evict`, are evicted after `nodeplugin.devices.goneEvictionDelay` (10 s by default) |
 | It returns to the same port with the same number | get it when it is free | keep it |
-| It returns with another number, for example after a hub reset | do not get it: it has the taint `hostdev.drakit.dev/renumbered` | if the policy sets `onVanish: Evict`, are evicted immediately |
+| It returns with a different number, for example after a hub reset | do not get it: it has the taint `hostdev.drakit.dev/renumbered` | if the policy sets `onVanish: Evict`, are evicted immediately |
 | Another device gets its number | do not get the other device, which is not published (reason `InUse`) | are not affected |
 | The policy is deleted, no longer matches the device, or changes `sharing` or `group` | do not get it, under any name | keep it: they are never evicted |
 | The node plugin cannot read a host file that it must check | do not get it: it has the taint `hostdev.drakit.dev/unreadable` | keep it: they are never evicted |
 
-- After a device returns with another number, a running container can still open the old number. The node plugin prepares the
-  claim again within seconds, and containers that restart get the new number. The taint stays until the claim is released. To
+- After a device returns with a different number, a running container can still open the old number. The node plugin prepares
+  the claim again within seconds, and containers that restart get the new number. The taint stays until the claim is released. To
   release the claim, delete the pod.
 - If you reduce `sharing.users` while a claim holds one of the removed entries, hostdev publishes no free entry of this
   device until the claim is released.
 - A change of the policy or of the DRAConsumableCapacity feature gate can switch a device between separate entries and one
-  device with a capacity. While a claim holds the previous form, the new form has the taint `hostdev.drakit.dev/shared`.
+  device with a capacity. While a claim holds a device in its old form, hostdev taints the
+  devices in the new form with `hostdev.drakit.dev/shared`.
 
 When the cause is resolved, hostdev publishes or prepares the device. You do not need to restart anything.
 [Device health](device-health.md#devices-that-vanish) describes the grace period."""
@@ -86,7 +87,7 @@ hostdev leaves out a matching device for one of these reasons. The
 | Reason | Causes |
 |---|---|
 | `Dangerous` | the device is [dangerous](#dangerous-devices), and the chart or the policy does not allow it |
-| `InUse` | the node uses the block device, or a claim holds one of these: the device under another name, its device number, or another device with the same identity |
+| `InUse` | the node uses the block device, or a claim holds one of these: the device under a different name, its device number, or another device with the same identity |
 | `NoIdentity` | the device has no [stable identity](#device-names) |
 | `NotSupported` | the device is a [disk](../admin/disks.md), or a loop or zram device that writes to one |
 | `Other` | the zram device has no `disksize` |
@@ -128,15 +129,15 @@ These device nodes under `/dev` are dangerous:"""
 HARDWARE = """\
 For other devices, hostdev reads the properties of the hardware:
 
-| Device | Dangerous if |
+| Device | Dangerous |
 |---|---|
-| Terminal (`tty`) | the kernel uses it as its console |
+| Terminal (`tty`) | if the kernel uses it as its console |
 | USB hub or root hub (`usb`) | always |
 | USB device (`usb`) with a disk, network adapter, Bluetooth adapter or keyboard in sysfs | always |
-| Other USB device (`usb`) | an interface has USB class 02 (communications), 08 (mass storage), 0a (CDC data) or e0 (wireless controller), is an RNDIS network adapter, or has the boot protocol of a keyboard or mouse |
-| Input device (`input/event*`) | it has a letter key, a digit key, SysRq or a power key, or udev identifies it as a keyboard |
-| Raw HID device (`hidraw*`, `usb/hiddev*`) | it belongs to a keyboard, or its interface has the boot protocol of a keyboard or mouse |
-| I2C bus (`i2c-*`) | it is an SMBus controller on PCI |
+| Other USB device (`usb`) | if an interface has USB class 02 (communications), 08 (mass storage), 0a (CDC data) or e0 (wireless controller), is an RNDIS network adapter, or has the boot protocol of a keyboard or mouse |
+| Input device (`input/event*`) | if it has a letter key, a digit key, SysRq or a power key, or udev identifies it as a keyboard |
+| Raw HID device (`hidraw*`, `usb/hiddev*`) | if it belongs to a keyboard, or its interface has the boot protocol of a keyboard or mouse |
+| I2C bus (`i2c-*`) | if it is an SMBus controller on PCI |
 
 hostdev reads the USB descriptors of all configurations and alternate settings. A device with malformed descriptors is
 dangerous. hostdev does not publish a device whose properties it cannot read.

@@ -51,8 +51,8 @@ def page() -> str:
     body = [
         "This page lists every value of the chart `charts/drakit`. The chart rejects other keys.\n"
         "[Install drakit](../admin/install.md) shows how to set values.",
-        "A duration is a string with units, and longer than 0: `10s`, `2m`, `1m30s` or `1h`. The keys in a table are\n"
-        "relative to the heading above it.",
+        "A duration is a string with units, such as `10s`, `2m`, `1m30s` or `1h`, and must be greater than zero. The keys\n"
+        "in a table are relative to the heading above it.",
     ]
     scalars = [each for each in values if "." not in each.path and not each.is_group]
     body += ["## Names and images", *_section(scalars, schema, prefix="")]

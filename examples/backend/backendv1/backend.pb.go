@@ -448,9 +448,10 @@ type Device struct {
 	// briefly disappear when a USB hub resets.
 	EvictIfGone bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	// Whether the edits of the claims that hold the device are outdated, for example because the
-	// kernel gave the device another number. The node plugin then calls PrepareClaims again for these
-	// claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep the old
-	// edits until they restart. Keep this field set until PrepareClaims has returned the new edits.
+	// kernel gave the device a different number. The node plugin then calls PrepareClaims again for
+	// these claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep
+	// the old edits until they restart. Keep this field set until PrepareClaims has returned the new
+	// edits.
 	PrepareAgain  bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1555,9 +1556,9 @@ type AllocatedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the device, as the backend published it.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The pool, as the backend published it: empty for the pool that is named after the node. For a
-	// pool that does not belong to this node, this is its name in the API. An example is a pool of
-	// network devices that a controller publishes.
+	// The pool, as the backend published it: empty for the pool that is named after the node. If the
+	// pool does not belong to this node (for example, a pool of network devices that a controller
+	// publishes), the field contains the full name of the pool in the API.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The full name of the request. "main/small" for a subrequest.
 	Request string `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
@@ -1952,7 +1953,7 @@ type DeviceNode struct {
 	// The group in the container.
 	Gid *uint32 `protobuf:"varint,9,opt,name=gid,proto3,oneof" json:"gid,omitempty"`
 	// The identity of the hardware behind the device node, such as a serial number: at most 256
-	// characters that do not change when the kernel gives the hardware another number. It must be
+	// characters that do not change when the kernel gives the hardware a different number. It must be
 	// unique among hardware of that kind. Set type ("b" or "c"), major and minor with it. If another
 	// claim holds the same number for different hardware, the claim fails. The node plugin does not
 	// compare nodes without an identity. The identity is not part of the CDI file.

@@ -54,7 +54,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type BackendClient interface {
 	// Returns the identity of the backend. The node plugin calls this method first on every
-	// connection. The backend must answer within 5 seconds.
+	// connection. The backend must respond within 5 seconds.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*GetInfoResponse, error)
 	// Lists and watches the devices. The backend sends all devices in one message, and sends all of
 	// them again after every change. Each message replaces the previous one. An identical message has
@@ -195,7 +195,7 @@ type Backend_WatchHealthClient = grpc.ServerStreamingClient[WatchHealthResponse]
 // for forward compatibility.
 type BackendServer interface {
 	// Returns the identity of the backend. The node plugin calls this method first on every
-	// connection. The backend must answer within 5 seconds.
+	// connection. The backend must respond within 5 seconds.
 	GetInfo(context.Context, *GetInfoRequest) (*GetInfoResponse, error)
 	// Lists and watches the devices. The backend sends all devices in one message, and sends all of
 	// them again after every change. Each message replaces the previous one. An identical message has

@@ -5,7 +5,8 @@ policy that publishes only this device.
 The answers come from the driver's own scan. Each device without a policy is scanned with a
 suggested policy, so that users see in advance whether the driver would refuse it.
 
-It must not know claims: a device that a claim holds can have another name in the running driver.
+It must not know claims: a device that a claim holds can have a different name in the running
+driver.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
 A claim is prepared from a new scan, never from the last one: in between a stick may have been
-replugged under another number, or a zram device mounted. That scan reads only what the devices of
-the batch need.
+replugged under a different number, or a zram device mounted. That scan reads only what the devices
+of the batch need.
 
 It must not depend on the rules that find, name or describe devices.
 """

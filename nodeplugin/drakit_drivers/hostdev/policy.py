@@ -340,7 +340,7 @@ class HostDevicePolicySpec(DevicePolicy):
     """Additional attributes of each device, by name."""
 
     on_vanish: Literal["Taint", "Evict"] = "Taint"
-    """The action when a device is unplugged, or gets another device number, while pods use it.
+    """The action when a device is unplugged, or gets a different device number, while pods use it.
     ``Taint``: the node plugin taints the device, so that no new pod gets it. ``Evict``: Kubernetes
     also evicts the pods that use the device. It evicts them immediately if the number has changed,
     and otherwise if the device does not return within a few seconds."""

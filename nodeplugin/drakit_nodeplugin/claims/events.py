@@ -3,7 +3,7 @@ Events on a claim: its failures on this node, for its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
 unprepared. This module reports both on the claim, where they remain visible after the pod is gone.
-Only problems that a user can act on are reported, each once. A device that got another number
+Only problems that a user can act on are reported, each once. A device that got a different number
 while its claim was prepared is one of them. Transient failures and slow work are
 reported only after three minutes. Success is reported only after a reported failure. No claim waits
 for an Event: Events are written from a bounded queue.

@@ -2,11 +2,11 @@
 Prepares claims again whose edits are outdated.
 
 A driver marks a device whose edits have changed while claims hold it
-(:attr:`drakit.Device.prepare_again`), for example because the kernel gave it another number. Its
-claims are then prepared a second time, without an unprepare: their rows and CDI files get the new
-edits, and a container that restarts gets the device again. This is repeated with a backoff for as
-long as the driver marks the device. A backend that marks its devices all the time is slowed down by
-the same backoff, because each second prepare is a write to disk.
+(:attr:`drakit.Device.prepare_again`), for example because the kernel gave it a different number.
+Its claims are then prepared a second time, without an unprepare: their rows and CDI files get the
+new edits, and a container that restarts gets the device again. This is repeated with a backoff for
+as long as the driver marks the device. A backend that marks its devices all the time is slowed down
+by the same backoff, because each second prepare is a write to disk.
 
 :mod:`.prepare` does the work, :mod:`.queue` decides when. It must not know gRPC, the API server, or
 how an endpoint works.

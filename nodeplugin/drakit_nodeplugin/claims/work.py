@@ -124,7 +124,7 @@ class ClaimAnswer:
     success."""
 
     renumbered: tuple[str, ...] = ()
-    """A clause for each device that got another device number while its claim was prepared."""
+    """A clause for each device that got a different device number while its claim was prepared."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ become Events of the Node. A claim whose unprepare does not end taints the hardw
 :mod:`.driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any: otherwise a held
-device could be published as free, under another name. Until the checkpoint can be read and is
+device could be published as free, under a different name. Until the checkpoint can be read and is
 complete, its endpoint waits, and its slices stay as they are.
 
 This module must not know endpoints, or the internals of the parts.

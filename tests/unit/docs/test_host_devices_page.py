@@ -70,6 +70,15 @@ def test_the_recipes_show_the_policies_of_the_examples():
     assert shown
 
 
+def test_the_recipes_show_the_pods_of_the_examples():
+    page = (ROOT / "docs/use/device-recipes.md").read_text()
+    shown = re.findall(r'```yaml title="([^"]+)"\n(.*?)```', page, re.S)
+    assert shown
+    for file, text in shown:
+        example = (ROOT / "examples/hostdev" / file).read_text()
+        assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(example))
+
+
 def test_the_name_of_the_adapter_is_that_of_the_page():
     policies = as_policies({"serial": policy("tty", "/dev/ttyUSB*")})
     (name,) = select(policies, [ADAPTER], refuse=lambda policy, host: None).devices

@@ -66,7 +66,7 @@ class StoredNode:
 
     current: bool = True
     """Whether the CDI file has this number. If not, containers that were started before the
-    hardware got another number can still use it."""
+    hardware got a different number can still use it."""
 
     @property
     def number(self) -> tuple[str, int, int]:
@@ -98,7 +98,7 @@ class StoredDevice:
 
     nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
     """Its device nodes that have an identity. They do not take part in comparisons, because the
-    kernel can give the same device another number."""
+    kernel can give the same device a different number."""
 
     @property
     def hold(self) -> Hold:

@@ -358,7 +358,7 @@ class Checkpoint:
         except CheckpointError as error:
             self.unusable = str(error)
             raise
-        # If we had opened it before, another number than ours plus one comes from another process.
+        # If we had opened it before, a number other than ours plus one comes from another process.
         self.alone = self.alone and self._opens in (0, opened.opens - 1)
         self._opens = opened.opens
         self._file = _identity(self.path)

@@ -331,9 +331,10 @@ class Device(_message.Message):
     """
     prepare_again: _builtins.bool
     """Whether the edits of the claims that hold the device are outdated, for example because the
-    kernel gave the device another number. The node plugin then calls PrepareClaims again for these
-    claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep the old
-    edits until they restart. Keep this field set until PrepareClaims has returned the new edits.
+    kernel gave the device a different number. The node plugin then calls PrepareClaims again for
+    these claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep
+    the old edits until they restart. Keep this field set until PrepareClaims has returned the new
+    edits.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -929,9 +930,9 @@ class AllocatedDevice(_message.Message):
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
-    """The pool, as the backend published it: empty for the pool that is named after the node. For a
-    pool that does not belong to this node, this is its name in the API. An example is a pool of
-    network devices that a controller publishes.
+    """The pool, as the backend published it: empty for the pool that is named after the node. If the
+    pool does not belong to this node (for example, a pool of network devices that a controller
+    publishes), the field contains the full name of the pool in the API.
     """
     request: _builtins.str
     """The full name of the request. "main/small" for a subrequest."""
@@ -1183,7 +1184,7 @@ class DeviceNode(_message.Message):
     """The group in the container."""
     identity: _builtins.str
     """The identity of the hardware behind the device node, such as a serial number: at most 256
-    characters that do not change when the kernel gives the hardware another number. It must be
+    characters that do not change when the kernel gives the hardware a different number. It must be
     unique among hardware of that kind. Set type ("b" or "c"), major and minor with it. If another
     claim holds the same number for different hardware, the claim fails. The node plugin does not
     compare nodes without an identity. The identity is not part of the CDI file.

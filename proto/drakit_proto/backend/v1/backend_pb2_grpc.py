@@ -71,7 +71,7 @@ class BackendServicer:
 
     def GetInfo(self, request, context):
         """Returns the identity of the backend. The node plugin calls this method first on every
-        connection. The backend must answer within 5 seconds.
+        connection. The backend must respond within 5 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

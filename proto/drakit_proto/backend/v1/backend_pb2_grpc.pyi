@@ -54,7 +54,7 @@ class BackendStub:
     def __new__(cls, channel: _aio.Channel) -> BackendAsyncStub: ...
     GetInfo: _grpc.UnaryUnaryMultiCallable[_backend_pb2.GetInfoRequest, _backend_pb2.GetInfoResponse]
     """Returns the identity of the backend. The node plugin calls this method first on every
-    connection. The backend must answer within 5 seconds.
+    connection. The backend must respond within 5 seconds.
     """
     WatchDevices: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]
     """Lists and watches the devices. The backend sends all devices in one message, and sends all of
@@ -113,7 +113,7 @@ class BackendAsyncStub(BackendStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInfo: _aio.UnaryUnaryMultiCallable[_backend_pb2.GetInfoRequest, _backend_pb2.GetInfoResponse]  # type: ignore[assignment]
     """Returns the identity of the backend. The node plugin calls this method first on every
-    connection. The backend must answer within 5 seconds.
+    connection. The backend must respond within 5 seconds.
     """
     WatchDevices: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchDevicesRequest, _backend_pb2.WatchDevicesResponse]  # type: ignore[assignment]
     """Lists and watches the devices. The backend sends all devices in one message, and sends all of
@@ -175,7 +175,7 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_backend_pb2.GetInfoResponse, _abc.Awaitable[_backend_pb2.GetInfoResponse]]:
         """Returns the identity of the backend. The node plugin calls this method first on every
-        connection. The backend must answer within 5 seconds.
+        connection. The backend must respond within 5 seconds.
         """
 
     @_abc_1.abstractmethod
