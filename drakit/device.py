@@ -281,7 +281,7 @@ class IntelRdt:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
     """
-    The edits that a device makes to its containers: the ``containerEdits`` of a CDI device.
+    The edits to the containers that use the device: the ``containerEdits`` of a CDI device.
     docs/reference/cdi.md describes the files.
 
     A container with several devices gets the edits of all of them. If two devices set the same
@@ -503,12 +503,12 @@ class HeldNode:
 
     current: bool = True
     """Whether the CDI file of a claim has this number. If not, only containers that started before
-    the device got a different number can still use this one."""
+    the device got a different number can still use this number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """A device held by claims, with those of its device nodes that have an identity."""
+    """A device that claims hold, with those of its device nodes that have an identity."""
 
     claims: tuple[ClaimReference, ...]
 

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ("forget",)
 
+_STATES = {
+    "preparing": "being prepared",
+    "prepared": "prepared",
+    "unpreparing": "being unprepared",
+}
+"""The states of a claim, as they are printed after "was"."""
+
 
 def forget(options: argparse.Namespace) -> int:
     """Remove a claim's row and CDI file; raise CommandError if it is unknown or in use."""
@@ -56,7 +63,7 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
     except InspectionError as error:
         raise CommandError(str(error)) from error
     devices = ", ".join(dict.fromkeys(f"{d.pool}/{d.device}" for d in claim.devices)) or "nothing"
-    print(f"forgot claim {claim} ({claim.uid}), which was {claim.state}")
+    print(f"forgot claim {claim} ({claim.uid}), which was {_STATES[claim.state]}")
     print(f"released: {devices}")
     path = spec_path(place, driver, claim.uid)
     if path is not None and _remove(path):

@@ -90,7 +90,8 @@ def _add_lint(group: _Group) -> None:
         "lint",
         help="find problems in CDI files",
         description="Finds parts of CDI files that runtimes reject, or that two runtimes interpret "
-        "differently. Checks directories together, as a runtime does.",
+        "differently. Checks all directories as one set, as a runtime does, so that it finds "
+        "conflicts between them.",
     )
     lint.add_argument(
         "paths",
@@ -237,7 +238,7 @@ def _add_checkpoint(group: _Group) -> None:
     verify.set_defaults(command="checkpoint.verify")
     forget = _group(group.add_parser("claim", help="release the devices of a claim")).add_parser(
         "forget",
-        help="release the devices of a claim without its driver",
+        help="release a claim's devices without calling the driver",
         description="Removes the entry and the CDI file of a claim. Does not call the driver, so "
         "the driver's side effects remain. You can run it while the node plugin is running.",
     )

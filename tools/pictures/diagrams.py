@@ -18,7 +18,7 @@ def architecture() -> Picture:
         "The node plugin publishes devices as ResourceSlices. The scheduler allocates them to"
         " claims. The kubelet asks the node plugin to prepare a claim, the node plugin writes a CDI"
         " file, and the container runtime gives the device to the container. The operator"
-        " explains in Events why a pod waits.",
+        " explains in Events why a pod is waiting.",
         760,
         640,
     )

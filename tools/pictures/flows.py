@@ -164,7 +164,9 @@ def life_of_a_device() -> Picture:
     )
     picture.arrow([(690, 456), (690, 426)], dashed=True)
     picture.text(364, 464, "A free device that is not listed is removed at once.", anchor="end")
-    picture.text(364, 484, "What the driver lists again is published again.", anchor="end")
+    picture.text(
+        364, 484, "If the driver lists a device again, it is published again.", anchor="end"
+    )
     return picture
 
 

@@ -63,7 +63,7 @@ hardware by its serial number *and* its port, because several adapters can have 
 | It returns to the same port with the same number | get it when it is free | keep it |
 | It returns with a different number, for example after a hub reset | do not get it: it has the taint `hostdev.drakit.dev/renumbered` | if the policy sets `onVanish: Evict`, are evicted immediately |
 | Another device gets its number | do not get the other device, which is not published (reason `InUse`) | are not affected |
-| The policy is deleted, no longer matches the device, or changes `sharing` or `group` | do not get it, under any name | keep it: they are never evicted |
+| The policy is deleted, no longer matches the device, or changes `sharing` or `group` | do not get it, not even under a different name | keep it: they are never evicted |
 | The node plugin cannot read a host file that it must check | do not get it: it has the taint `hostdev.drakit.dev/unreadable` | keep it: they are never evicted |
 
 - After a device returns with a different number, a running container can still open the old number. The node plugin prepares

@@ -1821,7 +1821,7 @@ func (x *PreparedClaim) GetError() string {
 	return ""
 }
 
-// The edits that a device makes to its containers (CDI 1.1: containerEdits). Can be empty.
+// The edits to the containers that use the device (CDI 1.1: containerEdits). Can be empty.
 type Edits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Environment variables.

@@ -39,8 +39,11 @@ async def kubelet(site):
         yield kubelet
 
 
-@pytest.mark.parametrize("state", ["preparing", "unpreparing"])
-async def test_a_stuck_claim_is_released_and_skipped_work_is_reported(site, state):
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [("preparing", "being prepared"), ("unpreparing", "being unprepared")],
+)
+async def test_a_stuck_claim_is_released_and_skipped_work_is_reported(site, state, shown):
     two = (stored_device("cam-0"), stored_device("cam-1"))
     await site.store(replace(prepared("a", devices=two), state=state), prepared("b"))
 
@@ -48,7 +51,7 @@ async def test_a_stuck_claim_is_released_and_skipped_work_is_reported(site, stat
 
     assert (code, error) == (0, "")
     assert out == (
-        f"forgot claim lab/a (uid-a), which was {state}\n"
+        f"forgot claim lab/a (uid-a), which was {shown}\n"
         f"released: node-1/cam-0, node-1/cam-1\n"
         f"removed: {site.spec('uid-a')}\n"
         f"driver {DRIVER} did not unprepare node-1/cam-0, node-1/cam-1: the changes that it made "

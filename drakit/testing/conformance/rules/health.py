@@ -25,7 +25,7 @@ MESSAGE_BYTES = 1021
 
 @rule(
     "health",
-    "a driver that reports health reports it for every device",
+    "if a driver reports health, it reports it for every device",
     why="Since Kubernetes 1.36, the kubelet watches the health of devices and shows it in the "
     "status of pods. For a device without a report, the status stays Unknown.",
 )

@@ -1060,7 +1060,7 @@ Global___PreparedClaim: _TypeAlias = PreparedClaim  # noqa: Y015
 
 @_typing.final
 class Edits(_message.Message):
-    """The edits that a device makes to its containers (CDI 1.1: containerEdits). Can be empty."""
+    """The edits to the containers that use the device (CDI 1.1: containerEdits). Can be empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
