@@ -7,8 +7,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# kind if a Docker engine answers, otherwise local. CLUSTER=local or CLUSTER=kind selects one.
+# kind if a Docker engine is running, otherwise local. CLUSTER=local or CLUSTER=kind selects one.
 export CLUSTER ?= auto
+# A local cluster runs Kubernetes 1.36. KUBERNETES=1.37 selects 1.37.
 # Nothing directly below the repository may shadow the standard library (operator/ would).
 export PYTHONSAFEPATH := 1
 
@@ -158,11 +159,11 @@ docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX
 # ---------------------------------------------------------------- clusters
 
 .PHONY: cluster-programs
-cluster-programs: deps venv ## build the programs of the clusters (minutes on a new machine)
+cluster-programs: deps venv ## build the binaries that clusters run (minutes on a new machine)
 	$(BIN)/python -m e2e.cluster prepare
 
 .PHONY: cluster-up
-cluster-up: deps venv ## start a cluster: kind if a Docker engine answers, otherwise a local one (root)
+cluster-up: deps venv ## start a cluster: kind if a Docker engine is running, otherwise a local one (root)
 	$(BIN)/python -m e2e.cluster up
 
 .PHONY: cluster-down
@@ -228,8 +229,13 @@ conformance: venv ## run the conformance kit on every included driver (Go for th
 	$(BIN)/python -W error -m tests.conformance $(ARGS)
 
 .PHONY: oracle
-oracle: venv ## compare explanations of random clusters with the scheduler's allocator (Go; ARGS="--worlds 1000")
+oracle: venv ## compare explanations with the scheduler's allocator and its tables of tests (Go; ARGS="--worlds 1000")
 	$(BIN)/python -W error -m tests.oracle $(ARGS)
+	$(BIN)/python -W error -m tests.oracle.tables
+
+.PHONY: oracle-selectors
+oracle-selectors: venv ## write Kubernetes' table of CEL selectors, which the unit tests use (Go)
+	$(BIN)/python -m tests.oracle.tables --write
 
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
@@ -246,20 +252,26 @@ e2e-some: demo ## run the demo and the tests of devices, claims and faults, as `
 	$(BIN)/pytest e2e/test_devices.py e2e/test_claims.py e2e/test_faults.py -m "e2e and not slow"
 
 .PHONY: upstream-e2e
-upstream-e2e: deps venv ## run Kubernetes' own DRA tests beside drakit (Go; FOCUS=regexp, KUBERNETES=1.36)
+upstream-e2e: deps venv ## run Kubernetes' own DRA tests with drakit (Go; FOCUS=regexp, KUBERNETES=1.36)
 	$(BIN)/python -m e2e.upstream $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)") $(if $(FOCUS),--focus "$(FOCUS)") $(ARGS)
+
+.PHONY: upstream-quick
+upstream-quick: cluster-programs images ## run a few of Kubernetes' own DRA tests with drakit (Go)
+	$(BIN)/python -m e2e.upstream --quick
 
 .PHONY: conformance-quick
 conformance-quick: venv ## run the conformance kit on one driver of each kind
 	$(BIN)/python -W error -m tests.conformance --quick
 
 .PHONY: test
-test: cluster-programs check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## run all checks and tests that CI runs
+test: cluster-programs check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) upstream-quick ## run all checks and tests that CI runs
 
 .PHONY: test-all
 test-all: cluster-programs images check conformance crash-matrix ## run also the slow tests, and all tests on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
+	$(BIN)/python -m e2e.upstream --faults
+	$(BIN)/python -m e2e.upstream --kubernetes 1.37
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
 
 .PHONY: bench

@@ -1,21 +1,47 @@
 """
 The programs of the suite, built from the Go module in `suite/` into the cache.
 
-A minor release of Kubernetes has its own go.mod and go.sum there. It must not know clusters.
+The suite is built twice: as it is, and with drakit in the place of Kubernetes' test driver. The
+second one consists of copies of the packages with the specs, which Go's option `-overlay` adds to
+the module. They differ from the originals in :data:`EDITS`, and have `suite/driver` in the place of
+the test driver.
+
+A minor release of Kubernetes has its own go.mod and go.sum there. It must not depend on clusters.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.images.cache import ImageError, digest, kept, run
+from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
 
 SUITE = Path(__file__).with_name("suite")
 DEFAULT_MINOR = "1.36"
 BUILD_SECONDS = 3600
 """The first build compiles about 1500 packages."""
+
+
+STUBS = REPOSITORY / "examples" / "backend" / "backendv1"
+"""The contract of backends in Go; the build sees it as a package of the suite."""
+
+UPSTREAM = "k8s.io/kubernetes/test/e2e/dra"
+COPY = "drakit.dev/e2e/upstream/dra"
+COPIED = ("*.go", "utils/*.go", "test-driver/app/options.go", "test-driver/gomega/*.go")
+"""The files with the specs, and with what they need of the test driver."""
+
+EDITS = (
+    ("kubeletplugin.GRPCInterceptor(", "app.WithInterceptor("),
+    (
+        "kubeletplugin.PluginListener(d.listen(",
+        "app.WithCluster(tCtx.Client()),\n\t\t\tapp.WithBackendListener(d.listen(",
+    ),
+    # The node plugin has its own socket for the registration.
+    ("kubeletplugin.RegistrarListener(d.listen(tCtx, &pod, &listenerPort)),", ""),
+)
+"""What differs where the specs start the driver: options that the node plugin cannot read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +55,24 @@ class Programs:
     """Has the suite, and the programs of its pods."""
 
     @property
+    def minor(self) -> str:
+        """Such as 1.36."""
+        return ".".join(self.version.removeprefix("v").split(".")[:2])
+
+    @property
+    def ginkgo(self) -> Path:
+        """Runs the specs of a suite in several processes."""
+        return self.folder / "ginkgo"
+
+    @property
     def suite(self) -> Path:
+        """With Kubernetes' test driver."""
         return self.folder / "dra.test"
+
+    @property
+    def drakit_suite(self) -> Path:
+        """With drakit in its place."""
+        return self.folder / "drakit.test"
 
 
 def module_file(minor: str, folder: Path = SUITE) -> Path:
@@ -60,21 +102,65 @@ def programs(minor: str) -> Programs:
     """Return the programs; they are built if they are not in the cache."""
     module = module_file(minor)
     compiler = run(["go", "-C", SUITE, "env", "GOVERSION"], what="asking Go", timeout_seconds=60)
-    sources = [module, module.with_suffix(".sum"), *sorted(SUITE.rglob("*.go")), Path(__file__)]
+    sources = [
+        *(module, module.with_suffix(".sum"), *sorted(SUITE.rglob("*.go"))),
+        *(*sorted(STUBS.glob("*.go")), Path(__file__)),
+    ]
 
     def make(folder: Path) -> None:
         print(f"building the suite of Kubernetes {minor} (minutes the first time)", flush=True)
         common = ("-trimpath", "-ldflags=-s -w", f"-modfile={module}")
-        env = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+        overlay = folder / "overlay.json"
+        overlay.write_text(json.dumps({"Replace": _overlay(module, folder)}))
         for what, command in (
-            ("the suite", ("test", "-c", *common, "-o", folder / "dra.test", ".")),
+            ("the suite", ("test", "-c", "-vet=off", *common, "-o", folder / "dra.test", ".")),
+            (
+                "the suite with drakit",
+                (
+                    *("test", "-c", "-vet=off", *common, "-tags=drakit", f"-overlay={overlay}"),
+                    *("-o", folder / "drakit.test", "."),
+                ),
+            ),
             (
                 "the programs of its pods",
                 ("build", *common, "-o", f"{folder}/", "tool", "./hostpathplugin"),
             ),
         ):
-            argv = ["go", "-C", SUITE, *command]
-            run(argv, what=f"building {what}", timeout_seconds=BUILD_SECONDS, env=env)
+            _go(*command, what=f"building {what}")
 
     folder = kept("upstream", f"{minor}-{digest(compiler, *sources)}", make, keep=4)
     return Programs(version=required_version(module), folder=folder)
+
+
+def _overlay(module: Path, folder: Path) -> dict[str, str]:
+    """Write the copied packages to a folder; return which files they become in the module."""
+    answer = _go("list", "-m", "-json", f"-modfile={module}", "k8s.io/kubernetes", what="asking Go")
+    upstream = Path(json.loads(answer)["Dir"], "test", "e2e", "dra")
+    added = {SUITE / STUBS.name / stub.name: stub for stub in STUBS.glob("*.go")}
+    for driver in SUITE.glob("driver/*.go"):
+        added[SUITE / "dra" / "test-driver" / "app" / driver.name] = driver
+    for path in (path for pattern in COPIED for path in upstream.glob(pattern)):
+        copy = folder / "dra" / path.relative_to(upstream)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text()
+        for package in ("utils", "test-driver/app", "test-driver/gomega"):
+            text = text.replace(f'"{UPSTREAM}/{package}"', f'"{COPY}/{package}"')
+        copy.write_text(edited_text(text, name=str(path)) if path.name == "deploy.go" else text)
+        added[SUITE / "dra" / path.relative_to(upstream)] = copy
+    return {str(name): str(content) for name, content in added.items()}
+
+
+def edited_text(text: str, *, name: str) -> str:
+    """Return a file of Kubernetes with :data:`EDITS`; each must have exactly one place."""
+    for old, new in EDITS:
+        if (places := text.count(old)) != 1:
+            raise ImageError(
+                f"{name} has {places} places with {old!r}: adapt EDITS to this release"
+            )
+        text = text.replace(old, new)
+    return text
+
+
+def _go(*command: str | Path, what: str) -> str:
+    env = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    return run(["go", "-C", SUITE, *command], what=what, timeout_seconds=BUILD_SECONDS, env=env)

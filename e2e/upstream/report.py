@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+TAG = re.compile(r"\s*\[[^\]]*\]")
 NAMESPACE = re.compile(r'(?:Destroying namespace|Created namespace) "?([a-z0-9-]+)')
 
 DRIVER_LABEL = "Feature:DynamicResourceAllocation"
@@ -23,6 +24,8 @@ class Spec:
     """One spec of a run."""
 
     name: str
+    """Without the tags in brackets, whose order differs between releases."""
+
     labels: frozenset[str]
     state: str
     """passed, failed, skipped, pending, ..."""
@@ -35,6 +38,11 @@ class Spec:
     @property
     def needs_driver(self) -> bool:
         return DRIVER_LABEL in self.labels
+
+    @property
+    def ran(self) -> bool:
+        """Whether it began: a filter can leave out specs. One that skips itself says why."""
+        return self.state != "skipped" or bool(self.failure)
 
     @property
     def seconds(self) -> float:
@@ -57,7 +65,7 @@ def _spec(body: Mapping[str, Any]) -> Spec:
     parts = [*(body.get("ContainerHierarchyTexts") or ()), body["LeafNodeText"]]
     failure: Mapping[str, Any] = body.get("Failure") or {}
     return Spec(
-        name=" ".join(part for part in parts if part) or body["LeafNodeType"],
+        name=TAG.sub("", " ".join(filter(None, parts))).strip() or body["LeafNodeType"],
         labels=frozenset(_labels(body)),
         state=body["State"],
         started=_time(body.get("StartTime")),

@@ -1,16 +1,21 @@
 """
 One run of the suite: cluster, drakit, specs, and the files with the result.
 
-It must not know how a cluster is run, nor judge what was found.
+A run has two parts. In the first one, the specs that need no driver run beside drakit. In the
+second one, drakit is the driver of the specs. It must not depend on how a cluster runs, and judges
+nothing.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.api import (
     DEFAULT_GATES,
@@ -21,7 +26,7 @@ from e2e.cluster.api import (
 )
 from e2e.images import build_images
 from e2e.kit import restarts
-from e2e.release import NAMESPACE, install
+from e2e.release import NAMESPACE, Release, install
 
 from .events import Written, as_lines, watched, written
 from .images import suite_images
@@ -32,14 +37,66 @@ from .report import DRIVER_LABEL, Spec, specs
 CALM = ("", "debug", "info")
 """The levels of log lines that need nobody."""
 
-GATES = {**DEFAULT_GATES, "DRAResourcePoolStatus": True}
+GATES = ("DRAResourcePoolStatus", "DRAWorkloadResourceClaims", "GenericWorkload")
+"""The gates of the suite's specs that are off by default, in all releases."""
+
+MINOR_GATES = {
+    "1.37": (
+        "DRADeviceCompatibilityGroups",
+        "DRAOptionalNodeOperations",
+        "DRAPartitionableDevicesType",
+    ),
+}
+
 RUNTIME_CONFIG = {**DEFAULT_RUNTIME_CONFIG, "resource.k8s.io/v1alpha3": True}
+SCHEDULING_VERSIONS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
+"""The version of scheduling.k8s.io whose PodGroups the specs create."""
+
 NODES = 2
 
-NO_DRIVER = f"!{DRIVER_LABEL}"
-"""Ginkgo's filter for the specs that need no driver on a node."""
+PROCESSES = 4
+"""Specs that run at the same time. They mostly wait, for example 30 s until the kubelet deletes the
+slices of a driver that has ended."""
 
 SUITE_SECONDS = 3600
+
+UNDER_TEST = Release(name="suite", namespace="drakit-suite")
+"""The release whose DaemonSet, which runs on no node, is the template of the drivers' pods."""
+
+UNDER_TEST_VALUES: Mapping[str, Any] = {
+    "operator": {"enabled": False},
+    "hostdev": {"enabled": False},
+    "backends": {
+        "enabled": True,
+        "directory": "/var/lib/kubelet/plugins/drakit-suite",
+        "allowed": {
+            "suite": {"driver": "suite.invalid", "env": ["admin_*", "claim_*", "user_*"]},
+        },
+    },
+    "nodeplugin": {
+        "nodeSelector": {"drakit.dev/suite": "none"},
+        # A driver without a name: the admission policy cannot limit the names of drivers.
+        "drivers": [{"driver": "suite:Driver"}],
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a run."""
+
+    name: str
+    labels: str
+    """Ginkgo's filter."""
+
+    drakit: bool
+    """Whether drakit is the driver."""
+
+
+PARTS = (
+    Part(name="control-plane", labels=f"!{DRIVER_LABEL}", drakit=False),
+    Part(name="kubelet", labels=DRIVER_LABEL, drakit=True),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +113,24 @@ def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> Non
     """Start the cluster, load the images, and install drakit."""
     cluster.prepare()
     images = [*build_images(), *suite_images(programs, Path(cluster.program("pause")))]
-    options = Options(nodes=NODES, gates=GATES, runtime_config=RUNTIME_CONFIG, kept=kept)
+    options = Options(
+        nodes=NODES,
+        gates={
+            **DEFAULT_GATES,
+            **dict.fromkeys((*GATES, *MINOR_GATES.get(programs.minor, ())), True),
+        },
+        runtime_config={
+            **RUNTIME_CONFIG,
+            f"scheduling.k8s.io/{SCHEDULING_VERSIONS[programs.minor]}": True,
+        },
+        kept=kept,
+    )
     cluster.start(options)
     _check_version(cluster, programs)
     for archive in images:
         cluster.load_image(archive)
     install(cluster)
+    install(cluster, UNDER_TEST, values=UNDER_TEST_VALUES, wait=False)
 
 
 def _check_version(cluster: Cluster, programs: Programs) -> None:
@@ -71,25 +140,63 @@ def _check_version(cluster: Cluster, programs: Programs) -> None:
         raise ClusterError(f"cluster {cluster.name} runs {server}, the suite is {programs.version}")
 
 
-def run_suite(
-    cluster: Cluster, programs: Programs, folder: Path, *, labels: str, focus: str = ""
+QUICK = (
+    "retries pod scheduling after (creating|updating) device class",
+    "must (retry NodePrepareResources|unprepare resources for force-deleted pod|manage Resource)",
+    "must (map configs and devices to the right containers|consume and free up counters)",
+    "supports external claim referenced by multiple containers of multiple pods",
+    "kubelet.* (rolling|failed) update",
+)
+"""The specs of `make test`: each calls another part of drakit."""
+
+FAULTS = {
+    "forgotten_unprepare": "must unprepare resources for force-deleted pod",
+    "stale_generation": "must consume and free up counters",
+    "wrong_claim": "supports external claim referenced by multiple containers of multiple pods"
+    "|supports reusing resources",
+}
+"""The programs in `faults/`, and the specs that must find the fault."""
+
+
+def fault_program(fault: str) -> Path:
+    """The program that runs the node plugin with a fault."""
+    return Path(__file__).with_name("faults") / f"{fault}.py"
+
+
+def run_part(
+    cluster: Cluster,
+    programs: Programs,
+    part: Part,
+    folder: Path,
+    *,
+    focus: str = "",
+    fault: str = "",
 ) -> Outcome:
-    """Run specs, and leave report.json, junit.xml, suite.log and the Events in a folder."""
+    """Run specs, and leave report.json, suite.log, the Events and logs of drakit in a folder."""
     folder = folder.resolve()  # the suite runs in it
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "plugins").mkdir(parents=True)
     report, changes = folder / "report.json", folder / "all-events.json"
-    report.unlink(missing_ok=True)
     argv = [
-        *(str(programs.suite), f"-kubeconfig={cluster.kubeconfig}", "-provider=skeleton"),
-        *(f"-ginkgo.label-filter={labels}", "-ginkgo.no-color", "-ginkgo.v"),
-        *(f"-ginkgo.json-report={report}", f"-ginkgo.junit-report={folder / 'junit.xml'}"),
-        *(f"-ginkgo.timeout={SUITE_SECONDS}s", "-test.timeout=0"),
-        *([f"-ginkgo.focus={focus}"] if focus else []),
+        *(str(programs.ginkgo), f"--procs={PROCESSES}", "--no-color", "-v", "--keep-going"),
+        *(f"--label-filter={part.labels}", *([f"--focus={focus}"] if focus else [])),
+        *(f"--output-dir={folder}", f"--json-report={report.name}", f"--timeout={SUITE_SECONDS}s"),
+        str(programs.drakit_suite if part.drakit else programs.suite),
+        *("--", f"-kubeconfig={cluster.kubeconfig}", "-provider=skeleton"),
     ]
+    under_test = {"DRAKIT_NAMESPACE": UNDER_TEST.namespace, "DRAKIT_LOGS": str(folder / "plugins")}
+    if fault:
+        under_test["DRAKIT_FAULT"] = str(fault_program(fault))
     with recorded(cluster, changes), (folder / "suite.log").open("wb") as log:
         # Failed specs are in the report; only a suite that did not run is an error here.
         subprocess.run(
-            argv, stdout=log, stderr=log, check=False, timeout=SUITE_SECONDS + 60, cwd=folder
+            argv,
+            stdout=log,
+            stderr=log,
+            check=False,
+            timeout=SUITE_SECONDS + 60,
+            cwd=folder,
+            env={**os.environ, **under_test},
         )
     if not report.exists():
         raise ClusterError(f"the suite wrote no report: see {log.name}")

@@ -6,6 +6,7 @@ module drakit.dev/e2e/upstream
 go 1.26.6
 
 tool (
+	github.com/onsi/ginkgo/v2/ginkgo
 	k8s.io/kubernetes/test/images/agnhost
 	k8s.io/kubernetes/test/images/sample-device-plugin
 )

@@ -13,7 +13,6 @@ import (
 	"k8s.io/kubernetes/test/e2e/framework/testfiles"
 	manifests "k8s.io/kubernetes/test/e2e/testing-manifests"
 
-	_ "k8s.io/kubernetes/test/e2e/dra"
 	_ "k8s.io/kubernetes/test/e2e/framework/debug/init"
 	_ "k8s.io/kubernetes/test/e2e/framework/node/init"
 

@@ -4,7 +4,7 @@ import pytest
 
 from e2e.images.cache import ImageError
 from e2e.upstream.images import wanted_images
-from e2e.upstream.program import minors, module_file, required_version
+from e2e.upstream.program import EDITS, edited_text, minors, module_file, required_version
 from e2e.upstream.run import complaints
 
 
@@ -16,6 +16,17 @@ def test_each_suite_is_that_of_its_minor_release(minor):
 def test_an_unknown_release_is_refused_with_the_known_ones():
     with pytest.raises(ImageError, match=r"no suite of Kubernetes 1\.9; .*: 1\.36"):
         module_file("1.9")
+
+
+def test_an_edit_without_its_place_is_an_error():
+    text = "".join(f"\t{old}\n" for old, _ in EDITS)
+    edited = edited_text(text, name="deploy.go")
+    assert "kubeletplugin." not in edited
+    assert "app.WithBackendListener(d.listen(" in edited
+    with pytest.raises(ImageError, match=r"deploy\.go has 0 places with 'kubeletplugin\.GRPC"):
+        edited_text(edited, name="deploy.go")
+    with pytest.raises(ImageError, match="has 2 places"):
+        edited_text(text * 2, name="deploy.go")
 
 
 def test_images_are_taken_from_the_suites_list():

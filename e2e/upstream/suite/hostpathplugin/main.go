@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -27,6 +28,10 @@ func main() {
 func serve(path, address string) error {
 	port, err := net.Listen("tcp", address)
 	if err != nil {
+		return err
+	}
+	// The client of the socket may not have made its directory yet.
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	// A socket of a predecessor that was killed.

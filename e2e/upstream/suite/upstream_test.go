@@ -1,0 +1,5 @@
+//go:build !drakit
+
+package suite
+
+import _ "k8s.io/kubernetes/test/e2e/dra"

@@ -1,0 +1,61 @@
+"""The page about the specs: each result has its reason, and the committed page is current."""
+
+import pytest
+
+from e2e.images.cache import REPOSITORY
+from e2e.upstream.report import Spec
+from e2e.upstream.run import FAULTS, fault_program
+from e2e.upstream.table import PAGE, Note, TableError, counted, keep, page, results, summary
+from tests.unit.upstream.test_report import body, read
+
+NOTE = Note(spec="control plane must .* after use", verdict="failed", reason="kubernetes#1")
+
+
+def spec(name: str, state: str) -> Spec:
+    (made,) = read(body(ContainerHierarchyTexts=[], LeafNodeText=name, State=state))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    skipped = read(body(LeafNodeText="filtered", State="skipped", StartTime=None, EndTime=None))
+    keep("1.36", {True: read(body()), False: [spec("other", "passed"), *skipped]}, tmp_path)
+    keep("1.37", {True: read(body(State="failed")), False: [spec("new", "passed")]}, tmp_path)
+    return tmp_path
+
+
+def test_a_spec_that_did_not_pass_needs_a_note(folder):
+    with pytest.raises(TableError, match=r"must deallocate after use of 1\.37 is failed"):
+        results(folder, [])
+
+
+def test_a_note_about_a_spec_that_passed_is_to_be_removed(folder):
+    with pytest.raises(TableError, match=r"must deallocate after use of 1\.36 is passed"):
+        results(folder, [NOTE])
+    unused = Note(spec="never .*", verdict="failed", reason="-")
+    with pytest.raises(TableError, match=r"remove the notes .*: never"):
+        results(folder, [Note(**{**vars(NOTE), "minors": ("1.37",)}), unused])
+
+
+def test_the_page_has_a_line_for_each_spec_and_a_cell_for_each_release(folder):
+    found = results(folder, [Note(**{**vars(NOTE), "minors": ("1.37",)})])
+    text = page(found)
+    assert "| control plane must deallocate after use | passed | failed: kubernetes#1 |" in text
+    assert "| new | — | passed |" in text
+    assert "filtered" not in text
+    assert "| 1.37 | drakit | 0 | 1 | 0 |" in text
+    assert counted(found["1.36"].values(), drakit=False) == {"passed": 1}
+
+
+def test_the_page_is_that_of_the_last_results():
+    assert PAGE.read_text() == page(results()), "run python -m e2e.upstream.table"
+
+
+def test_the_readme_has_the_numbers():
+    readme = " ".join((REPOSITORY / "README.md").read_text().split())
+    assert summary(results()) in readme
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_has_its_program(fault):
+    assert fault_program(fault).is_file()
