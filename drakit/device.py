@@ -366,8 +366,9 @@ class Device:
     """Whether the edits of the claims that hold the device are outdated, for example because the
     kernel gave the device a different number. The node plugin then calls `prepare` again for these
     claims, without `unprepare`, with a backoff of 1 s to 60 s, and rewrites their CDI files.
-    Running containers keep the old edits, and their claims still hold the old numbers. Keep this
-    field set until the nodes in `Driver.held_devices` show that the claims have the new edits."""
+    Running containers keep the old edits, and can still open whichever device now has the old
+    number. Therefore, their claims continue to hold the old number too. Keep this field set until
+    the nodes in `Driver.held_devices` show that the claims have the new edits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -544,7 +545,7 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     """The claim's share of the capacity, as quantities. The scheduler may write an amount
-    differently than the request: use `parse_quantity` for calculations."""
+    in a different form from the request: use `parse_quantity` for calculations."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]

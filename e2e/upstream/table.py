@@ -65,6 +65,10 @@ misleading Event about their objects. In the other specs, drakit is the driver. 
 serves the kubelet, and a backend in the test process returns the environment variables that the
 specs expect. The backend rejects a claim whose devices or parameters are not those of the API
 server.
+
+`KUBERNETES=1.37` selects the release, and `FOCUS` the specs, by a regular expression. With
+`ARGS=--faults`, the run also checks that specs fail if the node plugin has a fault: a forgotten
+unprepare, a stale generation, or a prepare that responds with another claim's devices.
 """
 
 

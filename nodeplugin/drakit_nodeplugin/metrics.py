@@ -34,7 +34,9 @@ one."""
 _GAUGES = {
     "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
     "checkpoint_unusable": "1 if the checkpoint is unusable, so that no claim can be prepared",
-    "devices_left_out": "Devices that cannot be published; Events about the Node name them",
+    "devices_left_out": (
+        "Devices that cannot be published; their names are in Events about the Node"
+    ),
     "pools_inactive": "Pools that are being removed, because their driver was stopped for too long",
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
     "driver_running": "1 if the driver is running",

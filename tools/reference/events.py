@@ -207,7 +207,7 @@ CLAIMS: Mapping[str, Text] = {
     "DeviceRenumbered": Text(
         when="The kernel gave a device of a prepared claim a different number, for example after a reset of a USB hub. "
         "The node plugin has rewritten the claim's CDI file.",
-        action="Restart the containers, or delete the pods that use the claim: the old number can now belong to other hardware.",
+        action="Restart the containers, or delete the pods that use the claim: their containers can still open whichever device now has the old number.",
     ),
     "UnprepareFailed": Text(
         when="The node plugin cannot unprepare the claim. Its devices stay reserved on the node.",

@@ -66,9 +66,9 @@ hardware by its serial number *and* its port, because several adapters can have 
 | The policy is deleted, no longer matches the device, or changes `sharing` or `group` | do not get it, not even under a different name | keep it: they are never evicted |
 | The node plugin cannot read a host file that it must check | do not get it: it has the taint `hostdev.drakit.dev/unreadable` | keep it: they are never evicted |
 
-- After a device returns with a different number, a running container can still open the old number. The node plugin prepares
-  the claim again within seconds, and containers that restart get the new number. The taint stays until the claim is released. To
-  release the claim, delete the pod.
+- After a device returns with a different number, a running container can still open whichever device now has the old number.
+  The node plugin prepares the claim again within seconds, and containers that restart get the new number. The taint stays until
+  the claim is released. To release the claim, delete the pod.
 - If you reduce `sharing.users` while a claim holds one of the removed entries, hostdev publishes no free entry of this
   device until the claim is released.
 - A change of the policy or of the DRAConsumableCapacity feature gate can switch a device between separate entries and one

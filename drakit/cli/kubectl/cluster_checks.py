@@ -25,7 +25,7 @@ STOPPED = "drakit.dev/stopped"
 
 _HELPER_FIX = (
     "go build -o drakit-cel . (in the folder operator/cel of drakit's repository), and put the "
-    "program on the PATH, or name it in DRAKIT_CEL"
+    "program on the PATH, or set DRAKIT_CEL to its path"
 )
 
 

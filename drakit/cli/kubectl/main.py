@@ -77,10 +77,11 @@ def _add_explain(commands: _Group) -> None:
     explain = commands.add_parser(
         "explain",
         help="explain why a pod or a claim waits, does not start, or is not deleted",
-        description="Explains why a pod waits for its devices. Shows the matching devices of each "
-        "request, the obstacles, and the remedy. Also explains why a pod does not start on its "
-        "node, or why Kubernetes has not yet deleted a pod or claim. For an unallocated claim, "
-        "the command assumes a pod without a node selector, affinity or resource requests.",
+        description="Explains why a pod waits for its devices. Shows the devices that match each "
+        "request, the reasons why they cannot be allocated, and the remedy. Also explains why a "
+        "pod does not start on its node, or why Kubernetes has not yet deleted a pod or claim. For "
+        "an unallocated claim, the command assumes a pod without a node selector, affinity or "
+        "resource requests.",
     )
     explain.add_argument("target", metavar="KIND/NAME", help="the object: pod/NAME or claim/NAME")
     explain.set_defaults(command="explain")

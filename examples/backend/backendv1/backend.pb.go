@@ -449,9 +449,9 @@ type Device struct {
 	EvictIfGone bool `protobuf:"varint,10,opt,name=evict_if_gone,json=evictIfGone,proto3" json:"evict_if_gone,omitempty"`
 	// Whether the edits of the claims that hold the device are outdated, for example because the
 	// kernel gave the device a different number. The node plugin then calls PrepareClaims again for
-	// these claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep
-	// the old edits until they restart. Keep this field set until PrepareClaims has returned the new
-	// edits.
+	// these claims, without UnprepareClaims, and rewrites their CDI files. Until they restart,
+	// running containers keep the old edits, and can still open whichever device now has the old
+	// number. Keep this field set until PrepareClaims has returned the new edits.
 	PrepareAgain  bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -98,7 +98,7 @@ type BackendClient interface {
 	CheckClaims(ctx context.Context, in *CheckClaimsRequest, opts ...grpc.CallOption) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// Reports changes of device health. A message contains only devices whose health changed. The
+	// Reports changes in device health. A message contains only devices whose health changed. The
 	// stream stays open; if it ends, the node plugin calls the method again. If the health of a
 	// device was never reported, the status of pods does not show it.
 	WatchHealth(ctx context.Context, in *WatchHealthRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHealthResponse], error)
@@ -239,7 +239,7 @@ type BackendServer interface {
 	CheckClaims(context.Context, *CheckClaimsRequest) (*CheckClaimsResponse, error)
 	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// Reports changes of device health. A message contains only devices whose health changed. The
+	// Reports changes in device health. A message contains only devices whose health changed. The
 	// stream stays open; if it ends, the node plugin calls the method again. If the health of a
 	// device was never reported, the status of pods does not show it.
 	WatchHealth(*WatchHealthRequest, grpc.ServerStreamingServer[WatchHealthResponse]) error

@@ -332,9 +332,9 @@ class Device(_message.Message):
     prepare_again: _builtins.bool
     """Whether the edits of the claims that hold the device are outdated, for example because the
     kernel gave the device a different number. The node plugin then calls PrepareClaims again for
-    these claims, without UnprepareClaims, and rewrites their CDI files. Running containers keep
-    the old edits until they restart. Keep this field set until PrepareClaims has returned the new
-    edits.
+    these claims, without UnprepareClaims, and rewrites their CDI files. Until they restart,
+    running containers keep the old edits, and can still open whichever device now has the old
+    number. Keep this field set until PrepareClaims has returned the new edits.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:

@@ -140,7 +140,7 @@ class BackendServicer:
     def WatchHealth(self, request, context):
         """Optional: a backend can also set Device.health, or report no health.
 
-        Reports changes of device health. A message contains only devices whose health changed. The
+        Reports changes in device health. A message contains only devices whose health changed. The
         stream stays open; if it ends, the node plugin calls the method again. If the health of a
         device was never reported, the status of pods does not show it.
         """

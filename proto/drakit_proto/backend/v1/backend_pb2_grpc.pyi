@@ -103,7 +103,7 @@ class BackendStub:
     WatchHealth: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]
     """Optional: a backend can also set Device.health, or report no health.
 
-    Reports changes of device health. A message contains only devices whose health changed. The
+    Reports changes in device health. A message contains only devices whose health changed. The
     stream stays open; if it ends, the node plugin calls the method again. If the health of a
     device was never reported, the status of pods does not show it.
     """
@@ -162,7 +162,7 @@ class BackendAsyncStub(BackendStub):
     WatchHealth: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]  # type: ignore[assignment]
     """Optional: a backend can also set Device.health, or report no health.
 
-    Reports changes of device health. A message contains only devices whose health changed. The
+    Reports changes in device health. A message contains only devices whose health changed. The
     stream stays open; if it ends, the node plugin calls the method again. If the health of a
     device was never reported, the status of pods does not show it.
     """
@@ -254,7 +254,7 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_backend_pb2.WatchHealthResponse], _abc.AsyncIterator[_backend_pb2.WatchHealthResponse]]:
         """Optional: a backend can also set Device.health, or report no health.
 
-        Reports changes of device health. A message contains only devices whose health changed. The
+        Reports changes in device health. A message contains only devices whose health changed. The
         stream stays open; if it ends, the node plugin calls the method again. If the health of a
         device was never reported, the status of pods does not show it.
         """
