@@ -149,6 +149,9 @@ QUICK = (
 )
 """The specs of `make test`: each calls another part of drakit."""
 
+NOT_APPLICABLE = (r"control-plane only driver \(no node plugin\)", "ReconcilePoolWithName")
+"""Specs in which no node plugin of drakit could be the driver; :mod:`.table` has the reasons."""
+
 FAULTS = {
     "forgotten_unprepare": "must unprepare resources for force-deleted pod",
     "stale_generation": "must consume and free up counters",
@@ -180,6 +183,7 @@ def run_part(
     argv = [
         *(str(programs.ginkgo), f"--procs={PROCESSES}", "--no-color", "-v", "--keep-going"),
         *(f"--label-filter={part.labels}", *([f"--focus={focus}"] if focus else [])),
+        *((f"--skip={'|'.join(NOT_APPLICABLE)}",) if part.drakit else ()),
         *(f"--output-dir={folder}", f"--json-report={report.name}", f"--timeout={SUITE_SECONDS}s"),
         str(programs.drakit_suite if part.drakit else programs.suite),
         *("--", f"-kubeconfig={cluster.kubeconfig}", "-provider=skeleton"),

@@ -11,22 +11,36 @@ from tests.unit.upstream.test_report import body, read
 NOTE = Note(spec="control plane must .* after use", verdict="failed", reason="kubernetes#1")
 
 
-def spec(name: str, state: str) -> Spec:
-    (made,) = read(body(ContainerHierarchyTexts=[], LeafNodeText=name, State=state))
+DRIVER = [["Feature:DynamicResourceAllocation"]]
+
+
+def spec(name: str, state: str, **fields) -> Spec:
+    (made,) = read(body(ContainerHierarchyTexts=[], LeafNodeText=name, State=state, **fields))
     return made
 
 
 @pytest.fixture
 def folder(tmp_path):
-    skipped = read(body(LeafNodeText="filtered", State="skipped", StartTime=None, EndTime=None))
-    keep("1.36", {True: read(body()), False: [spec("other", "passed"), *skipped]}, tmp_path)
-    keep("1.37", {True: read(body(State="failed")), False: [spec("new", "passed")]}, tmp_path)
+    driven = read(body(ContainerHierarchyLabels=DRIVER))
+    other = [spec("other", "passed"), spec("driven", "skipped", ContainerHierarchyLabels=DRIVER)]
+    keep("1.36", {True: driven, False: other}, tmp_path)
+    driven = read(body(ContainerHierarchyLabels=DRIVER, State="failed"))
+    keep("1.37", {True: driven, False: [spec("new", "passed")]}, tmp_path)
     return tmp_path
 
 
 def test_a_spec_that_did_not_pass_needs_a_note(folder):
     with pytest.raises(TableError, match=r"must deallocate after use of 1\.37 is failed"):
         results(folder, [])
+
+
+def test_a_spec_that_is_left_out_needs_a_note(tmp_path):
+    left_out = spec("network", "skipped", ContainerHierarchyLabels=DRIVER)
+    keep("1.36", {True: [left_out]}, tmp_path)
+    with pytest.raises(TableError, match=r"network of 1\.36 is skipped"):
+        results(tmp_path, [])
+    note = Note(spec="network", verdict="not applicable", reason="no node plugin")
+    assert "| network | not applicable: no node plugin |" in page(results(tmp_path, [note]))
 
 
 def test_a_note_about_a_spec_that_passed_is_to_be_removed(folder):
@@ -42,7 +56,7 @@ def test_the_page_has_a_line_for_each_spec_and_a_cell_for_each_release(folder):
     text = page(found)
     assert "| control plane must deallocate after use | passed | failed: kubernetes#1 |" in text
     assert "| new | — | passed |" in text
-    assert "filtered" not in text
+    assert "| driven |" not in text, "the other part runs it"
     assert "| 1.37 | drakit | 0 | 1 | 0 |" in text
     assert counted(found["1.36"].values(), drakit=False) == {"passed": 1}
 

@@ -3,6 +3,7 @@ package nodeplugin
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -133,6 +134,9 @@ func Devices(node string, resources resourceslice.DriverResources) (*backendv1.W
 			return nil, fmt.Errorf("pool %s is not the node's: backends publish only devices of their node", name)
 		}
 		for _, slice := range pool.Slices {
+			if err := checkFields(slice, "Devices", "SharedCounters"); err != nil {
+				return nil, fmt.Errorf("pool %s: %w", name, err)
+			}
 			for _, counters := range slice.SharedCounters {
 				answer.CounterSets = append(answer.CounterSets, &backendv1.CounterSet{
 					Name:     counters.Name,
@@ -154,7 +158,8 @@ func Devices(node string, resources resourceslice.DriverResources) (*backendv1.W
 }
 
 func translate(device resourceapi.Device) (*backendv1.Device, error) {
-	if err := checkFields(device); err != nil {
+	known := []string{"name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations", "taints"}
+	if err := checkFields(device, known...); err != nil {
 		return nil, err
 	}
 	translated := &backendv1.Device{
@@ -191,21 +196,20 @@ func translate(device resourceapi.Device) (*backendv1.Device, error) {
 	return translated, nil
 }
 
-// checkFields returns an error if the device has a field that is not translated, of any release.
-func checkFields(device resourceapi.Device) error {
-	text, err := json.Marshal(device)
+// checkFields returns an error if a field is set that is not translated, in any release.
+func checkFields(object any, translated ...string) error {
+	text, err := json.Marshal(object)
 	if err != nil {
 		return err
 	}
-	var fields map[string]json.RawMessage
+	var fields map[string]any
 	if err := json.Unmarshal(text, &fields); err != nil {
 		return err
 	}
-	for _, known := range []string{"name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations", "taints"} {
-		delete(fields, known)
-	}
-	for field := range fields {
-		return fmt.Errorf("backends have no field for %s", field)
+	for field, value := range fields {
+		if value != nil && !slices.Contains(translated, field) {
+			return fmt.Errorf("backends have no field for %s", field)
+		}
 	}
 	return nil
 }
