@@ -257,7 +257,7 @@ upstream-e2e: deps venv ## run Kubernetes' own DRA tests with drakit (Go; FOCUS=
 
 .PHONY: upstream-quick
 upstream-quick: cluster-programs images ## run a few of Kubernetes' own DRA tests with drakit (Go)
-	$(BIN)/python -m e2e.upstream --quick
+	$(BIN)/python -m e2e.upstream --quick $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)")
 
 .PHONY: conformance-quick
 conformance-quick: venv ## run the conformance kit on one driver of each kind
@@ -271,7 +271,7 @@ test-all: cluster-programs images check conformance crash-matrix ## run also the
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
 	$(BIN)/python -m e2e.upstream --faults
-	$(BIN)/python -m e2e.upstream --kubernetes 1.37
+	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.37
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
 
 .PHONY: bench

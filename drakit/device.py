@@ -528,9 +528,7 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The name that the driver published."""
 
     pool: str
-    """The pool that the driver published. If the pool does not belong to this node (for example, a
-    pool of network devices that a controller publishes), the field contains the full name of the
-    pool in the API."""
+    """The pool that the driver published."""
 
     request: str
     """The request's name; ``main/small`` for an alternative of ``main``."""

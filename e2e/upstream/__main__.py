@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections import Counter
 
@@ -20,7 +21,7 @@ from e2e.images.cache import ImageError
 
 from .events import unexpected
 from .program import DEFAULT_MINOR, minors, programs
-from .run import FAULTS, PARTS, QUICK, Outcome, prepared, run_part
+from .run import FAULTS, PARTS, QUICK, Fault, Outcome, prepared, run_part
 from .table import keep, note_of
 
 RESULTS = REPOSITORY / "build" / "upstream"
@@ -54,8 +55,12 @@ def main() -> int:
                 if arguments.part in (None, part.name)
             }
             found = {
-                fault: run_part(cluster, built, PARTS[-1], folder / fault, focus=focus, fault=fault)
-                for fault, focus in (FAULTS if arguments.faults else {}).items()
+                fault: run_part(
+                    *(cluster, built, PARTS[-1], folder / fault.name),
+                    focus=fault.spec,
+                    fault=fault.name,
+                )
+                for fault in (FAULTS if arguments.faults else ())
             }
         finally:
             if not arguments.keep:
@@ -65,6 +70,11 @@ def main() -> int:
     if arguments.record:
         keep(arguments.kubernetes, {p.drakit: outcomes[p.name].specs for p in PARTS})
     good = [report(arguments.kubernetes, name, outcome) for name, outcome in outcomes.items()]
+    passed = [spec for each in outcomes.values() for spec in each.specs if spec.state == "passed"]
+    for pattern in QUICK if arguments.quick else [focus]:
+        if not any(re.search(pattern, spec.name) for spec in passed):
+            print(f"no spec of this name passed: {pattern!r}")
+            good.append(False)
     good += [report_fault(fault, outcome) for fault, outcome in found.items()]
     print(f"the results are in {folder}")
     return 0 if all(good) else 1
@@ -88,14 +98,15 @@ def report(minor: str, part: str, outcome: Outcome) -> bool:
     numbers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     print(f"{part}: {numbers}; Events of drakit: {len(outcome.events)}, unexpected: {len(wrong)}")
     bad = [s for s in ran if s.state != "passed" and note_of(minor, s.name) is None]
-    return bool(states["passed"]) and not (bad or wrong or outcome.complaints)
+    return not (bad or wrong or outcome.complaints)
 
 
-def report_fault(fault: str, outcome: Outcome) -> bool:
-    """Print which specs found a fault; return whether any did."""
-    failed = [spec.name for spec in outcome.specs if spec.ran and spec.state != "passed"]
-    print(f"fault {fault}: found by {', '.join(failed) or 'no spec'}")
-    return bool(failed)
+def report_fault(fault: Fault, outcome: Outcome) -> bool:
+    """Print whether the fault was found as it must be, by each of its specs, and return that."""
+    ran = [spec for spec in outcome.specs if spec.ran]
+    found = [spec for spec in ran if spec.state == "failed" and fault.failure in spec.failure]
+    print(f"fault {fault.name}: found by {len(found)} of {len(ran)} specs")
+    return bool(ran) and len(found) == len(ran)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 The Events that drakit writes during a run, and which of them are right.
 
 An Event is right if an entry of :data:`EXPECTED` gives the reason why a spec brings it about; any
-other is a fault of drakit, or an entry that is missing here. Pure: it must not know clusters.
+other is a fault of drakit, or an entry that is missing here. Pure: it must not depend on clusters.
 """
 
 from __future__ import annotations
@@ -219,6 +219,8 @@ def written(events: Iterator[Mapping[str, Any]], specs: Sequence[Spec]) -> list[
 def _written(event: Mapping[str, Any], specs: Sequence[Spec]) -> Written:
     about, time = event["regarding"], event.get("eventTime") or ""
     namespace = about.get("namespace", "")
+    # Objects of a spec that have no namespace are named after the spec's.
+    of_spec = re.match(r"dra-\d+", about["name"])
     return Written(
         reason=event["reason"],
         kind=about["kind"],
@@ -227,22 +229,24 @@ def _written(event: Mapping[str, Any], specs: Sequence[Spec]) -> Written:
         note=event.get("note", ""),
         time=time,
         controller=event["reportingController"],
-        spec=_owner(specs, namespace=namespace, time=time),
+        spec=_owner(specs, namespace=namespace or (of_spec[0] if of_spec else ""), time=time),
     )
 
 
 def _owner(specs: Sequence[Spec], *, namespace: str, time: str) -> str:
-    """The spec of a namespace; of what has none, the spec that ran at that time."""
+    """The spec of a namespace; of what has none, the only spec that ran at that time."""
     for spec in specs:
         if namespace in spec.namespaces:
             return spec.name
     if namespace or not time:
         return ""
     at = datetime.fromisoformat(time)
-    for spec in specs:
-        if spec.started and spec.ended and spec.started <= at <= spec.ended:
-            return spec.name
-    return ""
+    running = [
+        spec.name
+        for spec in specs
+        if spec.ran and spec.started and spec.ended and spec.started <= at <= spec.ended
+    ]
+    return running[0] if len(running) == 1 else ""
 
 
 def unexpected(events: Sequence[Written], expected: Sequence[Expected] = EXPECTED) -> list[Written]:

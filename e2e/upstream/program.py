@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.local.binaries import DEFAULT_MINOR, minor_of
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
 
 SUITE = Path(__file__).with_name("suite")
-DEFAULT_MINOR = "1.36"
 BUILD_SECONDS = 3600
 """The first build compiles about 1500 packages."""
 
@@ -57,7 +57,7 @@ class Programs:
     @property
     def minor(self) -> str:
         """Such as 1.36."""
-        return ".".join(self.version.removeprefix("v").split(".")[:2])
+        return minor_of(self.version)
 
     @property
     def ginkgo(self) -> Path:

@@ -1,7 +1,7 @@
 """
 What Ginkgo's JSON report tells about each spec.
 
-It must not know drakit, nor how the suite was run.
+It must not depend on drakit, nor how the suite was run.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from .program import Programs
 from .recording import recorded
 from .report import DRIVER_LABEL, Spec, specs
 
-CALM = ("", "debug", "info")
+QUIET_LEVELS = ("", "debug", "info")
 """The levels of log lines that need nobody."""
 
 GATES = ("DRAResourcePoolStatus", "DRAWorkloadResourceClaims", "GenericWorkload")
@@ -106,7 +106,8 @@ class Outcome:
     specs: Sequence[Spec]
     events: Sequence[Written]
     complaints: Sequence[str]
-    """Restarts of drakit's pods, and warnings and errors of the operator's log."""
+    """Problems of the drivers' pods, restarts of the others, and warnings and errors of the
+    operator's log."""
 
 
 def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> None:
@@ -152,13 +153,36 @@ QUICK = (
 NOT_APPLICABLE = (r"control-plane only driver \(no node plugin\)", "ReconcilePoolWithName")
 """Specs in which no node plugin of drakit could be the driver; :mod:`.table` has the reasons."""
 
-FAULTS = {
-    "forgotten_unprepare": "must unprepare resources for force-deleted pod",
-    "stale_generation": "must consume and free up counters",
-    "wrong_claim": "supports external claim referenced by multiple containers of multiple pods"
-    "|supports reusing resources",
-}
-"""The programs in `faults/`, and the specs that must find the fault."""
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault of the node plugin, and how it must be found."""
+
+    name: str
+    """Of the program in `faults/`."""
+
+    spec: str
+    failure: str
+    """A part of the failure's text."""
+
+
+FAULTS = (
+    Fault(
+        name="forgotten_unprepare",
+        spec="must unprepare resources for force-deleted pod",
+        failure="prepared claims on host",
+    ),
+    Fault(
+        name="stale_generation",
+        spec="must consume and free up counters",
+        failure="start pod: Timed out",
+    ),
+    Fault(
+        name="wrong_claim",
+        spec="kubelet.* on single node supports reusing resources",
+        failure="start pod: Timed out",
+    ),
+)
 
 
 def fault_program(fault: str) -> Path:
@@ -209,7 +233,8 @@ def run_part(
     (folder / "drakit-events.jsonl").write_text(as_lines(events))
     operator_log = _operator_log(cluster)
     (folder / "operator.log").write_text(operator_log)
-    found_wrong = [*restarted(cluster), *complaints(operator_log)]
+    problems = [path.read_text().strip() for path in sorted(folder.glob("plugins/*.problem"))]
+    found_wrong = [*problems, *restarted(cluster), *complaints(operator_log)]
     return Outcome(specs=found, events=events, complaints=found_wrong)
 
 
@@ -230,5 +255,5 @@ def complaints(log: str) -> list[str]:
     return [
         line
         for line in log.splitlines()
-        if line.startswith("{") and json.loads(line).get("level", "").lower() not in CALM
+        if line.startswith("{") and json.loads(line).get("level", "").lower() not in QUIET_LEVELS
     ]

@@ -26,6 +26,14 @@ PAGE = REPOSITORY / "docs" / "contributors" / "upstream-tests.md"
 Verdict = Literal["passed", "failed", "not applicable"]
 
 
+VERDICTS: Mapping[str, tuple[Verdict, ...]] = {
+    "passed": ("passed",),
+    "failed": ("failed", "not applicable"),
+    "skipped": ("not applicable",),
+}
+"""The possible verdicts on a spec in each state. A run can include specs that do not apply."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Note:
     """Why specs did not pass."""
@@ -123,12 +131,14 @@ def note_of(minor: str, name: str, notes: Sequence[Note] = NOTES) -> Note | None
 
 def keep(minor: str, parts: Mapping[bool, Sequence[Spec]], folder: Path = RESULTS) -> Path:
     """Store the states of a release's specs; the key is whether drakit was their driver."""
-    states = {
-        "drakit" if drakit else "control plane": dict(
-            sorted((spec.name, spec.state) for spec in found if spec.needs_driver == drakit)
-        )
-        for drakit, found in parts.items()
-    }
+    states: dict[str, dict[str, str]] = {}
+    for drakit, found in parts.items():
+        kept = states["drakit" if drakit else "control plane"] = {}
+        for spec in sorted(found, key=lambda spec: spec.name):
+            if spec.needs_driver == drakit:
+                if spec.name in kept:
+                    raise TableError(f"two specs have the name {spec.name!r}")
+                kept[spec.name] = spec.state
     folder.mkdir(exist_ok=True)
     path = folder / f"{minor}.json"
     path.write_text(json.dumps(states, indent=1) + "\n")
@@ -145,7 +155,7 @@ def results(folder: Path = RESULTS, notes: Sequence[Note] = NOTES) -> Results:
         for part, states in json.loads(path.read_text()).items():
             for name, state in states.items():
                 note = note_of(minor, name, notes)
-                if (state == "passed") == (note is not None):
+                if (note.verdict if note else "passed") not in VERDICTS[state]:
                     raise TableError(f"{name} of {minor} is {state}: correct NOTES in {__file__}")
                 if note is not None:
                     used.add(note)

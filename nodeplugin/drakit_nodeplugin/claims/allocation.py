@@ -159,22 +159,26 @@ def allocated_results(
 
 
 def with_consumption(
-    claim: StoredClaim, hardware: Hardware | None, *, node: str, former: StoredClaim | None = None
+    claim: StoredClaim,
+    hardware: Hardware | None,
+    *,
+    node: str | None = None,
+    former: StoredClaim | None = None,
 ) -> tuple[StoredClaim, StoredDevice | None]:
     """
     Return a claim with its devices' consumption, and a device that no endpoint lists, if any.
 
     The consumption of an unlisted device comes from the claim's former entry. Without `hardware`,
-    devices consume only their names; so does admin access, and a device in a pool that is not of
-    this node: a controller publishes it, and endpoints do not list it.
+    devices consume only their names. So do admin access and, with `node`, devices in pools that do
+    not belong to this node, which a controller publishes.
     """
     known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
     devices: list[StoredDevice] = []
     missing: StoredDevice | None = None
     for device in claim.devices:
         consumes: Mapping[str, Mapping[str, str]] | None = {}
-        of_node = is_pool_of(node, device.pool)
-        if hardware is not None and of_node and not device.admin_access:
+        unlisted = node is not None and not is_pool_of(node, device.pool)
+        if hardware is not None and not unlisted and not device.admin_access:
             listed = hardware.device(device.pool, device.device)
             if listed is None:
                 missing = missing or device

@@ -373,14 +373,14 @@ class ClaimEngine:
         """
         inventories = self._parts.inventories
         hardware = inventories.hardware()
-        missing = _complete(due, hardware, node=self._parts.node.name)
+        missing = _complete(due, hardware, node=self._parts.listed_node)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
                         hardware = inventories.hardware()
-                        missing = _complete(due, hardware, node=self._parts.node.name)
+                        missing = _complete(due, hardware, node=self._parts.listed_node)
         unavailable = self._parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
@@ -561,7 +561,7 @@ def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int]
 
 
 def _complete(
-    claims: Mapping[str, _Due], hardware: Hardware | None, *, node: str
+    claims: Mapping[str, _Due], hardware: Hardware | None, *, node: str | None
 ) -> dict[str, StoredDevice]:
     """Record the consumption of devices; return an unlisted device for each claim that cannot
     continue."""

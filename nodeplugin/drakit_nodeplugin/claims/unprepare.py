@@ -252,8 +252,7 @@ class Unpreparing:
         if any(device.consumes is None for device in claim.devices):
             # A rebuilt entry: the counter sets of its devices exclude other calls.
             hardware = self._parts.inventories.hardware()
-            node = self._parts.node.name
-            claim, _ = with_consumption(claim, hardware, node=node, former=claim)
+            claim, _ = with_consumption(claim, hardware, node=self._parts.listed_node, former=claim)
         return allocated_claim(claim)
 
     async def _settle(

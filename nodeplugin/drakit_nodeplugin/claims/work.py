@@ -254,6 +254,12 @@ class EngineParts:
     name_all_holders: bool = False
     """Whether errors, which the pod's owner reads, name claims of other namespaces."""
 
+    @property
+    def listed_node(self) -> str | None:
+        """The node whose pools the inventories list, if the driver has devices of other pools, too;
+        otherwise, the inventories list all devices."""
+        return self.node.name if self.devices.traits.network_devices else None
+
 
 # ---------------------------------------------------------------- shared steps
 

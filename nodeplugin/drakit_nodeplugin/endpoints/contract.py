@@ -230,6 +230,10 @@ class DriverTraits:
     """Whether it reports health in any way. If so, the plugin serves the kubelet's health
     stream."""
 
+    network_devices: bool = False
+    """Whether it also prepares devices of pools that do not belong to the node. A controller
+    publishes them, so that no inventory has them."""
+
     prepare_granularity: Granularity = Granularity.DEVICE
     unprepare_granularity: Granularity = Granularity.DEVICE
     parameters_type: type[DeviceParameters] | None = None

@@ -321,8 +321,8 @@ class _ReportingListener:
     An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
     users. It forwards everything to the manager.
 
-    An endpoint that has never listed its devices is reported only once the manager's grace period
-    after the start has ended. At the first install, for example, no policies are known yet.
+    An expected endpoint that has never listed its devices is reported only once the manager's grace
+    period after the start has ended. At the first install, for example, no policies are known yet.
     """
 
     def __init__(
@@ -335,21 +335,29 @@ class _ReportingListener:
         self._manager = manager
         self._on_stopped = on_stopped
         self._on_listed = on_listed
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.reported = manager.reported
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        self._cancel(endpoint)
         self._manager.replaced(endpoint, inventory)
         self._on_listed(endpoint, inventory)
 
     def stopped(self, endpoint: str, reason: str) -> None:
+        self._cancel(endpoint)
         self._manager.stopped(endpoint, reason)
         self._report_stop(endpoint, reason)
+
+    def _cancel(self, endpoint: str) -> None:
+        if (timer := self._timers.pop(endpoint, None)) is not None:
+            timer.cancel()
 
     def _report_stop(self, endpoint: str, reason: str) -> None:
         statuses = {each.name: each for each in self._manager.endpoint_statuses()}
         status = statuses.get(endpoint)
         if status is not None and status.state == "Waiting":
-            loop = asyncio.get_running_loop()
-            loop.call_later(STOP_CHECK_SECONDS, self._report_stop, endpoint, reason)
+            self._timers[endpoint] = asyncio.get_running_loop().call_later(
+                STOP_CHECK_SECONDS, self._report_stop, endpoint, reason
+            )
         elif status is None or status.reason == reason:
             self._on_stopped(endpoint, reason)

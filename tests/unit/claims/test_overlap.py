@@ -228,7 +228,15 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     assert await plugin.states() == {B: "prepared", C: "prepared"}
 
 
-async def test_devices_in_pools_of_no_node_are_prepared_although_nobody_lists_them(plugin, devices):
+async def test_a_device_in_a_pool_of_no_node_is_not_listed(plugin, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.claims.prepare.LISTED_SECONDS", 0.01)
+    await allocated(plugin, a={"device": "plain", "pool": "network"})
+    (error,) = await errors(plugin, A)
+    assert "does not list device plain" in (error or "")
+
+
+async def test_a_driver_of_network_devices_prepares_what_nobody_lists(plugin, devices):
+    devices.traits = replace(devices.traits, network_devices=True)
     network = {"device": "plain", "pool": "network"}
     await allocated(plugin, a=[network, {**network, "device": "gone"}], b="plain", c=network)
     async with asyncio.timeout(LISTED_SECONDS / 2):

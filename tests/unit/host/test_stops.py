@@ -52,6 +52,15 @@ async def test_a_driver_that_lists_nothing_in_the_grace_period_after_the_start_h
 
 
 @pytest.mark.looptime
+async def test_a_driver_that_stops_for_changing_reasons_is_reported_once():
+    async with host() as (listener, reported):
+        for reason in (ENDED, UNKNOWN) * 5:
+            listener.stopped(DRIVER, reason)
+        await asyncio.sleep(SETTINGS.start_grace_period + 3)
+        assert reported == [UNKNOWN]
+
+
+@pytest.mark.looptime
 async def test_a_driver_that_has_listed_its_devices_is_reported_at_once():
     async with host() as (listener, reported):
         listener.replaced(DRIVER, inventory("cam-0"))

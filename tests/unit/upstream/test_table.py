@@ -72,4 +72,4 @@ def test_the_readme_has_the_numbers():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_has_its_program(fault):
-    assert fault_program(fault).is_file()
+    assert fault_program(fault.name).is_file()

@@ -18,12 +18,12 @@ import (
 	"net"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -82,7 +82,7 @@ type FileOperations struct {
 	DriverResources *resourceslice.DriverResources
 }
 
-// Options that take the place of options of Kubernetes' helper; the build edits their names in.
+// Options that take the place of options of Kubernetes' helper, see EDITS in program.py.
 type (
 	unaryOption    struct{ grpc.UnaryServerInterceptor }
 	listenerOption func(ctx context.Context, endpoint string) (net.Listener, error)
@@ -114,21 +114,16 @@ type ExamplePlugin struct {
 	interceptors   []grpc.UnaryServerInterceptor
 	instance       *nodeplugin.Instance
 
-	mutex      sync.Mutex
-	prepared   map[ClaimID][]*backendv1.Edits
-	calls      []GRPCCall
-	registered bool
+	mutex    sync.Mutex
+	prepared map[ClaimID][]*backendv1.Edits
+	calls    []GRPCCall
 
 	devices *nodeplugin.Inventory
 	health  *nodeplugin.Health
 
 	HealthControlChan chan DeviceHealthUpdate
 
-	blockPrepare   sync.Mutex
-	blockUnprepare sync.Mutex
-	failures       sync.Mutex
-	failPrepare    error
-	failUnprepare  error
+	preparing sync.Mutex
 }
 
 // StartPlugin runs the node plugin on a node. It returns before the kubelet has registered it.
@@ -176,7 +171,8 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 	}
 	listener, err := listen(ctx, instance.Socket())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for drakit's node plugin: %w", err), instance.Stop())
+		instance.Stop()
+		return nil, fmt.Errorf("listen for drakit's node plugin: %w", err)
 	}
 	ex.instance = instance
 	instance.Serve(listener, ex)
@@ -189,7 +185,6 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 		// It is ready when the kubelet has registered it.
 		ex.mutex.Lock()
 		defer ex.mutex.Unlock()
-		ex.registered = true
 		ex.calls = append(ex.calls, GRPCCall{FullMethod: getInfoMethod}, GRPCCall{FullMethod: registrationMethod})
 	}()
 	return ex, nil
@@ -197,15 +192,7 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 
 // Stop ends the node plugin as the kubelet does when its pod is deleted, and then the backend.
 func (ex *ExamplePlugin) Stop() {
-	if err := ex.instance.Stop(); err != nil {
-		klog.Background().Error(err, "stop drakit's node plugin", "driver", ex.driverName, "node", ex.nodeName)
-	}
-}
-
-func (ex *ExamplePlugin) IsRegistered() bool {
-	ex.mutex.Lock()
-	defer ex.mutex.Unlock()
-	return ex.registered
+	ex.instance.Stop()
 }
 
 // PublishResources replaces the devices.
@@ -218,40 +205,6 @@ func (ex *ExamplePlugin) PublishResources(_ context.Context, resources resources
 	return nil
 }
 
-func (ex *ExamplePlugin) BlockNodePrepareResources() func() {
-	ex.blockPrepare.Lock()
-	return ex.blockPrepare.Unlock
-}
-
-func (ex *ExamplePlugin) BlockNodeUnprepareResources() func() {
-	ex.blockUnprepare.Lock()
-	return ex.blockUnprepare.Unlock
-}
-
-func (ex *ExamplePlugin) SetNodePrepareResourcesFailureMode() func() {
-	return ex.setFailure(&ex.failPrepare, errors.New("simulated PrepareResources failure"))
-}
-
-func (ex *ExamplePlugin) SetNodeUnprepareResourcesFailureMode() func() {
-	return ex.setFailure(&ex.failUnprepare, errors.New("simulated UnprepareResources failure"))
-}
-
-func (ex *ExamplePlugin) setFailure(field *error, failure error) func() {
-	set := func(value error) {
-		ex.failures.Lock()
-		defer ex.failures.Unlock()
-		*field = value
-	}
-	set(failure)
-	return func() { set(nil) }
-}
-
-func (ex *ExamplePlugin) failure(field *error) error {
-	ex.failures.Lock()
-	defer ex.failures.Unlock()
-	return *field
-}
-
 func (ex *ExamplePlugin) GetPreparedResources() []ClaimID {
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
@@ -262,22 +215,6 @@ func (ex *ExamplePlugin) GetGRPCCalls() []GRPCCall {
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
 	return slices.Clone(ex.calls)
-}
-
-func (ex *ExamplePlugin) ResetGRPCCalls() {
-	ex.mutex.Lock()
-	defer ex.mutex.Unlock()
-	ex.calls = nil
-}
-
-func (ex *ExamplePlugin) CountCalls(methodSuffix string) int {
-	count := 0
-	for _, call := range ex.GetGRPCCalls() {
-		if strings.HasSuffix(call.FullMethod, methodSuffix) {
-			count++
-		}
-	}
-	return count
 }
 
 func (ex *ExamplePlugin) UpdateStatus(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
@@ -354,14 +291,11 @@ func (ex *ExamplePlugin) followHealth(ctx context.Context) {
 
 func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.PrepareClaimsRequest) (*backendv1.PrepareClaimsResponse, error) {
 	answer := &backendv1.PrepareClaimsResponse{}
-	asked := &drapb.NodePrepareResourcesRequest{}
+	request := &drapb.NodePrepareResourcesRequest{}
 	for _, claim := range req.Claims {
-		asked.Claims = append(asked.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
+		request.Claims = append(request.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
 	}
-	_, err := ex.intercepted(ctx, prepareMethod, asked, func(ctx context.Context, _ any) (any, error) {
-		if failure := ex.failure(&ex.failPrepare); failure != nil {
-			return nil, failure
-		}
+	_, err := ex.intercepted(ctx, prepareMethod, request, func(ctx context.Context, _ any) (any, error) {
 		recorded := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 		for _, claim := range req.Claims {
 			edits, err := ex.prepareClaim(ctx, claim)
@@ -380,19 +314,14 @@ func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.Prepa
 
 func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.UnprepareClaimsRequest) (*backendv1.UnprepareClaimsResponse, error) {
 	answer := &backendv1.UnprepareClaimsResponse{}
-	asked := &drapb.NodeUnprepareResourcesRequest{}
+	request := &drapb.NodeUnprepareResourcesRequest{}
 	for _, claim := range req.Claims {
-		asked.Claims = append(asked.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
+		request.Claims = append(request.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
 	}
-	_, err := ex.intercepted(ctx, unprepareMethod, asked, func(context.Context, any) (any, error) {
-		if failure := ex.failure(&ex.failUnprepare); failure != nil {
-			return nil, failure
-		}
+	_, err := ex.intercepted(ctx, unprepareMethod, request, func(context.Context, any) (any, error) {
 		recorded := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
 		for _, claim := range req.Claims {
-			ex.blockUnprepare.Lock()
 			ex.forget(ClaimID{Name: claim.Name, UID: types.UID(claim.Uid)})
-			ex.blockUnprepare.Unlock()
 			answer.Claims = append(answer.Claims, &backendv1.UnpreparedClaim{Uid: claim.Uid})
 			recorded.Claims[claim.Uid] = &drapb.NodeUnprepareResourceResponse{}
 		}
@@ -404,16 +333,10 @@ func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.Unp
 // prepareClaim returns the environment variables that the specs look for: those of the parameters, with
 // the prefix admin_ if they are the class's and user_ if they are the claim's, and one for the request.
 func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Claim) ([]*backendv1.Edits, error) {
-	ex.blockPrepare.Lock()
-	defer ex.blockPrepare.Unlock()
+	ex.preparing.Lock()
+	defer ex.preparing.Unlock()
 
 	id := ClaimID{Name: claim.Name, UID: types.UID(claim.Uid)}
-	ex.mutex.Lock()
-	known, prepared := ex.prepared[id]
-	ex.mutex.Unlock()
-	if prepared {
-		return known, nil
-	}
 	stored, err := ex.resourceClient.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get claim: %w", err)
@@ -454,6 +377,11 @@ func (ex *ExamplePlugin) environment(claim *resourceapi.ResourceClaim, result re
 	adminAccess := result.AdminAccess != nil && *result.AdminAccess
 	if device.Name != result.Device || device.Pool != pool || device.Request != result.Request || device.GetShareId() != shareID || device.AdminAccess != adminAccess {
 		return nil, fmt.Errorf("drakit prepares %v for the result %v of claim %s", device, result, claim.Name)
+	}
+	for name, amount := range result.ConsumedCapacity {
+		if got, err := resource.ParseQuantity(device.ConsumedCapacity[string(name)]); err != nil || got.Cmp(amount) != 0 {
+			return nil, fmt.Errorf("drakit passes the capacity %v of claim %s on as %v", result.ConsumedCapacity, claim.Name, device.ConsumedCapacity)
+		}
 	}
 	env := map[string]string{}
 	passed := device.Configs

@@ -34,13 +34,14 @@ const (
 	// NamespaceVariable names the namespace of the release whose DaemonSet is the template.
 	NamespaceVariable = "DRAKIT_NAMESPACE"
 
-	// LogsVariable names the folder for the logs of the node plugins.
+	// LogsVariable names the folder for the logs of the node plugins, and for what went wrong with
+	// them, in files *.problem.
 	LogsVariable = "DRAKIT_LOGS"
 
 	// FaultVariable names a Python program that runs the node plugin with a fault. It can be empty.
 	FaultVariable = "DRAKIT_FAULT"
 
-	// ReleasedDirectory is the directory of backends in the release. Drivers have others beside it.
+	// ReleasedDirectory is the directory of backends in the release. Each driver has its own.
 	ReleasedDirectory = "/var/lib/kubelet/plugins/drakit-suite"
 
 	// entry is the backend's name in the configuration, and the name of its directory.
@@ -50,7 +51,8 @@ const (
 	faultKey  = "fault.py"
 
 	readyTimeout = time.Minute
-	goneTimeout  = time.Minute
+	// The chart gives the plugin 60 s to end.
+	goneTimeout  = 90 * time.Second
 	pollInterval = 200 * time.Millisecond
 )
 
@@ -66,7 +68,6 @@ type Instance struct {
 	listener  net.Listener
 	stopped   chan struct{}
 	stop      sync.Once
-	stopError error
 }
 
 // Start creates the pod. Its backend has to listen on Socket.
@@ -115,8 +116,10 @@ func (i *Instance) create(ctx context.Context, template *appsv1.DaemonSet, node 
 	if _, err := i.cluster.CoreV1().ConfigMaps(i.namespace).Create(ctx, own, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	_, err = i.cluster.CoreV1().Pods(i.namespace).Create(ctx, pod, metav1.CreateOptions{})
-	return err
+	if _, err = i.cluster.CoreV1().Pods(i.namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return errors.Join(err, i.deleteConfig(ctx))
+	}
+	return nil
 }
 
 // configured returns the release's configuration for another driver and directory of backends.
@@ -183,7 +186,7 @@ func (i *Instance) WaitReady(ctx context.Context) error {
 	return wait.PollUntilContextTimeout(ctx, pollInterval, readyTimeout, true, func(ctx context.Context) (bool, error) {
 		pod, err := i.cluster.CoreV1().Pods(i.namespace).Get(ctx, i.name, metav1.GetOptions{})
 		if err != nil {
-			return false, err
+			return false, nil // asked again
 		}
 		return slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
 			return condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue
@@ -196,20 +199,51 @@ func (i *Instance) Stopped() <-chan struct{} {
 	return i.stopped
 }
 
-// Stop deletes the pod, waits until it has ended, and then ends the backend.
-func (i *Instance) Stop() error {
+// Stop deletes the pod, waits until it has ended, and then ends the backend. What goes wrong, and a
+// container that was restarted, is a problem of the run, not of the spec.
+func (i *Instance) Stop() {
 	i.stop.Do(func() {
 		close(i.stopped)
-		i.stopError = errors.Join(i.keepLog(), i.deletePod())
+		problem := errors.Join(i.restarts(), i.keepLog(), i.deletePod())
 		if i.server != nil {
 			i.server.Stop()
 			// The server closes the listener.
 			i.serving.Wait()
 		}
-		i.stopError = errors.Join(i.stopError,
-			i.cluster.CoreV1().ConfigMaps(i.namespace).Delete(context.Background(), i.name, metav1.DeleteOptions{}))
+		if problem = errors.Join(problem, i.deleteConfig(context.Background())); problem != nil {
+			i.report(problem)
+		}
 	})
-	return i.stopError
+}
+
+// report writes a problem to the folder of the logs.
+func (i *Instance) report(problem error) {
+	text := fmt.Sprintf("node plugin %s of driver %s: %v\n", i.name, i.driver, problem)
+	if err := os.WriteFile(i.file("problem"), []byte(text), 0o644); err != nil {
+		panic(err)
+	}
+}
+
+func (i *Instance) file(kind string) string {
+	return filepath.Join(os.Getenv(LogsVariable), i.driver+"-"+i.name+"."+kind)
+}
+
+func (i *Instance) deleteConfig(ctx context.Context) error {
+	return i.cluster.CoreV1().ConfigMaps(i.namespace).Delete(ctx, i.name, metav1.DeleteOptions{})
+}
+
+// restarts returns an error if a container of the pod has been restarted.
+func (i *Instance) restarts() error {
+	pod, err := i.cluster.CoreV1().Pods(i.namespace).Get(context.Background(), i.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.RestartCount > 0 {
+			return fmt.Errorf("container %s was restarted: %v", status.Name, status.LastTerminationState.Terminated)
+		}
+	}
+	return nil
 }
 
 func (i *Instance) keepLog() error {
@@ -217,7 +251,7 @@ func (i *Instance) keepLog() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(os.Getenv(LogsVariable), i.driver+"-"+i.name+".log"), log, 0o644)
+	return os.WriteFile(i.file("log"), log, 0o644)
 }
 
 func (i *Instance) deletePod() error {
@@ -228,9 +262,6 @@ func (i *Instance) deletePod() error {
 	}
 	return wait.PollUntilContextTimeout(ctx, pollInterval, goneTimeout, true, func(ctx context.Context) (bool, error) {
 		_, err := pods.Get(ctx, i.name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return true, nil
-		}
-		return false, err
+		return apierrors.IsNotFound(err), nil // any other error: asked again
 	})
 }

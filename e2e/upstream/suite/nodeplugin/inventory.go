@@ -177,12 +177,21 @@ func translate(device resourceapi.Device) (*backendv1.Device, error) {
 		translated.Attributes[string(name)] = value
 	}
 	for name, capacity := range device.Capacity {
+		if err := checkFields(capacity, "value", "requestPolicy"); err != nil {
+			return nil, err
+		}
 		translated.Capacity[string(name)] = translateCapacity(capacity)
 	}
 	for _, consumption := range device.ConsumesCounters {
+		if err := checkFields(consumption, "counterSet", "counters"); err != nil {
+			return nil, err
+		}
 		translated.Consumes[consumption.CounterSet] = &backendv1.CounterAmounts{Counters: amounts(consumption.Counters)}
 	}
 	for _, taint := range device.Taints {
+		if err := checkFields(taint, "key", "value", "effect"); err != nil {
+			return nil, err
+		}
 		effect, known := map[resourceapi.DeviceTaintEffect]backendv1.TaintEffect{
 			resourceapi.DeviceTaintEffectNone:       backendv1.TaintEffect_TAINT_EFFECT_NONE,
 			resourceapi.DeviceTaintEffectNoSchedule: backendv1.TaintEffect_TAINT_EFFECT_NO_SCHEDULE,

@@ -263,6 +263,7 @@ TRAITS = DriverTraits(
     side_effects=True,
     checks=True,
     health=True,
+    network_devices=True,
     prepare_granularity=Granularity.BATCH,
     unprepare_granularity=Granularity.BATCH,
 )
