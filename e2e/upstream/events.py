@@ -207,13 +207,26 @@ def watched(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def written(events: Iterator[Mapping[str, Any]], specs: Sequence[Spec]) -> list[Written]:
-    """Return drakit's Events, each once, with the specs that they belong to."""
+    """Return drakit's Events, each once, with the specs that they belong to; without those of specs
+    that ended before these began, because a watch begins with all Events that exist."""
     found = {
         event["metadata"]["uid"]: _written(event, specs)
         for event in events
         if (event.get("reportingController") or "").startswith(CONTROLLER)
     }
-    return sorted(found.values(), key=lambda event: event.time)
+    begun = min((spec.started for spec in specs if spec.ran and spec.started), default=None)
+    return sorted(
+        (event for event in found.values() if not _is_earlier(event, begun)),
+        key=lambda event: event.time,
+    )
+
+
+def _is_earlier(event: Written, begun: datetime | None) -> bool:
+    """Return whether an Event about an object of another run of specs is older than this one."""
+    of_spec = re.match(r"dra-\d+", event.namespace or event.name)
+    if of_spec is None or event.spec or begun is None or not event.time:
+        return False
+    return datetime.fromisoformat(event.time) < begun
 
 
 def _written(event: Mapping[str, Any], specs: Sequence[Spec]) -> Written:

@@ -59,6 +59,13 @@ def test_an_event_about_a_node_belongs_to_the_spec_of_that_time():
     assert [one.spec for one in found] == ["", "sharing"]
 
 
+def test_an_event_of_specs_that_ended_before_is_not_of_this_run():
+    earlier, later = event(namespace="dra-9", at="00:00:05"), event(uid="2", namespace="dra-9")
+    node = event(uid="3", namespace="", at="00:00:05")
+    found = written(iter([earlier, later, node]), [spec()])
+    assert [(one.kind, one.time[17:19]) for one in found] == [("Node", "05"), ("Pod", "15")]
+
+
 def test_an_event_is_expected_by_spec_reason_and_its_whole_note():
     events = written(iter([event()]), [spec()])
     pod = ("Pod",)
