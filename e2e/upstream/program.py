@@ -12,11 +12,10 @@ A minor release of Kubernetes has its own go.mod and go.sum there. It must not d
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.local.binaries import DEFAULT_MINOR, minor_of
+from e2e.cluster.local import binaries
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
 
 SUITE = Path(__file__).with_name("suite")
@@ -57,7 +56,7 @@ class Programs:
     @property
     def minor(self) -> str:
         """Such as 1.36."""
-        return minor_of(self.version)
+        return binaries.minor_of(self.version)
 
     @property
     def ginkgo(self) -> Path:
@@ -77,25 +76,22 @@ class Programs:
 
 def module_file(minor: str, folder: Path = SUITE) -> Path:
     """Return the go.mod of a minor release; raise ImageError if there is none."""
-    path = folder / ("go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod")
-    if not path.exists():
-        known = ", ".join(minors(folder))
-        raise ImageError(f"there is no suite of Kubernetes {minor}; KUBERNETES can be: {known}")
-    return path
+    known = binaries.minors(folder)
+    if minor not in known:
+        raise ImageError(
+            f"there is no suite of Kubernetes {minor}; KUBERNETES can be: {', '.join(known)}"
+        )
+    return folder / binaries.file_of(minor)
 
 
 def minors(folder: Path = SUITE) -> list[str]:
     """The minor releases whose suite can be built."""
-    others = (path.stem.removeprefix("go-") for path in folder.glob("go-*.mod"))
-    return [DEFAULT_MINOR, *sorted(others)]
+    return binaries.minors(folder)
 
 
 def required_version(module: Path) -> str:
     """Return the version of k8s.io/kubernetes that a go.mod requires."""
-    found = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", module.read_text(), re.MULTILINE)
-    if found is None:
-        raise ImageError(f"{module} does not require k8s.io/kubernetes")
-    return found[1]
+    return binaries.required_version(module, "k8s.io/kubernetes")
 
 
 def programs(minor: str) -> Programs:

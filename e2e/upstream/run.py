@@ -24,6 +24,7 @@ from e2e.cluster.api import (
     ClusterError,
     Options,
 )
+from e2e.cluster.local.binaries import minor_of
 from e2e.images import build_images
 from e2e.kit import restarts
 from e2e.release import NAMESPACE, Release, install
@@ -33,6 +34,7 @@ from .images import suite_images
 from .program import Programs
 from .recording import recorded
 from .report import DRIVER_LABEL, Spec, specs
+from .table import not_applicable
 
 QUIET_LEVELS = ("", "debug", "info")
 """The levels of log lines that need nobody."""
@@ -137,7 +139,7 @@ def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> Non
 def _check_version(cluster: Cluster, programs: Programs) -> None:
     """Raise ClusterError unless the cluster has the suite's minor release."""
     server = json.loads(cluster.kubectl("get", "--raw", "/version").stdout)["gitVersion"]
-    if server.split(".")[:2] != programs.version.split(".")[:2]:
+    if minor_of(server) != programs.minor:
         raise ClusterError(f"cluster {cluster.name} runs {server}, the suite is {programs.version}")
 
 
@@ -149,9 +151,6 @@ QUICK = (
     "kubelet.* (rolling|failed) update",
 )
 """The specs of `make test`: each calls another part of drakit."""
-
-NOT_APPLICABLE = (r"control-plane only driver \(no node plugin\)", "ReconcilePoolWithName")
-"""Specs in which no node plugin of drakit could be the driver; :mod:`.table` has the reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +206,7 @@ def run_part(
     argv = [
         *(str(programs.ginkgo), f"--procs={PROCESSES}", "--no-color", "-v", "--keep-going"),
         *(f"--label-filter={part.labels}", *([f"--focus={focus}"] if focus else [])),
-        *((f"--skip={'|'.join(NOT_APPLICABLE)}",) if part.drakit else ()),
+        f"--skip={'|'.join(not_applicable())}",
         *(f"--output-dir={folder}", f"--json-report={report.name}", f"--timeout={SUITE_SECONDS}s"),
         str(programs.drakit_suite if part.drakit else programs.suite),
         *("--", f"-kubeconfig={cluster.kubeconfig}", "-provider=skeleton"),

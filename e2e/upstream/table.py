@@ -18,7 +18,7 @@ from typing import Literal
 
 from e2e.cluster.choice import REPOSITORY
 
-from .report import Spec
+from .report import TAG, Spec
 
 RESULTS = Path(__file__).with_name("results")
 PAGE = REPOSITORY / "docs" / "contributors" / "upstream-tests.md"
@@ -127,6 +127,15 @@ class TableError(Exception):
 def note_of(minor: str, name: str, notes: Sequence[Note] = NOTES) -> Note | None:
     """Return the note about a spec of a release."""
     return next((note for note in notes if note.covers(minor, name)), None)
+
+
+def not_applicable() -> list[str]:
+    """Return regular expressions, for names with tags, of the specs that a run leaves out."""
+    return [
+        note.spec.replace(" ", f"({TAG.pattern})* ")
+        for note in NOTES
+        if note.verdict == "not applicable"
+    ]
 
 
 def keep(minor: str, parts: Mapping[bool, Sequence[Spec]], folder: Path = RESULTS) -> Path:

@@ -67,7 +67,7 @@ def main() -> int:
             }
             print(f"Kubernetes {minor}: {counts(found)}", flush=True)
             answers |= found
-            if (problem := too_many_undecided(minor, found)) is not None:
+            if (problem := undecided_problem(minor, found)) is not None:
                 undecided.append(problem)
     problems = undecided + list(judge(answers, listed(tomllib.loads(DIFFERENCES.read_text()))))
     if SELECTORS.read_text() != selectors():
@@ -145,7 +145,7 @@ def listed(document: Mapping[str, Any]) -> dict[Case, Answers]:
     return found
 
 
-def too_many_undecided(minor: str, answers: Mapping[Case, Answers]) -> str | None:
+def undecided_problem(minor: str, answers: Mapping[Case, Answers]) -> str | None:
     """Return a problem if the number of undecided cases of a release has grown, or shrunk."""
     number = sum(each.ours is Outcome.UNDECIDED for each in answers.values())
     if number == MAX_UNDECIDED[minor]:

@@ -77,10 +77,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or DEFAULT_CACHE).expanduser() / "drakit"
 
 
-def minors(sources: Path = SOURCES) -> list[str]:
-    """Return the minor releases of Kubernetes that can be built, the default one first."""
-    others = (path.stem.removeprefix("go-") for path in sources.glob("kubernetes/go-*.mod"))
+def minors(module: Path = SOURCES / "kubernetes") -> list[str]:
+    """Return the minor releases of Kubernetes that a module has a go.mod of, the default one
+    first."""
+    others = (path.stem.removeprefix("go-") for path in module.glob("go-*.mod"))
     return [DEFAULT_MINOR, *sorted(others)]
+
+
+def file_of(minor: str) -> str:
+    """Return the name of the go.mod of a minor release of Kubernetes."""
+    return "go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod"
 
 
 def minor_of(version: str) -> str:
@@ -90,25 +96,26 @@ def minor_of(version: str) -> str:
 
 def module_file(minor: str, sources: Path = SOURCES) -> Path:
     """Return the go.mod of a minor release of Kubernetes; ClusterError if there is none."""
-    known = minors(sources)
+    known = minors(sources / "kubernetes")
     if minor not in known:
         raise ClusterError(
             f"no cluster runs Kubernetes {minor}; KUBERNETES can be: {', '.join(known)}"
         )
-    return sources / "kubernetes" / ("go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod")
+    return sources / "kubernetes" / file_of(minor)
 
 
 def kubernetes_version(minor: str = DEFAULT_MINOR, sources: Path = SOURCES) -> str:
     """Return the version that our module requires, such as v1.36.3."""
-    return _required(module_file(minor, sources), "k8s.io/kubernetes")
+    return required_version(module_file(minor, sources), "k8s.io/kubernetes")
 
 
 def containerd_version() -> str:
     """Return the version that our module requires, such as v2.4.2."""
-    return _required(SOURCES / "tools" / "go.mod", "github.com/containerd/containerd/v2")
+    return required_version(SOURCES / "tools" / "go.mod", "github.com/containerd/containerd/v2")
 
 
-def _required(file: Path, path: str) -> str:
+def required_version(file: Path, path: str) -> str:
+    """Return the version of a module that a go.mod requires."""
     pattern = rf"^\s*(?:require\s+)?{re.escape(path)} (v\S+)"
     found = re.search(pattern, file.read_text(), re.MULTILINE)
     if found is None:
@@ -134,7 +141,11 @@ def cache_key(
     # A change of the files of one minor release does not rebuild another one.
     unused = {
         path.with_suffix(suffix)
-        for path in (module_file(other, sources) for other in minors(sources) if other != minor)
+        for path in (
+            module_file(other, sources)
+            for other in minors(sources / "kubernetes")
+            if other != minor
+        )
         for suffix in (".mod", ".sum")
     }
     found = {path for module in modules for path in sources.glob(f"{module}/*")}

@@ -30,7 +30,7 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverSource, Surroundings
+from drakit_nodeplugin.endpoints.contract import DriverSource, HealthReport, Surroundings
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.driver_devices import HostedDevices
@@ -336,12 +336,14 @@ class _ReportingListener:
         self._on_stopped = on_stopped
         self._on_listed = on_listed
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.reported = manager.reported
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         self._cancel(endpoint)
         self._manager.replaced(endpoint, inventory)
         self._on_listed(endpoint, inventory)
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        self._manager.reported(endpoint, report)
 
     def stopped(self, endpoint: str, reason: str) -> None:
         self._cancel(endpoint)

@@ -7,7 +7,7 @@ import pytest
 from drakit.explain.allocation import Outcome
 from e2e.images.cache import ImageError
 from tests.oracle.dumps import with_dump
-from tests.oracle.tables import Answers, Case, counts, judge, listed, too_many_undecided
+from tests.oracle.tables import Answers, Case, counts, judge, listed, undecided_problem
 
 CASE = Case("1.36", "simple")
 AGREE = Answers(Outcome.FITS, Outcome.FITS)
@@ -60,9 +60,9 @@ def test_an_entry_without_a_reason_is_refused() -> None:
 
 def test_the_number_of_undecided_cases_cannot_grow() -> None:
     cases = {Case("1.34", str(number)): UNDECIDED for number in range(4)}
-    assert "4 cases are undecided" in (too_many_undecided("1.34", cases) or "")
+    assert "4 cases are undecided" in (undecided_problem("1.34", cases) or "")
     del cases[Case("1.34", "0")]
-    assert too_many_undecided("1.34", cases) is None
+    assert undecided_problem("1.34", cases) is None
 
 
 def test_the_counts_of_a_table() -> None:

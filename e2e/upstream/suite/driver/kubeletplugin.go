@@ -115,15 +115,13 @@ type ExamplePlugin struct {
 	instance       *nodeplugin.Instance
 
 	mutex    sync.Mutex
-	prepared map[ClaimID][]*backendv1.Edits
+	prepared map[ClaimID]bool
 	calls    []GRPCCall
 
 	devices *nodeplugin.Inventory
 	health  *nodeplugin.Health
 
 	HealthControlChan chan DeviceHealthUpdate
-
-	preparing sync.Mutex
 }
 
 // StartPlugin runs the node plugin on a node. It returns before the kubelet has registered it.
@@ -132,7 +130,7 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 		resourceClient:    draclient.New(kubeClient),
 		driverName:        driverName,
 		nodeName:          nodeName,
-		prepared:          map[ClaimID][]*backendv1.Edits{},
+		prepared:          map[ClaimID]bool{},
 		devices:           nodeplugin.NewInventory(),
 		health:            nodeplugin.NewHealth(nodeName),
 		HealthControlChan: make(chan DeviceHealthUpdate, healthControlChannelLength),
@@ -245,9 +243,7 @@ func (ex *ExamplePlugin) record(ctx context.Context, req any, info *grpc.UnarySe
 
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
-	if index < len(ex.calls) {
-		ex.calls[index] = call
-	}
+	ex.calls[index] = call
 	return call.Response, call.Err
 }
 
@@ -289,12 +285,18 @@ func (ex *ExamplePlugin) followHealth(ctx context.Context) {
 	}
 }
 
+// kubeletClaims returns claims as the kubelet names them in its calls.
+func kubeletClaims(claims []*backendv1.Claim) []*drapb.Claim {
+	named := make([]*drapb.Claim, len(claims))
+	for i, claim := range claims {
+		named[i] = &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid}
+	}
+	return named
+}
+
 func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.PrepareClaimsRequest) (*backendv1.PrepareClaimsResponse, error) {
 	answer := &backendv1.PrepareClaimsResponse{}
-	request := &drapb.NodePrepareResourcesRequest{}
-	for _, claim := range req.Claims {
-		request.Claims = append(request.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
-	}
+	request := &drapb.NodePrepareResourcesRequest{Claims: kubeletClaims(req.Claims)}
 	_, err := ex.intercepted(ctx, prepareMethod, request, func(ctx context.Context, _ any) (any, error) {
 		recorded := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 		for _, claim := range req.Claims {
@@ -314,10 +316,7 @@ func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.Prepa
 
 func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.UnprepareClaimsRequest) (*backendv1.UnprepareClaimsResponse, error) {
 	answer := &backendv1.UnprepareClaimsResponse{}
-	request := &drapb.NodeUnprepareResourcesRequest{}
-	for _, claim := range req.Claims {
-		request.Claims = append(request.Claims, &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: claim.Uid})
-	}
+	request := &drapb.NodeUnprepareResourcesRequest{Claims: kubeletClaims(req.Claims)}
 	_, err := ex.intercepted(ctx, unprepareMethod, request, func(context.Context, any) (any, error) {
 		recorded := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
 		for _, claim := range req.Claims {
@@ -333,9 +332,6 @@ func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.Unp
 // prepareClaim returns the environment variables that the specs look for: those of the parameters, with
 // the prefix admin_ if they are the class's and user_ if they are the claim's, and one for the request.
 func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Claim) ([]*backendv1.Edits, error) {
-	ex.preparing.Lock()
-	defer ex.preparing.Unlock()
-
 	id := ClaimID{Name: claim.Name, UID: types.UID(claim.Uid)}
 	stored, err := ex.resourceClient.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil {
@@ -363,7 +359,7 @@ func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Clai
 	}
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
-	ex.prepared[id] = edits
+	ex.prepared[id] = true
 	return edits, nil
 }
 

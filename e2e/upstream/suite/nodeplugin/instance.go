@@ -65,7 +65,6 @@ type Instance struct {
 	directory string
 	server    *grpc.Server
 	serving   sync.WaitGroup
-	listener  net.Listener
 	stopped   chan struct{}
 	stop      sync.Once
 }
@@ -175,7 +174,6 @@ func (i *Instance) Socket() string {
 
 // Serve serves the backend until Stop.
 func (i *Instance) Serve(listener net.Listener, backend backendv1.BackendServer) {
-	i.listener = listener
 	i.server = grpc.NewServer()
 	backendv1.RegisterBackendServer(i.server, backend)
 	i.serving.Go(func() { _ = i.server.Serve(listener) })

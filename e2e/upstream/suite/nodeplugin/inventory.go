@@ -3,6 +3,7 @@ package nodeplugin
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -96,12 +97,8 @@ func (h *Health) Set(pool, name, status, message string) {
 		report.Health.Status = backendv1.HealthStatus_HEALTH_STATUS_UNHEALTHY
 	}
 	h.update(func(reports map[string]*backendv1.DeviceHealth) map[string]*backendv1.DeviceHealth {
-		changed := map[string]*backendv1.DeviceHealth{pool + "/" + name: report}
-		for key, other := range reports {
-			if _, replaced := changed[key]; !replaced {
-				changed[key] = other
-			}
-		}
+		changed := maps.Clone(reports) // a stream may be sending the previous ones
+		changed[pool+"/"+name] = report
 		return changed
 	})
 }
