@@ -21,9 +21,9 @@ from drakit.resource.pools import pool_name
 from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import PoolContent
-from drakit_nodeplugin.devices.model import PublishedTaints
+from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import PoolState
-from drakit_nodeplugin.devices.taints import GONE
+from drakit_nodeplugin.devices.taints import GONE, Condition, health_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 
 __all__ = (
@@ -177,6 +177,8 @@ class EndpointState:
         self._listed_pools: Collection[str] = frozenset()
         """The pools of its last inventory."""
         self._reported_left_out: set[tuple[str, str]] = set()
+        self.unlisted: Mapping[DeviceKey, DeviceHealth] = {}
+        """The health of devices of pools that no node owns, since it became available."""
 
     @property
     def unavailable(self) -> str | None:
@@ -265,9 +267,24 @@ class EndpointState:
             dirty = self.pools[name].replace(content, returned=returned, withdrawn=withdrawn)
             self.pools[name].refresh(None if returned else dirty, unavailable=None)
 
-    def report(self, health: Mapping[DeviceKey, Health]) -> None:
-        """Apply health reports."""
+    def report(
+        self, health: Mapping[DeviceKey, Health], unlisted: Mapping[DeviceKey, Health]
+    ) -> None:
+        """Apply health reports; see :class:`.HealthReport`."""
         self._apply(health, lambda pool, name, report: pool.observe(name, report))
+        new = {
+            key: health_of(
+                *(key.pool, key.name, self.unlisted.get(key), Condition(health=each)),
+                wall=int(self._driver.wall()),
+                unavailable=None,
+                gone=False,
+            )
+            for key, each in unlisted.items()
+            if key.pool not in self.pools
+        }
+        if new != self.unlisted:
+            self.unlisted = new
+            self._driver.health_changed = True
 
     def adopt(self, devices: Mapping[DeviceKey, PublishedTaints]) -> list[DeviceKey]:
         """Take over the taints from before a restart; returns the devices that it has of these."""
@@ -321,6 +338,7 @@ class EndpointState:
             self.life = replace(self.life, stopped_since=self._driver.now())
             self.phase = Phase.STOPPED
             self.stopped_at = self._driver.wall()
+            self.unlisted = {}
             self._driver.changed()
             for pool in self.pools.values():
                 pool.lose_sight()

@@ -170,7 +170,12 @@ class DeviceManager:
         """Return the health of every device; the same object while nothing changes."""
         if self._health_states is None:
             self._health_states = tuple(
-                chain.from_iterable(pool.health for _, pool in self._pools())
+                chain(
+                    chain.from_iterable(pool.health for _, pool in self._pools()),
+                    chain.from_iterable(
+                        each.unlisted.values() for each in self._endpoints.values()
+                    ),
+                )
             )
         return self._health_states
 
@@ -299,7 +304,7 @@ class DeviceManager:
         self._notify()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Record changed health; devices that the endpoint does not have are ignored."""
+        """Record changed health; devices of the node that the endpoint does not list are ignored."""
         state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
@@ -307,7 +312,7 @@ class DeviceManager:
             DeviceKey(pool_name(self._state.node, key.pool), key.name): each
             for key, each in report.devices.items()
         }
-        state.report(health)
+        state.report(health, report.unlisted)
         self._notify()
 
     def stopped(self, endpoint: str, reason: str) -> None:

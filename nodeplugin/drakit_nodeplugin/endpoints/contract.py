@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -96,6 +96,10 @@ class HealthReport:
     """The health of some devices; the health of all others is unchanged."""
 
     devices: Mapping[DeviceKey, Health]
+
+    unlisted: Mapping[DeviceKey, Health] = field(default_factory=dict[DeviceKey, Health])
+    """The health of devices of pools that no node owns, all of them; the key has the pool's name
+    in the API. Only drivers of network devices report it."""
 
 
 Update = Inventory | HealthReport

@@ -78,14 +78,15 @@ class LatestValue(Generic[ValueT]):
     def replace(self, value: ValueT) -> None:
         """Write the newest value."""
         self._value.append(value)
-        self._wake()
+        self.wake()
 
     def report(self, key: DeviceKey, health: Health) -> None:
         """Write the health of a device of the newest value."""
         self._health[key] = health
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the reader, which may find nothing new here."""
         if not self._woken:
             self._woken = True
             with suppress(RuntimeError):  # the daemon's loop is closed: there is no reader any more
@@ -124,7 +125,7 @@ class LatestValue(Generic[ValueT]):
     async def next(self) -> tuple[ValueT | None, dict[DeviceKey, Health]]:
         """
         Wait for changes and read all of them: the newest value, None if there is no new one, and
-        the health reported since.
+        the health reported since, which may be none.
 
         Raises the error with which the source has ended.
         """
@@ -141,8 +142,6 @@ class LatestValue(Generic[ValueT]):
             # read earlier, or is read now. In the other order, a report between the two is lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
-            if value is None and not health:
-                continue
             pace = PACE_SECONDS if value is None else self._pace(value)
             self._next_at = self._home.time() + pace
             return value, health

@@ -211,6 +211,38 @@ async def test_a_report_on_what_is_not_there_is_ignored(node: Node, key: DeviceK
         assert shown(manager.publication()) == {NODE: {"a": []}}
 
 
+async def test_devices_of_pools_that_no_node_owns_have_health_while_the_endpoint_is_available(
+    node: Node,
+):
+    ports = {DeviceKey("fabric", "port-1"): BAD, DeviceKey("mesh", "port-2"): OK}
+
+    def reported(manager: DeviceManager) -> set[tuple[str, str, str, str]]:
+        states = manager.health_states()
+        return {(each.pool, each.device, each.status, each.message) for each in states}
+
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        # The name of an own pool is not the name of a foreign one.
+        own = {DeviceKey(NODE, "a"): BAD}
+        manager.reported(DRIVER, HealthReport(devices={}, unlisted=ports | own))
+        listed = (NODE, "a", "unknown", "")
+        expected = {
+            listed,
+            ("fabric", "port-1", "unhealthy", BAD.message),
+            ("mesh", "port-2", "healthy", ""),
+        }
+        assert reported(manager) == expected
+        seen = manager.revision.number
+        manager.reported(DRIVER, HealthReport(devices={}, unlisted=ports))
+        assert manager.revision.number == seen
+        assert shown(manager.publication()) == {NODE: {"a": []}}
+
+        manager.stopped(DRIVER, "it ended")
+        assert {each.pool for each in manager.health_states()} == {NODE}
+        manager.replaced(DRIVER, inventory("a"))
+        assert reported(manager) == {listed}
+
+
 async def test_reports_of_a_stopped_endpoint_are_ignored(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a"))

@@ -155,8 +155,9 @@ class BackendConnection:
             if raw is not None and (inventory := await self._read(raw, turns)) is not None:
                 health.update(self._early.list(inventory))
                 yield inventory
-            if health:
-                yield HealthReport(devices=health)
+            unlisted = self._early.unlisted()
+            if health or unlisted:
+                yield HealthReport(devices=health, unlisted=unlisted)
             self._latest.hold(pause_after(turns.worked_seconds))
 
     async def _read(self, raw: bytes, turns: Turns) -> Inventory | None:
@@ -237,7 +238,9 @@ class BackendConnection:
                 raise GarbageError(f"more than {MAX_DEVICES:,} devices")
             message = parse(pb.DeviceHealth, part)
             key, health = DeviceKey(message.pool, message.name), health_of(message.health)
-            if not self._early.keep(key, health):
+            if self._early.keep(key, health):
+                self._latest.wake()
+            else:
                 self._latest.report(key, health)
             await turns.give_way()
 

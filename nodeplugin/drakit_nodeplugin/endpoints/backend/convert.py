@@ -367,10 +367,10 @@ class _Collection(Generic[MessageT, ThingT]):
 
 class EarlyHealth:
     """
-    The health of devices that are not listed yet, until they are.
+    The health of devices that are not listed, until they are.
 
-    A backend's two streams have no common order. The devices that are kept are bounded, because the
-    backend may never list them.
+    A backend's two streams have no common order, and devices of pools that no node owns are never
+    listed. The number of devices that are kept is bounded.
     """
 
     def __init__(self) -> None:
@@ -394,3 +394,8 @@ class EarlyHealth:
         devices = (*inventory.devices, *(inventory.fallback or ()))
         self._listed = {(device.pool, device.name) for device in devices}
         return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}
+
+    def unlisted(self) -> Mapping[DeviceKey, Health]:
+        """Return the health of the devices that are not listed, and that can be of a pool that no
+        node owns."""
+        return {key: health for key, health in self._health.items() if key.pool}

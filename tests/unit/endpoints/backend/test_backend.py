@@ -155,6 +155,25 @@ async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
     )
 
 
+async def test_health_of_devices_of_pools_that_no_node_owns_is_reported(served, backend, listener):
+    def health(pool, name):
+        status = pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot")
+        return pb.DeviceHealth(name=name, pool=pool, health=status)
+
+    await until(lambda: backend.healths)
+    backend.send_health(
+        pb.WatchHealthResponse(
+            devices=[health("fabric", "port-1"), health("", "gpu-1"), health("left", "gpu-2")]
+        )
+    )
+    hot = Health.unhealthy("hot")
+    port, early = DeviceKey("fabric", "port-1"), DeviceKey("left", "gpu-2")
+    assert await listener.next() == HealthReport(devices={}, unlisted={port: hot, early: hot})
+    backend.send_devices(device("gpu-0"), device("gpu-2", pool="left"))
+    assert await listener.names() == ["gpu-0", "gpu-2"]
+    assert await listener.next() == HealthReport(devices={early: hot}, unlisted={port: hot})
+
+
 async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpoint, listener):
     backend.tells_health = False
     await listener.names()
