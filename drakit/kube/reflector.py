@@ -2,8 +2,9 @@
 Follows a collection without end: all its objects, then every change, despite errors.
 
 A watch that ends is resumed at the last version (bookmarks included); one that cannot be resumed
-(410) starts with a new list. Errors are retried with backoff. The consumer decides what the objects
-mean, and how much of them it keeps.
+(410) starts with all objects again: a list in pages, or a stream of them (WatchList, KEP-3157)
+where the API server has it. Errors are retried with backoff. Of each object the reflector keeps
+only what the consumer needs, so that no whole collection is in memory.
 
 It must not know kinds, or other watchers.
 """
@@ -12,62 +13,93 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
 from drakit.kube.listing import Listing, SkippedLog
 from drakit.kube.watch import WatchEvent
 
-__all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced")
+__all__ = (
+    "PAGE_SIZE",
+    "Applied",
+    "Change",
+    "Collection",
+    "Deleted",
+    "Reflector",
+    "Replaced",
+    "whole",
+)
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+KeptT = TypeVar("KeptT")
+
+PAGE_SIZE = 500
+"""Objects of a page of the list, as in Kubernetes' own clients; pages that are too large shrink."""
 
 HEALTHY_SECONDS = 5.0
 """A watch that lasted this long, or received anything, is resumed at once when it ends: servers end
 watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop."""
 
+_ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+_ALL_SENT = "k8s.io/initial-events-end"
+"""The annotation of the bookmark after all objects."""
+
+_NOT_SUPPORTED = (400, 422)
+"""The answers of an API server whose feature WatchList is off."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replaced:
+class Replaced(Generic[KeptT]):
     """All objects: those that the consumer knows and that are missing here have been deleted."""
 
-    items: list[dict[str, Any]]
+    items: list[KeptT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
+class Applied(Generic[KeptT]):
     """An object is new, or has changed. It may be repeated."""
 
-    object: dict[str, Any]
+    object: KeptT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deleted:
+class Deleted(Generic[KeptT]):
     """An object is gone, or no longer matches the selectors; this is its last state."""
 
-    object: dict[str, Any]
+    object: KeptT
 
 
-Change = Replaced | Applied | Deleted
+Change = Replaced[KeptT] | Applied[KeptT] | Deleted[KeptT]
 
 
 class Collection(Protocol):
     """The requests that the reflector needs of a session."""
 
-    async def list(
-        self, path: str, *, params: Mapping[str, str] | None = None
-    ) -> Listing[dict[str, Any]]: ...
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], KeptT],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[KeptT]: ...
 
     def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]: ...
 
 
-class Reflector:
+def whole(body: dict[str, Any]) -> dict[str, Any]:
+    """Keep an object as it is."""
+    return body
+
+
+class Reflector(Generic[KeptT]):
     """Follows one collection of one session. One consumer reads its changes."""
 
     def __init__(
@@ -75,13 +107,25 @@ class Reflector:
         session: Collection,
         path: str,
         *,
+        keep: Callable[[dict[str, Any]], KeptT],
+        keep_unreadable: Callable[[Mapping[str, Any], str], KeptT] | None = None,
         params: Mapping[str, str] | None = None,
+        streams: bool = False,
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 30.0,
     ) -> None:
+        """
+        :param keep: returns what is needed of an object.
+        :param keep_unreadable: returns what is known of an object that cannot be read, from its
+            metadata and the reason. Without it, such objects are logged and skipped.
+        :param streams: all objects are requested by a watch, where the API server supports it.
+        """
         self._session = session
         self._path = path
+        self._keep = keep
+        self._keep_unreadable = keep_unreadable
         self._params = dict(params or {})
+        self._streams = streams
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
@@ -97,17 +141,12 @@ class Reflector:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
-    async def changes(self) -> AsyncGenerator[Change]:
+    async def changes(self) -> AsyncGenerator[Change[KeptT]]:
         """Yield :class:`Replaced` first and after each gap, otherwise one change at a time."""
         while True:
             try:
-                if self._version is None:
-                    listing = await self._session.list(self._path, params=self._params)
-                    for each in listing.skipped:
-                        self._skipped.log(each.metadata, each.reason, path=self._path)
-                    self._heard(listing.resource_version)
-                    self.synced = True
-                    yield Replaced(items=listing.items)
+                if self._version is None and not self._streams:
+                    yield await self._list()
                 async with aclosing(self._watched()) as watched:
                     async for change in watched:
                         yield change
@@ -115,36 +154,76 @@ class Reflector:
                 self._version = None
                 await self._wait(error)
             except ApiError as error:
+                if self._streams and self._version is None and error.status in _NOT_SUPPORTED:
+                    self._streams = False
+                    continue
                 await self._wait(error)
 
-    async def _watched(self) -> AsyncGenerator[Change]:
+    async def _list(self) -> Replaced[KeptT]:
+        listing = await self._session.read_list(
+            self._path, self._keep, params=self._params, page_size=PAGE_SIZE
+        )
+        skipped = [self._unreadable(each.metadata, each.reason) for each in listing.skipped]
+        self._heard(listing.resource_version)
+        self.synced = True
+        return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
+
+    async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
         """One watch. Returns if it may be resumed at once, otherwise raises the reason."""
-        assert self._version is not None
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
+        all_first = self._version is None
+        first: dict[str, KeptT] = {}
         try:
             stream = self._session.watch(
-                self._path, resource_version=self._version, params=self._params
+                self._path,
+                resource_version=self._version or "",
+                params=self._params | (_ALL_FIRST if all_first else {}),
             )
             async with aclosing(stream):
                 async for event in stream:
+                    metadata: Mapping[str, Any] = event.object["metadata"]
                     events += 1
                     self._recovered()
-                    self._heard(event.object["metadata"]["resourceVersion"])
-                    if event.unreadable and event.type != "DELETED":
-                        self._skipped.log(
-                            event.object["metadata"], event.unreadable, path=self._path
-                        )
-                    elif event.type == "DELETED":
-                        yield Deleted(object=event.object)
-                    elif event.type != "BOOKMARK":
-                        yield Applied(object=event.object)
+                    if all_first and event.type == "BOOKMARK":
+                        all_first = _ALL_SENT not in (metadata.get("annotations") or {})
+                        if not all_first:
+                            self._heard(metadata["resourceVersion"])
+                            self.synced = True
+                            yield Replaced(items=list(first.values()))
+                            first = {}
+                        continue
+                    if not all_first:
+                        self._heard(metadata["resourceVersion"])
+                    for kept in self._kept(event):
+                        if all_first:
+                            first.pop(metadata["uid"], None)
+                            if event.type != "DELETED":
+                                first[metadata["uid"]] = kept
+                        elif event.type == "DELETED":
+                            yield Deleted(object=kept)
+                        else:
+                            yield Applied(object=kept)
         finally:
             if events or loop.time() - began >= HEALTHY_SECONDS:
                 self._recovered()
         if not events and loop.time() - began < HEALTHY_SECONDS:
             why = "the watch ended at once, without an event"
             raise UnavailableError.no_answer("WATCH", self._path, why=why)
+
+    def _kept(self, event: WatchEvent) -> list[KeptT]:
+        """Return what is kept of an event's object: nothing of a bookmark."""
+        if event.type == "BOOKMARK":
+            return []
+        if event.unreadable and (event.type != "DELETED" or self._keep_unreadable is not None):
+            return self._unreadable(event.object["metadata"], event.unreadable)
+        return [self._keep(event.object)]
+
+    def _unreadable(self, metadata: Mapping[str, Any], reason: str) -> list[KeptT]:
+        if self._keep_unreadable is not None:
+            return [self._keep_unreadable(metadata, reason)]
+        self._skipped.log(metadata, reason, path=self._path)
+        return []
 
     def _heard(self, version: str) -> None:
         self._version = version

@@ -77,6 +77,10 @@ class FakeApiServer:
     token: str | None = None
     """The bearer token that requests must contain. If None, the server accepts all requests."""
 
+    watch_lists: bool = True
+    """Whether a watch can begin with all objects (the feature gate WatchList). If not, the server
+    rejects such watches."""
+
     end_watches_at_once: bool = False
     """Whether the server ends each watch immediately, without an event."""
 
@@ -306,6 +310,12 @@ class FakeApiServer:
             return
 
     async def _watch(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
+        all_first = params.get("sendInitialEvents") == "true"
+        if all_first and not self.watch_lists:
+            text = (
+                "sendInitialEvents is forbidden for watch unless the WatchList feature is enabled"
+            )
+            raise StatusError(422, "Invalid", text)
         response, target = web.StreamResponse(), ObjectPath.parse(request.path)
         response.content_type = "application/json"
         await response.prepare(request)
@@ -317,6 +327,13 @@ class FakeApiServer:
         if self.end_watches_at_once:
             return response
         watcher: asyncio.Queue[Any] = asyncio.Queue()
+        if all_first:
+            since = self.cluster.version
+            for item in self.cluster.list_objects(target, params)["items"]:
+                watcher.put_nowait({"type": "ADDED", "object": item})
+            end = {"k8s.io/initial-events-end": "true"}
+            metadata = {"resourceVersion": str(since), "annotations": end}
+            watcher.put_nowait({"type": "BOOKMARK", "object": {"metadata": metadata}})
         for change in self.cluster.history:
             if change.version > since:
                 watcher.put_nowait(change)

@@ -304,7 +304,7 @@ class DeviceManager:
         self._notify()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Record changed health; devices of the node that the endpoint does not list are ignored."""
+        """Record changed health; devices of the node that are not listed are ignored."""
         state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return

@@ -19,10 +19,10 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -37,7 +37,7 @@ from drakit.kube import (
     WatchEvent,
     resource_path,
 )
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit.kube.reflector import PAGE_SIZE, Applied, Deleted, Reflector, Replaced
 from drakit.logs import ProblemLog
 from drakit.settings import describe
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
@@ -48,6 +48,8 @@ from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, writ
 __all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "PolicyWatch", "check")
 
 logger = logging.getLogger(__name__)
+
+KeptT = TypeVar("KeptT")
 
 FILE = "policies.json"
 """The name of the copy in the driver's data directory."""
@@ -260,18 +262,20 @@ class PolicyWatch:
             self._path,
             retry_seconds=first,
             retry_limit_seconds=limit,
+            keep=_stored,
+            # An unreadable policy still exists, so its last valid version stays.
+            keep_unreadable=lambda metadata, _: _stored({"metadata": metadata}),
         )
         async for change in reflector.changes():
             match change:
                 case Replaced(items=items):
-                    checked = await self._check([_stored(item) for item in items])
-                    self._table.replace(checked)
+                    self._table.replace(await self._check(items))
                     self._listed = True
                 case Applied(object=item):
-                    for each in await self._check([_stored(item)]):
+                    for each in await self._check([item]):
                         self._table.apply(each)
                 case Deleted(object=item):
-                    self._table.remove(_stored(item).name)
+                    self._table.remove(item.name)
             self._missing_since = None
             self._offer()
 
@@ -354,23 +358,25 @@ class PolicyWatch:
 
 
 class _Policies:
-    """A :class:`~drakit.kube.reflector.Collection` of policies, reduced to the fields in use."""
+    """The policies as a :class:`~drakit.kube.reflector.Collection` that reports its errors."""
 
     def __init__(self, session: Session, *, on_error: Callable[[ApiError], None]) -> None:
         self._session = session
         self._on_error = on_error
 
-    async def list(
-        self, path: str, *, params: Mapping[str, str] | None = None
-    ) -> Listing[dict[str, Any]]:
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], KeptT],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[KeptT]:
         try:
-            listing = await self._session.read_list(path, _projected, params=params)
+            return await self._session.read_list(path, keep, params=params, page_size=page_size)
         except ApiError as error:
             self._on_error(error)
             raise
-        # An unreadable policy still exists, so its last valid version stays.
-        unreadable = [{"metadata": dict(each.metadata)} for each in listing.skipped]
-        return replace(listing, items=[*listing.items, *unreadable])
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
@@ -379,21 +385,10 @@ class _Policies:
         try:
             async with aclosing(events):
                 async for event in events:
-                    if event.type != "BOOKMARK" and not event.unreadable:
-                        event = replace(event, object=_projected(event.object))
                     yield event
         except ApiError as error:
             self._on_error(error)
             raise
-
-
-_KEPT = ("name", "uid", "generation", "creationTimestamp", "resourceVersion")
-
-
-def _projected(body: dict[str, Any]) -> dict[str, Any]:
-    metadata: Mapping[str, Any] = body.get("metadata") or {}
-    kept = {key: metadata[key] for key in _KEPT if key in metadata}
-    return {"metadata": kept, "spec": body.get("spec")}
 
 
 def _stored(body: Mapping[str, Any]) -> StoredPolicy:

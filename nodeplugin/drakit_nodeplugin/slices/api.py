@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from drakit.kube import ApiError, Listing, NotFoundError, Session, WatchEvent, resource_path
 from drakit.kube.discovery import VersionNotServedError, served_version
@@ -25,11 +25,13 @@ from drakit.resource.raw import Object, text
 from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
 from drakit_nodeplugin.slices.contents import StoredSlice
 
-__all__ = ("NodeOwner", "OnWrite", "SliceApi", "SliceStore", "Verb")
+__all__ = ("NodeOwner", "OnWrite", "SliceApi", "SliceStore", "Verb", "slice_of")
 
 Verb = Literal["create", "update", "delete"]
 OnWrite = Callable[[Verb, float, bool], None]
 """Called after each write: the verb, the seconds that it took, and whether it succeeded."""
+
+KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 20
 """Slices of a page: each has up to 128 devices, and a page is parsed as a whole."""
@@ -46,15 +48,20 @@ class SliceApi:
 
     # ------------------------------------------------------------ for the reflector
 
-    async def list(
-        self, path: str, *, params: Mapping[str, str] | None = None
-    ) -> Listing[dict[str, Any]]:
-        """List all slices. The path is ours, not the reflector's."""
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], KeptT],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[KeptT]:
+        """List all slices. The path and the size of the pages are ours, not the reflector's."""
         version = await self._served()
         async with self._guarded():
             return await self._session.read_list(
                 _path(version),
-                lambda item: _projected(item, version),
+                lambda item: keep(_projected(item, version)),
                 params={**(params or {}), **self._query},
                 page_size=PAGE_SIZE,
             )
@@ -236,6 +243,11 @@ class NodeOwner:
 
 def _path(version: str, name: str | None = None) -> str:
     return resource_path(f"{GROUP}/{version}", "resourceslices", name=name)
+
+
+def slice_of(item: Mapping[str, Any]) -> StoredSlice:
+    """Return the slice of an object of :class:`SliceApi`."""
+    return item["slice"]
 
 
 def _projected(body: dict[str, Any], version: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore
+from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore, slice_of
 from drakit_nodeplugin.slices.contents import StoredSlice, describe, effects
 from drakit_nodeplugin.slices.pool_publisher import (
     PACE_SECONDS,
@@ -77,7 +77,7 @@ class SlicePublisher:
         self._on_write = on_write
         self._store = SliceStore()
         self._pools: dict[str, PoolPublisher] = {}
-        self._reflector: Reflector | None = None
+        self._reflector: Reflector[StoredSlice] | None = None
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
         self._taints_kept = asyncio.Event()
@@ -180,15 +180,14 @@ class SlicePublisher:
             pool.wake()
 
     async def _watch(self, api: SliceApi, owner: NodeOwner, find: Callable[..., None]) -> None:
-        self._reflector = Reflector(api, "resourceslices")
+        self._reflector = Reflector(api, "resourceslices", keep=slice_of)
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=items):
                     again = self.listed
-                    slices: list[StoredSlice] = [item["slice"] for item in items]
                     if not again:
-                        self._on_first_list(slices)
-                    if self._store.replace_all(slices):
+                        self._on_first_list(items)
+                    if self._store.replace_all(items):
                         owner.forget()
                     self._wake_all()
                     if again:
@@ -196,13 +195,11 @@ class SlicePublisher:
                         self._forget()
                     else:
                         find(self._store.pools() | self._manager.publication().pools.keys(), 0.0)
-                case Applied(object=item):
-                    new: StoredSlice = item["slice"]
+                case Applied(object=new):
                     if self._store.apply(new):
                         find({new.pool})
                         self._pools[new.pool].wake()
-                case Deleted(object=item):
-                    gone: StoredSlice = item["slice"]
+                case Deleted(object=gone):
                     if self._store.remove(gone.name, gone.uid):
                         owner.forget()
                         if (pool := self._pools.get(gone.pool)) is not None:

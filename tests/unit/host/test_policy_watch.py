@@ -46,7 +46,7 @@ class Api:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.lists = 0
 
-    async def read_list(self, path, keep, *, params=None):
+    async def read_list(self, path, keep, *, params=None, page_size=0):
         assert path == PATH
         self.lists += 1
         if self.failure is not None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from drakit.kube import GoneError, Listing, UnavailableError, WatchEvent
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced, whole
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -35,12 +35,12 @@ class Scripted:
         self.script = list(script)
         self.calls = []  # ("list" or the version a watch began at, loop time)
 
-    async def list(self, path, *, params=None):
+    async def read_list(self, path, keep, *, params=None, page_size=0):
         self.calls.append(("list", asyncio.get_running_loop().time()))
         step = self.script.pop(0)
         if isinstance(step, Exception):
             raise step
-        return Listing(items=[slice_("a", step)], resource_version=str(step))
+        return Listing(items=[keep(slice_("a", step))], resource_version=str(step))
 
     async def watch(self, path, *, resource_version, params=None):
         self.calls.append((resource_version, asyncio.get_running_loop().time()))
@@ -57,7 +57,7 @@ class Scripted:
 
 async def follow(session, changes):
     """Read so many changes, and 600 s more to see that nothing else happens."""
-    reflector, seen = Reflector(session, PATH), []
+    reflector, seen = Reflector(session, PATH, keep=whole), []
     try:
         async with asyncio.timeout(600), aclosing(reflector.changes()) as stream:
             async for change in stream:
@@ -141,7 +141,7 @@ async def test_watches_that_end_at_once_are_no_hot_loop():
 async def test_too_old_again_and_again_is_no_hot_loop():
     steps = [step for n in range(100) for step in (n + 1, [gone()])]
     session = Scripted(*steps)
-    reflector = Reflector(session, PATH)
+    reflector = Reflector(session, PATH, keep=whole)
     async with asyncio.timeout(600), aclosing(reflector.changes()) as stream:
         async for _ in stream:
             if asyncio.get_running_loop().time() > 300:
@@ -164,7 +164,7 @@ class TestAgainstTheServer:
     @pytest.fixture
     async def changes(self, session, api_server):
         api_server.store(f"{PATH}/a", {"spec": {}})
-        reflector = Reflector(session, PATH, retry_seconds=0.01)
+        reflector = Reflector(session, PATH, keep=whole, retry_seconds=0.01)
         async with aclosing(reflector.changes()) as stream:
             first = await anext(stream)
             assert [item["metadata"]["name"] for item in first.items] == ["a"]
@@ -217,3 +217,73 @@ class TestAgainstTheServer:
         api_server.store(f"{PATH}/c", {})
         assert (await reading).object["metadata"]["name"] == "c"
         assert api_server.requests.count(("GET", PATH)) == 1
+
+
+class TestWatchList:
+    """All objects by a watch, in real time: the server sends them, and then a bookmark."""
+
+    pytestmark = pytest.mark.looptime(False)
+
+    @pytest.mark.parametrize("supported", [True, False])
+    async def test_all_objects_come_first_then_changes(self, session, api_server, supported):
+        api_server.watch_lists = supported
+        for name in ("a", "b"):
+            api_server.store(f"{PATH}/{name}", {"spec": {}})
+        reflector = Reflector(session, PATH, keep=named, streams=True, retry_seconds=0.01)
+        async with aclosing(reflector.changes()) as stream:
+            assert await anext(stream) == Replaced(items=["a", "b"])
+            assert reflector.synced
+            api_server.store(f"{PATH}/c", {"spec": {}})
+            assert await anext(stream) == Applied(object="c")
+            api_server.remove(f"{PATH}/a")
+            assert await anext(stream) == Deleted(object="a")
+            # A watch that ends goes on where it was; after a gap all objects come again.
+            api_server.drop_watches()
+            api_server.store(f"{PATH}/d", {"spec": {}})
+            assert await anext(stream) == Applied(object="d")
+            api_server.expire_history()
+            api_server.drop_watches()
+            assert await anext(stream) == Replaced(items=["b", "c", "d"])
+        listed = ("GET", PATH) in api_server.requests
+        assert listed is not supported
+
+    async def test_changes_before_the_end_of_the_first_objects_count(self):
+        def with_uid(kind, name, version):
+            body = slice_(name, version)
+            body["metadata"]["uid"] = name
+            return WatchEvent(type=kind, object=body)
+
+        end = with_uid("BOOKMARK", "", 30)
+        end.object["metadata"]["annotations"] = {"k8s.io/initial-events-end": "true"}
+        plain = with_uid("BOOKMARK", "", 29)
+        first = [with_uid("ADDED", name, 10) for name in ("a", "b")]
+        later = [with_uid("MODIFIED", "a", 20), with_uid("DELETED", "b", 21)]
+        session = Scripted([*first, lost()], [*first, *later, plain, end])
+        reflector = Reflector(session, PATH, keep=named, streams=True, retry_seconds=0.01)
+        async with aclosing(reflector.changes()) as stream:
+            assert await anext(stream) == Replaced(items=["a"])
+        assert calls(session) == ["", ""], "a stream that broke begins again"
+
+    @pytest.mark.parametrize("streams", [True, False])
+    async def test_an_object_that_cannot_be_read_is_kept_by_its_metadata(
+        self, session, api_server, streams
+    ):
+        api_server.verbatim["@deep"] = "[" * 1200 + "]" * 1200
+        api_server.store(f"{PATH}/a", {"spec": {"x": "@deep"}})
+        reflector = Reflector(
+            *(session, PATH),
+            keep=named,
+            keep_unreadable=lambda metadata, reason: f"{metadata['name']}: {reason[:12]}",
+            streams=streams,
+        )
+        async with aclosing(reflector.changes()) as stream:
+            (kept,) = (await anext(stream)).items
+            assert kept.startswith("a: ")
+            api_server.store(f"{PATH}/a", {"spec": {"x": "@deep", "y": 1}})
+            assert (await anext(stream)).object.startswith("a: ")
+            api_server.remove(f"{PATH}/a")
+            assert (await anext(stream)).object.startswith("a: ")
+
+
+def named(body):
+    return body["metadata"]["name"]
