@@ -66,9 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_host_devices(node)
     _add_report(node)
     _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
-    _add_convert(
-        _group(commands.add_parser("convert", help="convert configurations of other tools"))
-    )
     _add_new(commands)
     _add_conformance(commands)
     _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
@@ -305,35 +302,6 @@ def _add_report(group: _Group) -> None:
     )
     report.set_defaults(command="report.report")
     _add_place(report)
-
-
-def _add_convert(group: _Group) -> None:
-    for tool, text in (
-        ("akri", "Configurations with the discovery handler udev"),
-        (
-            "generic-device-plugin",
-            "its DaemonSet with --device arguments, its ConfigMap, or its configuration file",
-        ),
-        ("smarter-device-manager", "its ConfigMap, or its file conf.yaml"),
-    ):
-        command = group.add_parser(
-            tool,
-            help=f"convert the configuration of {tool} to policies",
-            description=f"Converts the configuration of {tool} to HostDevicePolicies, and prints "
-            "them. Lists on standard error the settings that you must check, and those that have "
-            "no equivalent in a policy. Exits with 1 if a setting has no equivalent. Does not "
-            "access the host or the cluster.",
-        )
-        command.add_argument("file", type=Path, metavar="FILE", help=f"YAML file: {text}")
-        command.add_argument(
-            "-o",
-            "--output",
-            choices=("manifests", "values"),
-            default="manifests",
-            help="output format: manifests for kubectl apply, or values for hostdev.policies of "
-            "the chart (default: manifests)",
-        )
-        command.set_defaults(command="convert.command.convert", tool=tool)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

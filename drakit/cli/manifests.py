@@ -1,5 +1,5 @@
 """
-HostDevicePolicies as YAML: manifests, or the policies of the chart's values.
+HostDevicePolicies as YAML manifests.
 
 It must not know where policies come from.
 """
@@ -28,11 +28,8 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def policies_text(policies: Mapping[str, Mapping[str, Any]], *, values: bool = False) -> str:
+def policies_text(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """Write specs of policies, by their names."""
-    if values:
-        body = {"hostdev": {"policies": {name: dict(spec) for name, spec in policies.items()}}}
-        return yaml.dump(body, Dumper=_Dumper, sort_keys=False)
     manifests = [
         {
             "apiVersion": "drakit.dev/v1alpha1",

@@ -57,8 +57,7 @@ FILES: Mapping[str, str] = {
 """The files of a project, and the template of each."""
 
 _TAKEN = frozenset(
-    {"drakit", "hostdev", "simulated"}
-    | {"cdi", "conformance", "convert", "new", "node", "setup", "version"}
+    {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "setup", "version"}
 )
 """Names of drakit's own drivers, packages and commands."""
 

@@ -11,6 +11,7 @@ import yaml
 
 from drakit.cli import report
 from drakit.cli.main import main
+from drakit.cli.manifests import policies_text
 from drakit.layout import driver_directory
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_nodeplugin.host.policies import FILE
@@ -102,6 +103,10 @@ def test_the_printed_policy_publishes_the_device(node):
     assert body["spec"]["match"][0]["usb"] == {**FTDI, "serial": "A50285BI"}
     node.store(**{body["metadata"]["name"]: body["spec"]})
     assert node.states() == {"/dev/ttyUSB0": "published"}
+
+
+def test_ids_are_quoted_as_parsers_disagree_on_numbers():
+    assert 'productID: "0825"' in policies_text({"camera": {"usb": {"productID": "0825"}}})
 
 
 def test_the_table_shows_the_device(node):

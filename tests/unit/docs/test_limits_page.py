@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from drakit.cli.convert import documents
 from drakit.explain import pending, projection, search, selectors
 from drakit.kube.listing import MAX_OBJECT_BYTES
 from drakit.layout import MAX_SOCKET_PATH_BYTES
@@ -132,10 +131,6 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
         f"{announcing.BURST:,}" in PAGE
     )
     assert f"for every {driver_reports.COUNTED_DEVICES:,} devices in it" in PAGE
-    assert (
-        f"files of at most {kibibytes(documents._MAX_BYTES)}, and lists of at most "
-        f"{documents._MAX_ITEMS:,} items" in PAGE
-    )
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
 
