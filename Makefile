@@ -81,7 +81,7 @@ reference: venv ## write the generated pages of docs/reference
 	$(BIN)/python -m tools.reference
 
 .PHONY: pictures
-pictures: venv ## draw docs/pictures from the code, the benchmarks and the recordings
+pictures: venv ## draw the terminal pictures from their recordings
 	$(BIN)/python -m tools.pictures
 
 .PHONY: pictures-record
@@ -90,17 +90,18 @@ pictures-record: venv ## record the terminal pictures (needs cluster-up and clus
 	$(BIN)/python -m tools.pictures
 
 .PHONY: check-proto
-check-proto: venv ## check that nothing in drakit.backend.v1 is changed or removed
-	$(BIN)/python -m tools.contract
-
-.PHONY: proto-baseline
-proto-baseline: venv ## record additions to drakit.backend.v1 in the baseline of check-proto
-	$(BIN)/python -m tools.contract --update
+check-proto: venv ## check that drakit.backend.v1 has only additions since the last release
+	@# Before the first release, the commit in proto/BASELINE.
+	@baseline=$$(git describe --tags --match 'v[0-9]*' --abbrev=0 2> /dev/null || cat proto/BASELINE); \
+	git cat-file -e "$$baseline^{commit}" 2> /dev/null || { echo "This clone does not contain $$baseline: drakit.backend.v1 is not checked. To check it, run 'git fetch --unshallow --tags'"; exit 0; }; \
+	old=$$(mktemp -d); trap 'rm -r "$$old"' EXIT; \
+	git archive "$$baseline" proto/drakit_proto/backend | tar -x -C "$$old"; \
+	$(BIN)/buf breaking proto --against "$$old/proto"
 
 .PHONY: check-go
-check-go: ## check the Go programs (example backend, CEL helper): format, vet, unit tests
+check-go: ## check the Go modules (stubs, example backend, CEL helper): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
-	for folder in examples/backend operator/cel; do \
+	for folder in proto/go examples/backend operator/cel; do \
 		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
 		(cd $$folder && go vet ./... && go test ./...); \
 	done
@@ -133,9 +134,8 @@ $(DOCS)/.done: requirements/docs.txt
 	touch $@
 
 .PHONY: docs
-docs: $(DOCS)/.done ## build the site in build/docs/site, and check it (DRAFT=--draft allows links to missing pages)
-	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build $(DRAFT) --tag "$(TAG)"
-	@PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.words
+docs: $(DOCS)/.done ## build the site in build/docs/site, and check it
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build --tag "$(TAG)"
 
 .PHONY: docs-serve
 docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, and rebuild it after each change

@@ -3,8 +3,8 @@ Regenerate the stubs of ``proto/``, or check that the committed ones are what wo
 
 Module names follow the file's path and not its package, so every .proto has a path of its own;
 stubs import each other from the root of ``proto/`` and need no editing afterwards. They are
-committed: nobody who installs drakit needs the generator. The example backend's stubs are made
-here as well, by the same protoc with Go's plugins; without Go on the machine they are left alone.
+committed: nobody who installs drakit needs the generator. The Go stubs of the backend contract are
+generated here as well, with the same protoc; without Go on the machine they stay unchanged.
 
 It must not know what the contracts mean.
 """
@@ -26,8 +26,8 @@ from tools.programs import go_is_there, go_programs, path_with
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
 BACKEND = "drakit_proto/backend/v1/backend.proto"
-GO_PACKAGE = "drakit.dev/examples/backend"
-"""The module of the example backend, whose stubs lie within it, as those of any backend would."""
+GO_MODULE = "drakit.dev/backend"
+"""The module in `proto/go`. The package in it is the `go_package` of the contract."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,9 @@ def generate_python(target: Path) -> None:
 
 
 def generate_go(target: Path) -> None:
-    """Write the stubs of the backend contract, as the example's README describes."""
+    """Write the stubs of the backend contract."""
     arguments = [f"--{kind}_out={target}" for kind in ("go", "go-grpc")]
-    for kind in ("go", "go-grpc"):
-        arguments.append(f"--{kind}_opt=module={GO_PACKAGE}")
-        arguments.append(f"--{kind}_opt=M{BACKEND}={GO_PACKAGE}/backendv1")
+    arguments += [f"--{kind}_opt=module={GO_MODULE}" for kind in ("go", "go-grpc")]
     protoc([*arguments, BACKEND], path=path_with(go_programs("generators")))
 
 
@@ -83,7 +81,7 @@ PYTHON = Stubs(
     patterns=("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi"),
     generate=generate_python,
 )
-GO = Stubs(folder=ROOT / "examples" / "backend", patterns=("*.pb.go",), generate=generate_go)
+GO = Stubs(folder=SOURCES / "go", patterns=("*.pb.go",), generate=generate_go)
 
 
 def differences(old: dict[Path, str], new: dict[Path, str]) -> list[str]:
@@ -127,7 +125,7 @@ def main() -> int:
     if go_is_there():
         languages.append(GO)
     else:
-        print("Go is not installed: the stubs of examples/backend are left alone")
+        print("Go is not installed: the stubs in proto/go stay unchanged")
     results = [up_to_date(stubs, write=not check) for stubs in languages]
     if all(results):
         return 0

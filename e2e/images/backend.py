@@ -27,7 +27,7 @@ def backend_binary() -> Path:
 
     :raises ImageError: Go is missing, or the sources are wrong.
     """
-    return go_program(SOURCES, name="blinkers")
+    return go_program(SOURCES, name="blinkers", imported=[REPOSITORY / "proto" / "go"])
 
 
 def backend_image() -> Path:

@@ -6,6 +6,7 @@ It must not know what the programs do, nor who runs them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, digest, kept, run
@@ -20,10 +21,11 @@ def cel_program() -> Path:
     return go_program(CEL_SOURCES, name="drakit-cel")
 
 
-def go_program(sources: Path, *, name: str) -> Path:
+def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Path:
     """
     Return the program of a module in this repository; built if it is not in the cache.
 
+    :param imported: other modules in this repository that it imports.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
     version = run(
@@ -31,11 +33,12 @@ def go_program(sources: Path, *, name: str) -> Path:
     )
     names = sorted(
         path
-        for path in sources.rglob("*")
+        for module in (sources, *imported)
+        for path in module.rglob("*")
         if path.name in ("go.mod", "go.sum")
         or (path.suffix == ".go" and not path.name.endswith("_test.go"))
     )
-    parts = [part for path in names for part in (str(path.relative_to(sources)), path)]
+    parts = [part for path in names for part in (str(path.relative_to(REPOSITORY)), path)]
 
     def build(folder: Path) -> None:
         run(

@@ -1,10 +1,11 @@
 """
 The programs of the suite, built from the Go module in `suite/` into the cache.
 
-The suite is built twice: as it is, and with drakit in the place of Kubernetes' test driver. The
-second one consists of copies of the packages with the specs, which Go's option `-overlay` adds to
-the module. They differ from the originals in :data:`EDITS`, and have `suite/driver` in the place of
-the test driver.
+The suite is built as it is, and with drakit in the place of Kubernetes' test driver: the specs of
+the cluster, and those of a node. The latter two consist of copies of the packages with the specs,
+which Go's option `-overlay` adds to the module. They differ from the originals in :data:`EDITS`,
+and have `suite/driver` in the place of the test driver. The specs of a node, whose package has
+tests of many other features, have `suite/node` for what they need of it.
 
 A minor release of Kubernetes has its own go.mod and go.sum there. It must not depend on clusters.
 """
@@ -23,11 +24,12 @@ BUILD_SECONDS = 3600
 """The first build compiles about 1500 packages."""
 
 
-STUBS = REPOSITORY / "examples" / "backend" / "backendv1"
+STUBS = REPOSITORY / "proto" / "go" / "v1"
 """The contract of backends in Go; the build sees it as a package of the suite."""
 
 UPSTREAM = "k8s.io/kubernetes/test/e2e/dra"
 COPY = "drakit.dev/e2e/upstream/dra"
+NODE_SPECS = Path("test", "e2e_node", "dra_test.go")
 COPIED = ("*.go", "utils/*.go", "test-driver/app/options.go", "test-driver/gomega/*.go")
 """The files with the specs, and with what they need of the test driver."""
 
@@ -73,6 +75,11 @@ class Programs:
         """With drakit in its place."""
         return self.folder / "drakit.test"
 
+    @property
+    def node_suite(self) -> Path:
+        """The specs of a node, which run on it, with drakit in the place of the test driver."""
+        return self.folder / "node.test"
+
 
 def module_file(minor: str, folder: Path = SUITE) -> Path:
     """Return the go.mod of a minor release; raise ImageError if there is none."""
@@ -108,21 +115,15 @@ def programs(minor: str) -> Programs:
         common = ("-trimpath", "-ldflags=-s -w", f"-modfile={module}")
         overlay = folder / "overlay.json"
         overlay.write_text(json.dumps({"Replace": _overlay(module, folder)}))
-        for what, command in (
-            ("the suite", ("test", "-c", "-vet=off", *common, "-o", folder / "dra.test", ".")),
-            (
-                "the suite with drakit",
-                (
-                    *("test", "-c", "-vet=off", *common, "-tags=drakit", f"-overlay={overlay}"),
-                    *("-o", folder / "drakit.test", "."),
-                ),
-            ),
-            (
-                "the programs of its pods",
-                ("build", *common, "-o", f"{folder}/", "tool", "./hostpathplugin"),
-            ),
+        for name, options in (
+            ("dra", ()),
+            ("drakit", ("-tags=drakit", f"-overlay={overlay}")),
+            ("node", ("-tags=node", f"-overlay={overlay}")),
         ):
-            _go(*command, what=f"building {what}")
+            output = ("-o", folder / f"{name}.test", ".")
+            _go("test", "-c", "-vet=off", *common, *options, *output, what=f"building {name}.test")
+        programs = ("-o", f"{folder}/", "tool", "./hostpathplugin")
+        _go("build", *common, *programs, what="building the programs of its pods")
 
     folder = kept("upstream", f"{minor}-{digest(compiler, *sources)}", make, keep=4)
     return Programs(version=required_version(module), folder=folder)
@@ -131,19 +132,31 @@ def programs(minor: str) -> Programs:
 def _overlay(module: Path, folder: Path) -> dict[str, str]:
     """Write the copied packages to a folder; return which files they become in the module."""
     answer = _go("list", "-m", "-json", f"-modfile={module}", "k8s.io/kubernetes", what="asking Go")
-    upstream = Path(json.loads(answer)["Dir"], "test", "e2e", "dra")
-    added = {SUITE / STUBS.name / stub.name: stub for stub in STUBS.glob("*.go")}
+    kubernetes = Path(json.loads(answer)["Dir"])
+    upstream = kubernetes / "test" / "e2e" / "dra"
+    added = {SUITE / "backendv1" / stub.name: stub for stub in STUBS.glob("*.go")}
     for driver in SUITE.glob("driver/*.go"):
         added[SUITE / "dra" / "test-driver" / "app" / driver.name] = driver
     for path in (path for pattern in COPIED for path in upstream.glob(pattern)):
-        copy = folder / "dra" / path.relative_to(upstream)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text()
-        for package in ("utils", "test-driver/app", "test-driver/gomega"):
-            text = text.replace(f'"{UPSTREAM}/{package}"', f'"{COPY}/{package}"')
-        copy.write_text(edited_text(text, name=str(path)) if path.name == "deploy.go" else text)
-        added[SUITE / "dra" / path.relative_to(upstream)] = copy
+        name = Path("dra", path.relative_to(upstream))
+        added[SUITE / name] = _copy(path, folder / name)
+    # A package that others import has no files *_test.go.
+    added[SUITE / "e2e_node" / "dra.go"] = _copy(
+        kubernetes / NODE_SPECS, folder / "node" / "dra.go"
+    )
+    for path in SUITE.glob("node/*.go"):
+        added[SUITE / "e2e_node" / path.name] = path
     return {str(name): str(content) for name, content in added.items()}
+
+
+def _copy(path: Path, copy: Path) -> Path:
+    """Copy a file with specs, so that it imports the copied packages; return the copy."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text()
+    for package in ("utils", "test-driver/app", "test-driver/gomega"):
+        text = text.replace(f'"{UPSTREAM}/{package}"', f'"{COPY}/{package}"')
+    copy.write_text(edited_text(text, name=str(path)) if path.name == "deploy.go" else text)
+    return copy
 
 
 def edited_text(text: str, *, name: str) -> str:

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	pb "drakit.dev/examples/backend/backendv1"
+	pb "drakit.dev/backend/v1"
 )
 
 // node is a node with a backend on it, that can be stopped and started again.

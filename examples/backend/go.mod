@@ -3,6 +3,7 @@ module drakit.dev/examples/backend
 go 1.26
 
 require (
+	drakit.dev/backend v0.0.0
 	google.golang.org/grpc v1.83.2
 	google.golang.org/protobuf v1.36.12
 )
@@ -13,3 +14,5 @@ require (
 	golang.org/x/text v0.41.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 )
+
+replace drakit.dev/backend => ../../proto/go

@@ -20,7 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"drakit.dev/examples/backend/backendv1"
+	backendv1 "drakit.dev/backend/v1"
 )
 
 const version = "0.1.0"

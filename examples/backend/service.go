@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	pb "drakit.dev/examples/backend/backendv1"
+	pb "drakit.dev/backend/v1"
 )
 
 // service implements drakit.backend.v1. Its only state is the calls in progress. So the node plugin can

@@ -9,16 +9,23 @@ It must not know what the contract means.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
-from tools.contract import CONTRACT, described
 from tools.reference import markdown
 
 SOURCES = Path(__file__).resolve().parents[2] / "proto"
+CONTRACT = "drakit_proto/backend/v1/backend.proto"
 
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 """Field numbers of FileDescriptorProto, which begin the paths of source info."""
@@ -32,14 +39,24 @@ _KINDS = {
 
 def page() -> str:
     """Return the page."""
-    file = next(each for each in described(SOURCES, comments=True).file if each.name == CONTRACT)
-    contract = _Contract(file)
+    contract = _Contract(_compile())
     return markdown.document(
         "Backend API",
         description="The gRPC contract drakit.backend.v1: methods, messages, fields and enums.",
         source=f"proto/{CONTRACT}",
         body=contract.blocks(),
     )
+
+
+def _compile() -> FileDescriptorProto:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "contract.binpb")
+        options = (f"-I{SOURCES}", f"--descriptor_set_out={output}", "--include_source_info")
+        subprocess.run(
+            [sys.executable, "-m", "grpc_tools.protoc", *options, CONTRACT], check=True, timeout=60
+        )
+        (file,) = FileDescriptorSet.FromString(output.read_bytes()).file
+        return file
 
 
 class _Contract:

@@ -1,4 +1,4 @@
-//go:build !drakit
+//go:build !drakit && !node
 
 package suite
 

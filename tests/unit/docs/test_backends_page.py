@@ -202,7 +202,7 @@ class TestManifest:
             "image"
         ]
         readme = (FOLDER / "README.md").read_text()
-        assert f"docker build -t {image} examples/backend" in readme
+        assert f"docker build -t {image} -f examples/backend/Dockerfile ." in readme
         assert f"docker push {image}" in readme
 
     def test_is_built_with_a_go_that_can(self):

@@ -16,8 +16,11 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
+	"path"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -117,6 +120,10 @@ type ExamplePlugin struct {
 	mutex    sync.Mutex
 	prepared map[ClaimID]bool
 	calls    []GRPCCall
+	failures map[string]error // by method
+
+	blockedPrepare   sync.Mutex
+	blockedUnprepare sync.Mutex
 
 	devices *nodeplugin.Inventory
 	health  *nodeplugin.Health
@@ -131,12 +138,13 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 		driverName:        driverName,
 		nodeName:          nodeName,
 		prepared:          map[ClaimID]bool{},
+		failures:          map[string]error{},
 		devices:           nodeplugin.NewInventory(),
 		health:            nodeplugin.NewHealth(nodeName),
 		HealthControlChan: make(chan DeviceHealthUpdate, healthControlChannelLength),
 	}
-	var listen listenerOption
-	var cluster kubernetes.Interface
+	// What the specs of a node have, which run on it.
+	listen, cluster := listenerOption(listenHere), kubeClient
 	for _, opt := range opts {
 		switch opt := opt.(type) {
 		case unaryOption:
@@ -150,9 +158,6 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 		default:
 			return nil, fmt.Errorf("unexpected option type %T", opt)
 		}
-	}
-	if listen == nil || cluster == nil {
-		return nil, errors.New("drakit needs the options WithBackendListener and WithCluster")
 	}
 	ex.interceptors = append(ex.interceptors, ex.record)
 	if resources := fileOps.DriverResources; resources != nil {
@@ -180,12 +185,24 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 			klog.FromContext(ctx).Error(err, "drakit's node plugin is not ready")
 			return
 		}
-		// It is ready when the kubelet has registered it.
-		ex.mutex.Lock()
-		defer ex.mutex.Unlock()
-		ex.calls = append(ex.calls, GRPCCall{FullMethod: getInfoMethod}, GRPCCall{FullMethod: registrationMethod})
+		// It is ready when the kubelet has registered it. A kubelet that restarts registers it again.
+		ex.registered()
+		instance.FollowRegistrations(ctx, ex.registered)
 	}()
 	return ex, nil
+}
+
+func (ex *ExamplePlugin) registered() {
+	ex.mutex.Lock()
+	defer ex.mutex.Unlock()
+	ex.calls = append(ex.calls, GRPCCall{FullMethod: getInfoMethod}, GRPCCall{FullMethod: registrationMethod})
+}
+
+func listenHere(_ context.Context, endpoint string) (net.Listener, error) {
+	if err := os.MkdirAll(path.Dir(endpoint), 0o750); err != nil {
+		return nil, err
+	}
+	return net.Listen("unix", endpoint)
 }
 
 // Stop ends the node plugin as the kubelet does when its pod is deleted, and then the backend.
@@ -213,6 +230,68 @@ func (ex *ExamplePlugin) GetGRPCCalls() []GRPCCall {
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
 	return slices.Clone(ex.calls)
+}
+
+func (ex *ExamplePlugin) ResetGRPCCalls() {
+	ex.mutex.Lock()
+	defer ex.mutex.Unlock()
+	ex.calls = nil
+}
+
+func (ex *ExamplePlugin) CountCalls(methodSuffix string) int {
+	count := 0
+	for _, call := range ex.GetGRPCCalls() {
+		if strings.HasSuffix(call.FullMethod, methodSuffix) {
+			count++
+		}
+	}
+	return count
+}
+
+// BlockNodePrepareResources lets calls wait until the returned function is called.
+func (ex *ExamplePlugin) BlockNodePrepareResources() func() {
+	ex.blockedPrepare.Lock()
+	return ex.blockedPrepare.Unlock
+}
+
+func (ex *ExamplePlugin) BlockNodeUnprepareResources() func() {
+	ex.blockedUnprepare.Lock()
+	return ex.blockedUnprepare.Unlock
+}
+
+// SetNodePrepareResourcesFailureMode lets calls fail until the returned function is called.
+func (ex *ExamplePlugin) SetNodePrepareResourcesFailureMode() func() {
+	return ex.setFailure(prepareMethod)
+}
+
+func (ex *ExamplePlugin) SetNodeUnprepareResourcesFailureMode() func() {
+	return ex.setFailure(unprepareMethod)
+}
+
+func (ex *ExamplePlugin) setFailure(method string) func() {
+	set := func(err error) {
+		ex.mutex.Lock()
+		defer ex.mutex.Unlock()
+		ex.failures[method] = err
+	}
+	set(fmt.Errorf("the spec lets %s fail", path.Base(method)))
+	return func() { set(nil) }
+}
+
+func (ex *ExamplePlugin) failure(method string) error {
+	ex.mutex.Lock()
+	defer ex.mutex.Unlock()
+	return ex.failures[method]
+}
+
+// SetGetInfoError is for specs that do not apply: no call of the registration can fail in the backend.
+func (ex *ExamplePlugin) SetGetInfoError(error) {
+	panic("the registration of drakit's node plugin cannot be made to fail")
+}
+
+// SetNotifyRegistrationStatusError is as SetGetInfoError.
+func (ex *ExamplePlugin) SetNotifyRegistrationStatusError(err error) {
+	ex.SetGetInfoError(err)
 }
 
 func (ex *ExamplePlugin) UpdateStatus(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
@@ -298,6 +377,11 @@ func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.Prepa
 	answer := &backendv1.PrepareClaimsResponse{}
 	request := &drapb.NodePrepareResourcesRequest{Claims: kubeletClaims(req.Claims)}
 	_, err := ex.intercepted(ctx, prepareMethod, request, func(ctx context.Context, _ any) (any, error) {
+		ex.blockedPrepare.Lock()
+		defer ex.blockedPrepare.Unlock()
+		if err := ex.failure(prepareMethod); err != nil {
+			return nil, err
+		}
 		recorded := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 		for _, claim := range req.Claims {
 			edits, err := ex.prepareClaim(ctx, claim)
@@ -318,6 +402,11 @@ func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.Unp
 	answer := &backendv1.UnprepareClaimsResponse{}
 	request := &drapb.NodeUnprepareResourcesRequest{Claims: kubeletClaims(req.Claims)}
 	_, err := ex.intercepted(ctx, unprepareMethod, request, func(context.Context, any) (any, error) {
+		ex.blockedUnprepare.Lock()
+		defer ex.blockedUnprepare.Unlock()
+		if err := ex.failure(unprepareMethod); err != nil {
+			return nil, err
+		}
 		recorded := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
 		for _, claim := range req.Claims {
 			ex.forget(ClaimID{Name: claim.Name, UID: types.UID(claim.Uid)})

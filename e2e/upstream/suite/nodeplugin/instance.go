@@ -5,6 +5,7 @@
 package nodeplugin
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,10 @@ const (
 	// The chart gives the plugin 60 s to end.
 	goneTimeout  = 90 * time.Second
 	pollInterval = 200 * time.Millisecond
+	logInterval  = 2 * time.Second
+
+	// registeredMessage is what the node plugin logs at each registration.
+	registeredMessage = "the kubelet registered the driver"
 )
 
 // Instance is a node plugin that hosts one driver on one node.
@@ -192,6 +197,22 @@ func (i *Instance) WaitReady(ctx context.Context) error {
 	})
 }
 
+// FollowRegistrations calls a function for each registration after the first one, until Stop.
+func (i *Instance) FollowRegistrations(ctx context.Context, registered func()) {
+	for known := 1; ; {
+		select {
+		case <-i.stopped:
+			return
+		case <-time.After(logInterval):
+		}
+		// While the kubelet is stopped, there is no log: asked again.
+		log, err := i.log(ctx)
+		for count := bytes.Count(log, []byte(registeredMessage)); err == nil && known < count; known++ {
+			registered()
+		}
+	}
+}
+
 // Stopped is closed when Stop has begun.
 func (i *Instance) Stopped() <-chan struct{} {
 	return i.stopped
@@ -245,11 +266,15 @@ func (i *Instance) restarts() error {
 }
 
 func (i *Instance) keepLog() error {
-	log, err := i.cluster.CoreV1().Pods(i.namespace).GetLogs(i.name, &v1.PodLogOptions{}).DoRaw(context.Background())
+	log, err := i.log(context.Background())
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(i.file("log"), log, 0o644)
+}
+
+func (i *Instance) log(ctx context.Context) ([]byte, error) {
+	return i.cluster.CoreV1().Pods(i.namespace).GetLogs(i.name, &v1.PodLogOptions{}).DoRaw(ctx)
 }
 
 func (i *Instance) deletePod() error {
