@@ -14,14 +14,12 @@ import time
 from collections.abc import Collection, Iterator
 
 from bench.apiserver import ApiServer, connected
-from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
+from bench.claims import FULL, QUICK, Bench, Plan
 from bench.cost import measure_cost
-from bench.endpoints import measure_endpoints
 from bench.footprint import footprint
 from bench.machine import describe
-from bench.neighbors import measure_neighbors
 from bench.operator import measure_operator
-from bench.profile import OPERATIONS, profile
+from bench.overhead import measure_overhead
 from bench.rows import Row
 from bench.slices import measure_slices
 from e2e.cluster.api import Cluster, Options
@@ -31,13 +29,12 @@ DRIVERS = ("Effects", "Plain")
 PARTS = (
     "footprint",
     "slices",
-    "endpoints",
+    "overhead",
     "operator",
     "cost",
     "effects",
     "plain",
     "pods",
-    "neighbors",
 )
 
 
@@ -49,16 +46,9 @@ def main() -> None:
     print(describe(), flush=True)
     cluster = find_cluster(os.environ.get("CLUSTER_NAME", "bench"))
     cluster.start(Options(nodes=0))
-    kubeconfig = cluster.kubeconfig
     try:
-        with connected(kubeconfig) as api:
+        with connected(cluster.kubeconfig) as api:
             api.create_node()
-            if arguments.profile:
-                operation, _, batch = arguments.profile.partition("-")
-                profile(
-                    operation, int(batch), driver=arguments.driver, api=api, kubeconfig=kubeconfig
-                )
-                return
             for row in _measure(arguments.only, plan, api=api, cluster=cluster):
                 print(row.line(), flush=True)
                 missed += row.missed()
@@ -74,12 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything, two minutes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
-    parser.add_argument(
-        "--profile",
-        choices=[f"{operation}-{batch}" for operation in OPERATIONS for batch in BATCHES],
-        help="instead, show where the plugin spends its time for this",
-    )
-    parser.add_argument("--driver", choices=DRIVERS, default="Effects", help="for the profile")
     return parser
 
 
@@ -92,24 +76,18 @@ def _measure(
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
         yield from measure_slices(api, kubeconfig, changes=plan.changes)
-    if "endpoints" in parts:
-        yield from measure_endpoints(
-            api, kubeconfig, repetitions=plan.repetitions, idle_seconds=plan.endpoints_idle_seconds
-        )
+    if "overhead" in parts:
+        yield measure_overhead(api, kubeconfig, repetitions=plan.repetitions[1])
     if "operator" in parts:
         yield from measure_operator(api, cluster)
-    if not set(parts) - {"footprint", "slices", "endpoints", "operator"}:
+    if not set(parts) - {"footprint", "slices", "overhead", "operator"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
-    if "neighbors" in parts:
-        yield from measure_neighbors(
-            api, kubeconfig, bench.claims_of(8), repetitions=plan.repetitions[8]
-        )
     if "cost" in parts:
         for driver in DRIVERS:
             yield from measure_cost(
                 driver,
-                bench.claims_of(max(BATCHES)),
+                bench.measured,
                 bench.others,
                 api=api,
                 kubeconfig=kubeconfig,

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,18 +42,6 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A claim that is to be created."""
-
-    name: str
-    _: KW_ONLY
-    driver: str
-    pool: str
-    device: str
-    shared: bool
-
-
 @contextmanager
 def connected(kubeconfig: Path) -> Generator[ApiServer]:
     """Connect in a loop that runs only while a method of the API server does."""
@@ -79,22 +66,24 @@ class ApiServer:
 
     def create_claims(
         self,
-        count: int,
+        devices: Sequence[tuple[str, str]],
         *,
         driver: str = DRIVER,
         prefix: str = "claim",
-        devices: Sequence[tuple[str, str]] | None = None,
         shared: bool = False,
     ) -> list[ClaimReference]:
-        """Create claims, each with its own device, allocated on the node; `devices` names pool and
-        device of each, if that matters."""
-        if devices is None:
-            devices = [(NODE, f"device-{number}") for number in range(count)]
-        bodies = [
-            _Wanted(f"{prefix}-{number:05}", driver=driver, pool=pool, device=device, shared=shared)
-            for number, (pool, device) in enumerate(devices[:count])
-        ]
-        return self._runner.run(self._create_claims(bodies))
+        """Create claims that are allocated on the node, one for each pool and device."""
+        claims: dict[int, ClaimReference] = {}
+
+        async def create(each: tuple[int, tuple[str, str]]) -> None:
+            number, (pool, device) = each
+            result = {"request": "main", "driver": driver, "pool": pool, "device": device}
+            if shared:
+                result["shareID"] = str(uuid.uuid4())
+            claims[number] = await self._create_allocated(f"{prefix}-{number:05}", result)
+
+        self._runner.run(each_of(enumerate(devices), create))
+        return [claims[number] for number in range(len(devices))]
 
     def floor(self, claims: Sequence[ClaimReference]) -> float:
         """Get all claims concurrently; return the seconds that it took."""
@@ -174,17 +163,7 @@ class ApiServer:
             if response.status != 201:
                 raise SystemExit(f"a claim was not created: {await response.text()}")
 
-    async def _create_claims(self, wanted: Sequence[_Wanted]) -> list[ClaimReference]:
-        claims: dict[str, ClaimReference] = {}
-
-        async def write(each: _Wanted) -> None:
-            claims[each.name] = await self._create_claim(each)
-
-        await each_of(wanted, write)
-        return [claims[each.name] for each in wanted]
-
-    async def _create_claim(self, wanted: _Wanted) -> ClaimReference:
-        name, driver = wanted.name, wanted.driver
+    async def _create_allocated(self, name: str, result: Body) -> ClaimReference:
         request = {"name": "main", "exactly": {"deviceClassName": DRIVER}}
         body = await self._session.create(
             _path(),
@@ -195,9 +174,6 @@ class ApiServer:
                 "spec": {"devices": {"requests": [request]}},
             },
         )
-        device = {"pool": wanted.pool, "device": wanted.device}
-        share = {"shareID": str(uuid.uuid4())} if wanted.shared else {}
-        result = {"request": "main", "driver": driver, **device, **share}
         here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
         # Without reservedFor: the controller manager takes back what no pod reserves any more.
         allocation = {

@@ -1,10 +1,9 @@
 """
 The time and memory that claims need.
 
-This module only orders the measurements. :mod:`.kubelet` makes the calls, :mod:`.apiserver` has the
-claims and the floor, :mod:`.rows` the rows and budgets. States that are compared (none, many and
-very many claims prepared) alternate, so that a machine that becomes slower or faster affects all of
-them equally. The floor is measured just before each batch.
+:mod:`.kubelet` makes the calls, :mod:`.apiserver` has the claims and the floor. States that are
+compared (none, many and very many claims prepared) alternate, so that a machine that becomes slower
+or faster affects all of them equally. The floor is measured just before each batch.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,49 @@ from bench.drivers import DRIVER, SHARED
 from bench.kubelet import Kubelet
 from bench.machine import Folders, folders
 from bench.plugin import HOSTDEV, NODE, Plugin, running
-from bench.rows import Endurance, Memory, Pods, Row, Samples, Times, percentile
+from bench.rows import Row, median_ms, percentile
 from drakit.device import ClaimReference
 
-__all__ = ("BATCHES", "FULL", "PODS", "QUICK", "WARM_UP", "Bench", "Plan", "fill", "no_collection")
+__all__ = (
+    "BATCHES",
+    "FULL",
+    "PODS",
+    "QUICK",
+    "WARM_UP",
+    "Bench",
+    "Plan",
+    "Samples",
+    "fill",
+    "growth_mib",
+    "no_collection",
+    "times_row",
+)
 
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
 """The claims that are measured, and the size of the batches in which the others are prepared."""
 
+TIME_BUDGETS_MS: Mapping[tuple[str, int], float] = {
+    ("prepare", 1): 4,
+    ("prepare", 8): 7,
+    ("prepare", 64): 30,
+    ("repeat", 64): 5,
+    ("unprepare", 64): 8,
+}
+"""Budget of the p50 above the floor, by operation and size of batch; unprepare has no floor."""
+
+RESIDENT_RATIO = 1.2
+"""Budget of the ratio of the p50 with resident claims to that without."""
+
 RESIDENT_BUDGET_MIB = 104.0
+
+SPEED_UP = 4.0
+"""Minimum speedup of concurrent pods over sequential pods."""
+
+GROWTH_MIB = 1.0
+"""Budget of the growth of VmRSS in an endurance run. The heap's fragments move it by a few tenths;
+a leak of 32 bytes a pair would be 2.4 MiB."""
+
 PODS = 8
 CLAIMS_OF_PODS = (1, 4)
 DEVICE_TIME = "20ms"
@@ -61,7 +93,6 @@ class Plan:
     """Pairs of prepare and unprepare of one claim, in the endurance run."""
 
     idle_seconds: float
-    endpoints_idle_seconds: float
     changes: int
     """Changes of devices, a thousand per second."""
 
@@ -73,7 +104,6 @@ FULL = Plan(
     pods_repetitions=8,
     pairs=100_000,
     idle_seconds=60,
-    endpoints_idle_seconds=30,
     changes=10_000,
 )
 
@@ -84,10 +114,18 @@ QUICK = Plan(
     pods_repetitions=4,
     pairs=6_400,
     idle_seconds=5,
-    endpoints_idle_seconds=30,
     changes=3_000,
 )
 """Shows gross regressions within two minutes; decides nothing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Samples:
+    """The times of one operation in one state of the plugin, in seconds, as they come."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    floors: list[float] = field(default_factory=list[float])
+    """The floor's times beside them; none where the API server is not asked."""
 
 
 class Bench:
@@ -98,16 +136,10 @@ class Bench:
         self._api = api
         self._kubeconfig = kubeconfig
         report("creating claims")
-        self._measured = api.create_claims(BATCH)
+        self.measured = api.create_claims([(NODE, f"device-{n}") for n in range(BATCH)])
         # Shares: a node has fewer devices than claims, if it has thousands of these.
-        devices = [(NODE, f"shared-{number % SHARED}") for number in range(max(plan.resident))]
-        self.others: Sequence[ClaimReference] = api.create_claims(
-            len(devices), prefix="other", devices=devices, shared=True
-        )
-
-    def claims_of(self, batch: int) -> Sequence[ClaimReference]:
-        """Return the claims of a batch that are measured."""
-        return self._measured[:batch]
+        devices = [(NODE, f"shared-{n % SHARED}") for n in range(max(plan.resident))]
+        self.others = api.create_claims(devices, prefix="other", shared=True)
 
     # ------------------------------------------------------------ times and memory of a driver
 
@@ -125,8 +157,13 @@ class Bench:
                         self._repeat(kubelet, batch, resident, samples)
                     rss_mib[resident].append(plugin.resident_mib())
             yield from _compared(samples, rss_mib, driver=driver)
-            yield self._resident_memory(rss_mib, driver=driver)
-            report(f"{driver}: a start with {max(self._plan.resident)} claims prepared")
+            most = max(self._plan.resident)
+            yield Row(
+                f"memory resident={most} driver={driver}",
+                {"rss_mib": max(rss_mib[most])},
+                at_most={"rss_mib": RESIDENT_BUDGET_MIB},
+            )
+            report(f"{driver}: a start with {most} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
                 yield self._restarted(plugin, kubelet, driver=driver)
         # In a process of its own: a heap that was larger before would hide what grows.
@@ -165,7 +202,7 @@ class Bench:
         prepare = samples["prepare", batch, resident]
         for number in range(-WARM_UP, self._plan.repetitions[batch]):
             first = number * batch % BATCH
-            claims = self._measured[first : first + batch]
+            claims = self.measured[first : first + batch]
             floor = self._api.floor(claims)
             seconds = kubelet.prepare(claims)
             repeated = kubelet.prepare(claims) if batch == BATCH else None
@@ -179,40 +216,35 @@ class Bench:
                 samples["repeat", batch, resident].seconds.append(repeated)
                 samples["unprepare", batch, resident].seconds.append(undone)
 
-    def _resident_memory(self, rss_mib: Mapping[int, Sequence[float]], *, driver: str) -> Memory:
-        resident = max(self._plan.resident)
-        return Memory(
-            name=f"memory resident={resident} driver={driver}",
-            rss_mib=max(rss_mib[resident]),
-            rss_budget_mib=RESIDENT_BUDGET_MIB,
-        )
-
-    def _restarted(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Memory:
+    def _restarted(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Row:
         # As after a rolling update: CDI files are restored, the kubelet asks for some claims.
         for first in range(0, len(self.others), BATCH * 8):
             kubelet.prepare(self.others[first : first + BATCH])
         time.sleep(self._plan.idle_seconds)
-        return Memory(
-            name=f"start resident={max(self._plan.resident)} driver={driver}",
-            rss_mib=plugin.resident_mib(),
-            rss_budget_mib=RESIDENT_BUDGET_MIB,
-            served_ms=plugin.served_seconds * 1000,
+        return Row(
+            f"start resident={max(self._plan.resident)} driver={driver}",
+            {"served_ms": plugin.served_seconds * 1000, "rss_mib": plugin.resident_mib()},
+            at_most={"rss_mib": RESIDENT_BUDGET_MIB},
         )
 
-    def _endurance(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Endurance:
+    def _endurance(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Row:
         batches = -(-self._plan.pairs // BATCH)
         step = max(1, batches // SAMPLES_OF_ENDURANCE)
         rss_mib: list[float] = []
         for number in range(batches):
-            kubelet.prepare(self._measured)
-            kubelet.unprepare(self._measured)
+            kubelet.prepare(self.measured)
+            kubelet.unprepare(self.measured)
             if number % step == step - 1:
                 rss_mib.append(plugin.resident_mib())
-        return Endurance(driver=driver, pairs=batches * BATCH, rss_mib=rss_mib)
+        return Row(
+            f"endurance driver={driver}",
+            {"pairs": batches * BATCH, "rss_mib": rss_mib[-1], "growth_mib": growth_mib(rss_mib)},
+            at_most={"growth_mib": GROWTH_MIB},
+        )
 
     # ------------------------------------------------------------ pods at once
 
-    def pods(self) -> Iterator[Pods]:
+    def pods(self) -> Iterator[Row]:
         """Measure pods that start at once, with a slow driver."""
         entry = {"driver": "bench.drivers:Effects", "config": {"deviceTime": DEVICE_TIME}}
         sequential: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -222,29 +254,33 @@ class Bench:
             for resident in self._turns(kubelet):
                 report(f"pods at once with {resident} claims prepared")
                 for claims in CLAIMS_OF_PODS:
-                    pods = [self._measured[n * claims : (n + 1) * claims] for n in range(PODS)]
+                    pods = [self.measured[n * claims : (n + 1) * claims] for n in range(PODS)]
                     for number in range(-1, self._plan.pods_repetitions):
                         one_by_one = sum(kubelet.prepare(pod) for pod in pods)
-                        kubelet.unprepare(self._measured[: PODS * claims])
+                        kubelet.unprepare(self.measured[: PODS * claims])
                         at_once = kubelet.prepare_pods(pods)
-                        kubelet.unprepare(self._measured[: PODS * claims])
+                        kubelet.unprepare(self.measured[: PODS * claims])
                         if number >= 0:
                             sequential[claims, resident].append(one_by_one)
                             parallel[claims, resident].append(at_once)
                 rss_mib[resident].append(plugin.resident_mib())
-        none_resident: dict[int, Pods] = {}
+        none_resident_ms: dict[int, float] = {}
         for claims, resident in sequential:
-            row = Pods(
-                pods=PODS,
-                claims=claims,
-                resident=resident,
-                sequential_ms=percentile(sequential[claims, resident], 0.5) * 1000,
-                parallel_ms=percentile(parallel[claims, resident], 0.5) * 1000,
-                rss_mib=rss_mib[resident][0],
-                none_resident=none_resident.get(claims),
-            )
-            none_resident.setdefault(claims, row)
-            yield row
+            sequential_ms = median_ms(sequential[claims, resident])
+            parallel_ms = median_ms(parallel[claims, resident])
+            figures = {
+                "sequential_ms": sequential_ms,
+                "parallel_ms": parallel_ms,
+                "speed_up": sequential_ms / parallel_ms,
+                "rss_mib": rss_mib[resident][0],
+            }
+            name = f"pods pods={PODS} claims={claims} resident={resident}"
+            if claims in none_resident_ms:
+                figures["ratio"] = parallel_ms / none_resident_ms[claims]
+                yield Row(name, figures, at_most={"ratio": RESIDENT_RATIO})
+            else:
+                none_resident_ms[claims] = parallel_ms
+                yield Row(name, figures, at_least={"speed_up": SPEED_UP})
 
 
 def _compared(
@@ -252,15 +288,15 @@ def _compared(
     rss_mib: Mapping[int, Sequence[float]],
     *,
     driver: str,
-) -> Iterator[Times]:
+) -> Iterator[Row]:
     """
     Build rows from samples, those without resident claims first.
 
     Their VmRSS is that of the first turn: later on the heap has been larger.
     """
-    none_resident: dict[tuple[str, int], Times] = {}
+    none_resident: dict[tuple[str, int], Samples] = {}
     for (operation, batch, resident), sample in samples.items():
-        row = Times.of(
+        yield times_row(
             sample,
             operation=operation,
             batch=batch,
@@ -269,8 +305,41 @@ def _compared(
             rss_mib=rss_mib[resident][0],
             none_resident=none_resident.get((operation, batch)),
         )
-        none_resident.setdefault((operation, batch), row)
-        yield row
+        none_resident.setdefault((operation, batch), sample)
+
+
+def times_row(
+    samples: Samples,
+    *,
+    operation: str,
+    batch: int,
+    resident: int,
+    driver: str,
+    rss_mib: float,
+    none_resident: Samples | None,
+) -> Row:
+    """Return the row of one operation, one size of batch and one number of prepared claims."""
+    p50_ms, floor_ms = median_ms(samples.seconds), 0.0
+    figures = {"p50_ms": p50_ms, "p99_ms": percentile(samples.seconds, 0.99) * 1000}
+    if samples.floors:
+        floor_ms = median_ms(samples.floors)
+        above = [took - floor for took, floor in zip(samples.seconds, samples.floors, strict=True)]
+        figures |= {"floor_ms": floor_ms, "above_floor_ms": median_ms(above)}
+    figures["rss_mib"] = rss_mib
+    limits: dict[str, float] = {}
+    if none_resident is not None:
+        figures["ratio"] = p50_ms / median_ms(none_resident.seconds)
+        limits["ratio"] = RESIDENT_RATIO
+    elif (operation, batch) in TIME_BUDGETS_MS:
+        limits["p50_ms"] = floor_ms + TIME_BUDGETS_MS[operation, batch]
+    name = f"{operation} batch={batch} resident={resident} driver={driver}"
+    return Row(name, figures, at_most=limits)
+
+
+def growth_mib(rss_mib: Sequence[float]) -> float:
+    """Return the growth from the highest VmRSS in the first fifth of a run to that in the last."""
+    fifth = max(1, len(rss_mib) // 5)
+    return max(rss_mib[-fifth:]) - max(rss_mib[:fifth])
 
 
 def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, wanted: int) -> None:

@@ -17,12 +17,11 @@ from pathlib import Path
 from bench import counted
 from bench.apiserver import ApiServer
 from bench.claims import BATCHES, PODS, WARM_UP, fill, no_collection
-from bench.costrows import Cost, Hops, Throughput
 from bench.drivers import DRIVER
 from bench.kubelet import Kubelet
 from bench.machine import folders
 from bench.plugin import Plugin, running
-from bench.rows import Row, percentile
+from bench.rows import Row, median_ms
 from drakit.device import ClaimReference
 
 __all__ = ("measure_cost",)
@@ -31,6 +30,21 @@ RESIDENT = (0, 1_000)
 PAIRS = 200
 """Calls whose iterations and round trips are counted: enough that work once a second is a small
 share."""
+
+CPU_BUDGETS_MS: Mapping[tuple[str, int], float] = {("prepare", 1): 2.5, ("unprepare", 1): 1.2}
+BEYOND_CLIENT_BUDGET_MS = 25.0
+"""Budget of a prepare of the largest batch, above the processor time of the API client alone."""
+
+ITERATIONS = 25.0
+"""Budget of main loop iterations, for a pair of prepare and unprepare."""
+
+ROUND_TRIPS: Mapping[str, float] = {"effects": 6.0, "plain": 2.0}
+"""Budget of round trips to threads, for a pair, by driver."""
+
+PODS_PER_SECOND = 300.0
+"""Minimum rate with four cores. With fewer cores, the rate is only reported."""
+
+CORES = 4
 
 
 def measure_cost(
@@ -81,15 +95,15 @@ def _costs(
     api: ApiServer,
     driver: str,
     count: int,
-) -> Iterator[Cost]:
+) -> Iterator[Row]:
     prepare: list[float] = []
     unprepare: list[float] = []
     for number in range(-WARM_UP, count):
-        before = _processor_ms(plugin)
+        before = plugin.cpu_ms()
         kubelet.prepare(claims)
-        prepared = _processor_ms(plugin)
+        prepared = plugin.cpu_ms()
         kubelet.unprepare(claims)
-        after = _processor_ms(plugin)
+        after = plugin.cpu_ms()
         if number >= 0:
             prepare.append(prepared - before)
             unprepare.append(after - prepared)
@@ -98,22 +112,23 @@ def _costs(
     for _ in range(count):
         api.floor(claims)
     client_ms = (time.process_time() - began) * 1000 / count
-    for operation, used, client in (
-        ("prepare", prepare, client_ms),
-        ("unprepare", unprepare, None),
+    batch = len(claims)
+    limits = {("prepare", max(BATCHES)): client_ms + BEYOND_CLIENT_BUDGET_MS, **CPU_BUDGETS_MS}
+    for operation, figures in (
+        ("prepare", {"cpu_ms": sum(prepare) / count, "client_cpu_ms": client_ms}),
+        ("unprepare", {"cpu_ms": sum(unprepare) / count}),
     ):
-        yield Cost(
-            operation=operation,
-            batch=len(claims),
-            driver=driver,
-            cpu_ms=sum(used) / count,
-            client_cpu_ms=client,
+        limit = limits.get((operation, batch))
+        yield Row(
+            f"cost {operation} batch={batch} driver={driver}",
+            figures,
+            at_most={} if limit is None else {"cpu_ms": limit},
         )
 
 
 def _hops(
     kubelet: Kubelet, claims: Sequence[ClaimReference], *, counters: Path, driver: str
-) -> Hops:
+) -> Row:
     for _ in range(WARM_UP):
         kubelet.prepare(claims)
         kubelet.unprepare(claims)
@@ -122,17 +137,15 @@ def _hops(
         kubelet.prepare(claims)
         kubelet.unprepare(claims)
     counts = counted.read(counters) - before
-    return Hops(
-        driver=driver,
-        main_iterations=counts.main_iterations / PAIRS,
-        other_iterations=counts.other_iterations / PAIRS,
-        round_trips=counts.round_trips / PAIRS,
+    return Row(
+        f"hops pair batch={len(claims)} driver={driver}",
+        {
+            "loop_iterations": counts.main_iterations / PAIRS,
+            "driver_loop_iterations": counts.other_iterations / PAIRS,
+            "thread_round_trips": counts.round_trips / PAIRS,
+        },
+        at_most={"loop_iterations": ITERATIONS, "thread_round_trips": ROUND_TRIPS[driver]},
     )
-
-
-def _processor_ms(plugin: Plugin) -> float:
-    """Return the processor time that the plugin has used, in ms."""
-    return sum(plugin.cpu_seconds().values()) * 1000
 
 
 def _throughput(
@@ -143,7 +156,7 @@ def _throughput(
     driver: str,
     resident: int,
     count: int,
-) -> Throughput:
+) -> Row:
     took: list[float] = []
     floors: list[float] = []
     for number in range(-WARM_UP, count):
@@ -154,11 +167,13 @@ def _throughput(
         if number >= 0:
             took.append(seconds)
             floors.append(floor)
-    return Throughput(
-        pods=PODS,
-        resident=resident,
-        driver=driver,
-        cores=len(os.sched_getaffinity(0)),
-        pods_per_second=PODS / percentile(took, 0.5),
-        client_pods_per_second=PODS / percentile(floors, 0.5),
+    return Row(
+        f"throughput pods={PODS} claims=1 resident={resident} driver={driver}",
+        {
+            "pods_per_second": PODS * 1000 / median_ms(took),
+            "client_alone_per_second": PODS * 1000 / median_ms(floors),
+        },
+        at_least={"pods_per_second": PODS_PER_SECOND}
+        if len(os.sched_getaffinity(0)) >= CORES
+        else {},
     )

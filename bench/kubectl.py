@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.machine import memory_mib
-from bench.operator_rows import Command
 from bench.plugin import environment
+from bench.rows import Row
 from e2e.images.go import cel_program
 
 __all__ = ("measure_kubectl",)
 
 
-def measure_kubectl(kubeconfig: Path, *, pod: str) -> Iterator[Command]:
+def measure_kubectl(kubeconfig: Path, *, pod: str) -> Iterator[Row]:
     """Return a row for each command."""
     for command in (f"explain pod/{pod}", "devices", "doctor"):
         yield _measure(command, kubeconfig)
 
 
-def _measure(command: str, kubeconfig: Path) -> Command:
+def _measure(command: str, kubeconfig: Path) -> Row:
     argv = [sys.executable, "-m", "drakit.cli.kubectl.main", *command.split()]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -38,11 +38,15 @@ def _measure(command: str, kubeconfig: Path) -> Command:
     while process.poll() is None:
         peak_mib = max(peak_mib, _peak_mib(process.pid))
         time.sleep(0.02)
-    return Command(
-        command=command,
-        seconds=time.monotonic() - began,
-        peak_mib=peak_mib,
-        code=process.returncode,
+    return Row(
+        f'kubectl-drakit command="{command}"',
+        {
+            "seconds": time.monotonic() - began,
+            "rss_peak_mib": peak_mib,
+            "code": process.returncode,
+        },
+        at_least={"code": 0},
+        at_most={"code": 1},
     )
 
 

@@ -18,7 +18,7 @@ from drakit.device import ClaimReference
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("Kubelet", "get_info", "register")
+__all__ = ("Kubelet", "register")
 
 CALL_SECONDS = 45.0
 """The kubelet's timeout for the claims of a pod."""
@@ -35,16 +35,6 @@ def register(socket: Path) -> tuple[str, Path]:
         accepted = registration_pb2.RegistrationStatus(plugin_registered=True)
         stub.NotifyRegistrationStatus(accepted, **limits)
     return info.name, Path(info.endpoint)
-
-
-def get_info(socket: Path) -> float:
-    """Call GetInfo at a registration socket, over a new connection as the kubelet does; return the
-    time that it took."""
-    began = time.perf_counter()
-    with _channel(socket) as channel:
-        stub = registration_pb2_grpc.RegistrationStub(channel)
-        stub.GetInfo(registration_pb2.InfoRequest(), timeout=REGISTRATION_SECONDS)
-    return time.perf_counter() - began
 
 
 class Kubelet:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Folders", "describe", "file_system", "folders", "memory_mib")
+__all__ = ("Folders", "describe", "folders", "memory_mib")
 
 REPOSITORY = Path(__file__).parent.parent
 

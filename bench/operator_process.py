@@ -38,10 +38,9 @@ class OperatorProcess:
     process: subprocess.Popen[bytes]
     metrics_port: int
 
-    @property
-    def ended(self) -> int | None:
-        """The exit code, if it ended by itself."""
-        return self.process.poll()
+    def check_running(self) -> None:
+        if self.process.poll() is not None:
+            raise SystemExit(f"the operator ended by itself, with {self.process.returncode}")
 
     def rss_mib(self) -> float:
         """Return VmRSS of the operator and its helper."""
@@ -107,8 +106,6 @@ def running_operator(kubeconfig: Path) -> Generator[OperatorProcess]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if os.environ.get("BENCH_LOGS"):
-                sys.stderr.write(log.read_text(errors="replace")[-20_000:])
 
 
 def _metrics_port(process: subprocess.Popen[bytes], log: Path) -> int:

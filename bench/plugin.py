@@ -85,13 +85,11 @@ class Plugin:
         """Return the highest VmRSS that there has been."""
         return memory_mib(self.pid, "VmHWM")
 
-    def cpu_seconds(self) -> Mapping[int, float]:
-        """Return the time that each thread has had a processor, by thread."""
-        seconds: dict[int, float] = {}
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            # Unlike in `stat`, in nanoseconds.
-            seconds[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
-        return seconds
+    def cpu_ms(self) -> float:
+        """Return the processor time that all its threads have used."""
+        # Unlike in `stat`, in nanoseconds.
+        files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e6
 
 
 @contextmanager
@@ -100,13 +98,12 @@ def running(
     *,
     kubeconfig: Path,
     folders: Folders,
-    profile: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     appearing: int = 0,
     counters: Path | None = None,
 ) -> Generator[Plugin]:
     """
-    Run a plugin with these drivers; where a profile is wanted, cProfile writes it at the end.
+    Run a plugin with these drivers.
 
     `settings` are more keys of its configuration; by them `appearing` more drivers are served.
     With `counters`, the plugin counts its event loops in that file (:mod:`.counted`).
@@ -119,10 +116,9 @@ def running(
     }
     keys |= settings or {}
     config.write_text(yaml.safe_dump({**keys, "drivers": [dict(entry) for entry in drivers]}))
-    profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
     module = "bench.counted" if counters else "drakit_nodeplugin"
     argv = [
-        *(sys.executable, *profiler, "-m", module, "--config", str(config)),
+        *(sys.executable, "-m", module, "--config", str(config)),
         *("--kubeconfig", str(kubeconfig), "--node-name", NODE),
         *("--kubelet-root", str(folders.root), "--cdi-dir", str(folders.cdi)),
     ]

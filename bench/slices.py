@@ -8,7 +8,7 @@ waits until the API server has what the driver reports; if it does not, the meas
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from bench.claims import report
 from bench.machine import Folders, folders
 from bench.many import DRIVER, LEVEL, RATE, levels, made_at, names, order
 from bench.plugin import Plugin, running
-from bench.rows import Burst, Row, Slices
+from bench.rows import Row
 
 __all__ = ("measure_slices",)
 
@@ -28,6 +28,12 @@ SLICES_BUDGET = 18
 
 MANY_DEVICES = 12_800
 MANY_BUDGET_MIB = 160.0
+
+WRITES_PER_SLICE_AND_SECOND = 1.0
+
+CHANGES_PER_SECOND = 950.0
+"""Minimum changes per second, of the thousand that a burst should have. A lower rate would not show
+what the row claims."""
 
 PUBLISHED_SECONDS = 120.0
 """Timeout until the API server has everything."""
@@ -43,14 +49,14 @@ def measure_slices(api: ApiServer, kubeconfig: Path, *, changes: int) -> Iterato
     report(f"slices: {DEVICES} devices")
     with folders() as places:
         stage = _Stage.of(DEVICES, places=places, api=api, kubeconfig=kubeconfig)
-        yield stage.publish(slices_budget=SLICES_BUDGET)
+        yield stage.publish(at_most={"slices": SLICES_BUDGET})
         yield stage.restart()
         yield from stage.change(changes)
     api.delete_slices(DRIVER)
     report(f"slices: {MANY_DEVICES} devices")
     with folders() as places:
         stage = _Stage.of(MANY_DEVICES, places=places, api=api, kubeconfig=kubeconfig)
-        yield stage.publish(rss_budget_mib=MANY_BUDGET_MIB)
+        yield stage.publish(at_most={"rss_mib": MANY_BUDGET_MIB})
     api.delete_slices(DRIVER)
 
 
@@ -79,9 +85,7 @@ class _Stage:
 
     # ------------------------------------------------------------ the rows
 
-    def publish(
-        self, *, slices_budget: int | None = None, rss_budget_mib: float | None = None
-    ) -> Slices:
+    def publish(self, *, at_most: Mapping[str, float]) -> Row:
         """Measure from the start of a plugin to a pool that the scheduler can use."""
         before = self.api.slice_writes()
         with self._running() as plugin:
@@ -89,25 +93,21 @@ class _Stage:
             slices = self._wait_published(changes=0)
             seconds = time.monotonic() - began
             time.sleep(QUIET_SECONDS)
-            return Slices(
-                name="publish",
-                devices=self.devices,
-                slices=slices,
-                writes=self.api.slice_writes() - before,
-                seconds=seconds,
-                rss_mib=plugin.most_resident_mib(),
-                slices_budget=slices_budget,
-                writes_budget=slices,
-                rss_budget_mib=rss_budget_mib,
+            figures = self._figures(plugin, before=before, slices=slices)
+            return Row(
+                f"slices-publish devices={self.devices}",
+                {"seconds": seconds, **figures},
+                at_most={"writes": slices, **at_most},
             )
 
-    def restart(self) -> Slices:
+    def restart(self) -> Row:
         """A plugin whose slices are already published."""
         before = self.api.slice_writes()
         with self._running() as plugin:
             time.sleep(2 * QUIET_SECONDS)
             slices = self._wait_published(changes=0)
-            return self._row("restart", plugin, before=before, slices=slices, budget=0)
+            figures = self._figures(plugin, before=before, slices=slices)
+            return Row(f"slices-restart devices={self.devices}", figures, at_most={"writes": 0})
 
     def change(self, changes: int) -> Iterator[Row]:
         """One device changes, and then many a thousand times a second."""
@@ -119,12 +119,15 @@ class _Stage:
             slices = self._wait_published(changes=1)
             seconds = time.monotonic() - began
             time.sleep(QUIET_SECONDS)
-            yield self._row(
-                "change", plugin, before=before, slices=slices, budget=1, seconds=seconds
+            figures = self._figures(plugin, before=before, slices=slices)
+            yield Row(
+                f"slices-change devices={self.devices}",
+                {"seconds": seconds, **figures},
+                at_most={"writes": 1},
             )
             yield self._burst(plugin, changes)
 
-    def _burst(self, plugin: Plugin, changes: int) -> Burst:
+    def _burst(self, plugin: Plugin, changes: int) -> Row:
         before = self._generations()
         began = time.monotonic()
         order(self.changes, 1 + changes)
@@ -134,34 +137,29 @@ class _Stage:
         seconds = time.monotonic() - began
         time.sleep(QUIET_SECONDS)
         after = self._generations()
-        return Burst(
-            devices=self.devices,
-            changes=changes,
-            changes_seconds=made_at(self.changes) - began,
-            seconds=seconds,
-            writes={name: number - before.get(name, 0) for name, number in after.items()},
-            rss_mib=plugin.most_resident_mib(),
+        writes = [number - before.get(name, 0) for name, number in after.items()]
+        return Row(
+            f"slices-burst devices={self.devices}",
+            {
+                "changes": changes,
+                "changes_per_second": changes / (made_at(self.changes) - began),
+                "seconds": seconds,
+                "slices": len(writes),
+                "writes": sum(writes),
+                # The first write of a slice has no pause before it.
+                "writes_per_slice_and_second": max(0, max(writes) - 1) / seconds,
+                "rss_mib": plugin.most_resident_mib(),
+            },
+            at_least={"changes_per_second": CHANGES_PER_SECOND},
+            at_most={"writes_per_slice_and_second": WRITES_PER_SLICE_AND_SECOND},
         )
 
-    def _row(
-        self,
-        name: str,
-        plugin: Plugin,
-        *,
-        before: int,
-        slices: int,
-        budget: int,
-        seconds: float | None = None,
-    ) -> Slices:
-        return Slices(
-            name=name,
-            devices=self.devices,
-            slices=slices,
-            writes=self.api.slice_writes() - before,
-            seconds=seconds,
-            rss_mib=plugin.most_resident_mib(),
-            writes_budget=budget,
-        )
+    def _figures(self, plugin: Plugin, *, before: int, slices: int) -> dict[str, float]:
+        return {
+            "slices": slices,
+            "writes": self.api.slice_writes() - before,
+            "rss_mib": plugin.most_resident_mib(),
+        }
 
     # ------------------------------------------------------------ what the API server holds
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from e2e.cluster.api import Cluster, wait_until
 from e2e.cluster.choice import cluster as this_cluster
 from e2e.release import NAMESPACE, install, uninstall
+from tools.pictures.terminals import FOLDER
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 VALUES = {
     "hostdev": {"policies": {"fuse": {"enabled": True, "sharing": {"users": 2}}}},
     "simulated": {"enabled": True},

@@ -30,6 +30,9 @@ DOCS = "docs"
 SHOWN = "repository"
 """The folder of the site with the pages that show files of the repository."""
 
+LINKING = (DOCS, "changes", "examples", "tests")
+"""Folders with Markdown files whose links are checked: the site shows them."""
+
 KINDS = {"removal": "Removals", "security": "Security", "feature": "Features", "fix": "Fixes"}
 """In the order of the page: what needs a step of the reader comes first."""
 LANGUAGES = {
@@ -80,39 +83,33 @@ def check_nav(root: Path = ROOT) -> list[str]:
         for page in written
         if page not in listed
     ]
-    faults += [f"mkdocs.yml: docs/{page} does not exist" for page in not_written(root)]
+    faults += [f"mkdocs.yml: docs/{page} does not exist" for page in listed if page not in written]
     faults += [
         f"mkdocs.yml: {page} is listed twice" for page in {*listed} if listed.count(page) > 1
     ]
     return faults
 
 
-def not_written(root: Path = ROOT) -> list[str]:
-    """Return the pages of the nav that do not exist."""
-    written = pages(root)
-    return [page for page in nav_pages(config(root)["nav"]) if page not in written]
-
-
 def check_links(root: Path = ROOT) -> list[str]:
     """Return the links that lead nowhere; Zensical checks only those between pages."""
-    coming = {root / DOCS / page for page in not_written(root)}  # one fault each: of the nav
     faults = []
-    for file in [*sorted(root.glob("*.md")), *sorted((root / DOCS).rglob("*.md"))]:
+    files = [*root.glob("*.md"), *(f for name in LINKING for f in (root / name).rglob("*.md"))]
+    for file in sorted(files):
         for line, target in find_links(file.read_text()):
-            fault = _link_fault(file, target, root, coming)
+            fault = _link_fault(file, target, root)
             if fault:
                 faults.append(f"{file.relative_to(root)}:{line}: {fault}")
     return faults
 
 
-def _link_fault(file: Path, target: str, root: Path, coming: set[Path]) -> str | None:
+def _link_fault(file: Path, target: str, root: Path) -> str | None:
     path = target.partition("#")[0]
     if is_external(target) or not path:
         return None
     found = (file.parent / path).resolve()
     if path.startswith("/") or not found.is_relative_to(root):
         return f"{target} is outside the repository: write a relative path"
-    if not found.exists() and found not in coming:
+    if not found.exists():
         return f"{target} does not exist"
     if found.is_dir() and found.is_relative_to(root / DOCS):
         return f"{target} is a folder: link to a page of it"
@@ -178,8 +175,6 @@ class Source:
                 self._put(self._place(file), self._page(file).encode())
             elif file.is_file():
                 self._put(self._place(file), file.read_bytes())
-        for page in not_written(self.root):
-            self._put(self.target / "source" / page, f"# {page}\n\nNot written yet.\n".encode())
         # A page that shows a file can itself link to files.
         for file in self._shown:
             self._put(self._place(file), self._view(file).encode())

@@ -34,6 +34,17 @@ def test_the_results_are_in_the_output_of_the_row(title, file):
         assert set(figures) <= values, f"{name}: {result}"
 
 
+def test_the_times_with_prepared_claims_are_in_the_output():
+    output = (ROOT / "bench/results/node-plugin.txt").read_text()
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", section("Prepared claims on the node"), re.M)
+    assert [batch for batch, _ in rows] == ["1", "8", "64"]
+    for batch, times in rows:
+        for resident, time in zip(("0", "1000", "10000"), times.split("|"), strict=True):
+            found = re.findall(rf"^prepare batch={batch} resident={resident} .*", output, re.M)
+            (row,) = [row for row in found if "driver=effects" in row]
+            assert f" p50_ms={time.removesuffix('ms ').strip()} " in row
+
+
 def test_the_machine_is_that_of_the_output():
     machine = (ROOT / "bench/results/node-plugin.txt").read_text().splitlines()[0]
     (python,) = re.findall(r"python=(\S+)", machine)
