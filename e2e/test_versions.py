@@ -290,7 +290,7 @@ def operator(server: Server, places: Folders) -> Generator[None]:
     config = places.root / "operator.yaml"
     config.write_text(
         json.dumps(
-            {"listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}, "sweepPeriod": 1}
+            {"listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}, "resyncPeriod": 1}
         )
     )
     arguments = ["--config", str(config), "--kubeconfig", str(server.cluster.kubeconfig)]

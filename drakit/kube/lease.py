@@ -3,8 +3,8 @@ Leader election with a Lease: at most one of several processes does the work.
 
 The holder renews its Lease; a candidate takes it over once it has seen no renewal for the Lease's
 duration. Both measure what they did and saw themselves with the loop's clock: times in the Lease
-are for people, because the clocks of two nodes differ. The holder stops its work well before any
-candidate may start: it has ``lease - renew_deadline`` seconds for that.
+are for people, because the clocks of two nodes differ. A holder that cannot renew ends well before
+any candidate may start: it has ``lease - renew_deadline`` seconds for that.
 
 There is no fencing: a process that is frozen for longer than the lease notices when it wakes.
 Check ``is_leader`` immediately before a write that must not happen twice.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -26,20 +26,13 @@ from drakit.kube.errors import AlreadyExistsError, ApiError, ConflictError, NotF
 from drakit.kube.paths import resource_path
 from drakit.logs import ProblemLog
 
-__all__ = ("LeaseElection", "LeaseTimings", "WorkNotStoppedError")
+__all__ = ("LeaseElection", "LeaseTimings")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
 """A release saves the others the wait, but must not delay our own end for long."""
-
-_STOP_TIMEOUT_SECONDS = 30.0
-"""The time limit of the work's stop while the Lease is still ours, as in Kubernetes."""
-
-
-class WorkNotStoppedError(Exception):
-    """The leader's work did not end when it was canceled; only the end of the process stops it."""
 
 
 class _LostError(Exception):
@@ -62,13 +55,13 @@ class Leases(Protocol):
 class LeaseTimings:
     """Seconds; a candidate leads at most ``lease + 2 * retry`` after the holder's last renewal."""
 
-    lease_seconds: int = 8
+    lease_seconds: int = 15
     """The duration of a Lease after its last renewal."""
 
-    renew_deadline_seconds: float = 5.0
-    """After this time without a renewal the holder stops its work; the rest is for the stop."""
+    renew_deadline_seconds: float = 10.0
+    """After this time without a renewal the holder ends; the rest is for its end."""
 
-    retry_seconds: float = 1.0
+    retry_seconds: float = 2.0
     """Between two renewals, and between two checks of a candidate."""
 
     def __post_init__(self) -> None:
@@ -80,7 +73,7 @@ class LeaseTimings:
 
 
 class LeaseElection:
-    """One candidate of an election. ``run`` it once."""
+    """One candidate of an election: it acquires the Lease once, holds it, and releases it."""
 
     def __init__(
         self,
@@ -114,32 +107,8 @@ class LeaseElection:
         """Whether we hold the Lease and its renewal is not overdue."""
         return self._renewed_at is not None and _now() < self._deadline()
 
-    async def run(
-        self,
-        on_started: Callable[[], Awaitable[None]],
-        on_stopped: Callable[[], None] | None = None,
-    ) -> None:
-        """
-        Take part in the election until canceled.
-
-        ``on_started`` is the leader's work: it runs in a task that is canceled when the Lease may
-        be lost, and runs again when we lead again. ``on_stopped`` is called each time it has ended.
-        If the work ends by itself, or fails, the Lease is released and the election ends.
-        """
-        while True:
-            await self._acquire()
-            logger.info("leading", extra={"lease": self._path, "identity": self.identity})
-            try:
-                ended = await self._lead(on_started)
-            finally:
-                if on_stopped is not None:
-                    on_stopped()
-                logger.info("no longer leading", extra={"lease": self._path})
-                await self._release()
-            if ended:
-                return
-
-    async def _acquire(self) -> None:
+    async def acquire(self) -> None:
+        """Wait until the Lease is ours."""
         while True:
             try:
                 async with asyncio.timeout(self._timings.renew_deadline_seconds):
@@ -147,6 +116,9 @@ class LeaseElection:
                     if self._free():
                         await self._write()
                         if self.is_leader:
+                            logger.info(
+                                "leading", extra={"lease": self._path, "identity": self.identity}
+                            )
                             return
             except (ConflictError, AlreadyExistsError):
                 pass  # another candidate was faster
@@ -154,60 +126,22 @@ class LeaseElection:
                 self._log.report(str(error))
             await asyncio.sleep(self._timings.retry_seconds)
 
-    async def _lead(self, on_started: Callable[[], Awaitable[None]]) -> bool:
-        """Work and renew until one of them ends. Return whether it was the work."""
+    async def hold(self) -> str:
+        """
+        Renew the Lease until it may be lost; return the reason.
 
-        async def work() -> None:
-            await on_started()
-
-        working = asyncio.create_task(work(), name="leader's work")
-        renewing = asyncio.create_task(self._renew_until_lost(), name="lease renewal")
-        try:
-            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
-            ended = working.done()
-            if renewing.done():
-                renewing.result()
-        finally:
-            await self._stop(working, renewing)
-        if ended and not working.cancelled():
-            working.result()
-        return ended
-
-    async def _stop(self, working: asyncio.Task[None], renewing: asyncio.Task[None]) -> None:
-        # The work stops first, while the lease is still renewed, so that it may take its time. If
-        # the lease cannot be renewed any more, its end is the limit.
-        working.cancel()
-        began, timings = _now(), self._timings
-        while not working.done():
-            grace = began + timings.lease_seconds - timings.renew_deadline_seconds
-            held = (self._renewed_at or 0.0) + timings.lease_seconds
-            seconds = min(max(grace, held), began + _STOP_TIMEOUT_SECONDS) - _now()
-            if seconds <= 0:
-                break
-            await asyncio.wait({working}, timeout=seconds)
-        renewing.cancel()
-        await asyncio.wait({renewing})
-        if not working.done():
-            self._renewed_at = None  # it must not be released: it is still in use
-            raise WorkNotStoppedError(
-                "the leader's work did not end when it was canceled, and its lease ends; this "
-                "process must end before another one leads"
-            )
-        if not working.cancelled() and working.exception() is not None:
-            logger.debug("the leader's work failed", extra={"error": repr(working.exception())})
-
-    async def _renew_until_lost(self) -> None:
+        The process must then end at once: another candidate may lead after ``lease -
+        renew_deadline`` seconds.
+        """
         while True:
             try:
                 async with asyncio.timeout_at(self._deadline()):
                     await asyncio.sleep(self._timings.retry_seconds)
                     await self._renew_persistently()
             except TimeoutError:
-                logger.warning("the lease was not renewed in time", extra={"lease": self._path})
-                return
+                return "the Lease was not renewed in time"
             except _LostError:
-                logger.warning("the lease was taken", extra={"holder": self.holder})
-                return
+                return f"the Lease was taken by {self.holder}"
 
     async def _renew_persistently(self) -> None:
         """Renew once, with as many attempts as the caller has time for."""
@@ -268,8 +202,8 @@ class LeaseElection:
         self.holder = self.identity
         self._renewed_at = sent_at
 
-    async def _release(self) -> None:
-        """Release the Lease, so that the next holder need not wait for its end."""
+    async def release(self) -> None:
+        """Release the Lease if it is ours, so that the next holder need not wait for its end."""
         held, self._renewed_at = self._renewed_at, None
         if held is None:
             return

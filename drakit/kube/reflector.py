@@ -111,6 +111,7 @@ class Reflector(Generic[KeptT]):
         keep_unreadable: Callable[[Mapping[str, Any], str], KeptT] | None = None,
         params: Mapping[str, str] | None = None,
         streams: bool = False,
+        on_error: Callable[[ApiError], None] = lambda error: None,
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 30.0,
     ) -> None:
@@ -119,6 +120,7 @@ class Reflector(Generic[KeptT]):
         :param keep_unreadable: returns what is known of an object that cannot be read, from its
             metadata and the reason. Without it, such objects are logged and skipped.
         :param streams: all objects are requested by a watch, where the API server supports it.
+        :param on_error: called after each failed list or watch.
         """
         self._session = session
         self._path = path
@@ -126,6 +128,7 @@ class Reflector(Generic[KeptT]):
         self._keep_unreadable = keep_unreadable
         self._params = dict(params or {})
         self._streams = streams
+        self._on_error = on_error
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
@@ -174,6 +177,7 @@ class Reflector(Generic[KeptT]):
         began, events = loop.time(), 0
         all_first = self._version is None
         first: dict[str, KeptT] = {}
+        healthy = loop.call_later(HEALTHY_SECONDS, self._recovered)
         try:
             stream = self._session.watch(
                 self._path,
@@ -205,8 +209,7 @@ class Reflector(Generic[KeptT]):
                         else:
                             yield Applied(object=kept)
         finally:
-            if events or loop.time() - began >= HEALTHY_SECONDS:
-                self._recovered()
+            healthy.cancel()
         if not events and loop.time() - began < HEALTHY_SECONDS:
             why = "the watch ended at once, without an event"
             raise UnavailableError.no_answer("WATCH", self._path, why=why)
@@ -248,4 +251,5 @@ class Reflector(Generic[KeptT]):
             extra={"path": self._path, "error": str(error), "seconds": round(seconds, 1)},
         )
         self.last_error = error
+        self._on_error(error)
         await asyncio.sleep(seconds)

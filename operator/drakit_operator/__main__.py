@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,6 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
         identity=Identity.from_environment(os.environ),
         selectors=selectors,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.stop.set)
     try:
         await app.run()
     finally:
@@ -115,10 +111,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _configure_logging(settings: Logging) -> None:
     logs.configure(level=settings.level, form=settings.format)
-    # Kopf logs each handled event at INFO, and warns at each start that signals are not its own,
-    # which is intended.
+    # Kopf logs each handled event at INFO.
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 def _refuse(text: str) -> int:

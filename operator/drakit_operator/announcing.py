@@ -7,9 +7,10 @@ the next follows after a pause. A state that is normal for a while is announced 
 A remedy is searched only for an announcement that is due: another remedy alone is no news.
 The rate of all announcements is limited; an object that is due gets its turn, and waits for it.
 
-:func:`decide` is pure; :class:`Announcer` remembers and writes.
+:func:`decide` is pure; :class:`Announcer` remembers; :class:`EventWriter` writes. Its recorder
+deduplicates across replicas and restarts.
 
-It must not know the store, Kopf, or how a reason is found.
+It must not know the store, or how a reason is found.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Protocol
 
 from drakit.explain.codes import Code, Reason
 from drakit.explain.model import ObjectReference
+from drakit.kube import ApiError, Session
+from drakit.kube.events import EventRecorder, EventTimings
 from drakit.rate_limiter import RateLimiter
 
 __all__ = (
@@ -29,6 +32,7 @@ __all__ = (
     "Announcement",
     "Announcer",
     "Decision",
+    "EventWriter",
     "NotWrittenError",
     "Recorder",
     "Timing",
@@ -36,6 +40,8 @@ __all__ = (
 )
 
 logger = logging.getLogger(__name__)
+
+CONTROLLER = "drakit.dev/operator"
 
 NOTE_BYTES = 1024
 """The API server's limit for the note of an Event."""
@@ -270,6 +276,33 @@ class Announcer:
                 "note": note,
             },
         )
+
+
+class EventWriter:
+    """Writes announcements as Events of type Warning."""
+
+    def __init__(self, session: Session, *, instance: str, may_write: Callable[[], bool]) -> None:
+        self._recorder = EventRecorder(
+            session,
+            controller=CONTROLLER,
+            instance=instance,
+            timings=EventTimings(count_seconds=0),  # the announcer has paused already
+        )
+        self._may_write = may_write
+
+    async def __call__(self, announcement: Announcement) -> None:
+        """Write it, or increase the count of its Event. Raises NotWrittenError."""
+        if not self._may_write():
+            raise NotWrittenError("this replica no longer leads")
+        try:
+            await self._recorder.write(
+                announcement.regarding.body(),
+                reason=str(announcement.code),
+                action="Allocating",
+                note=announcement.note,
+            )
+        except ApiError as error:
+            raise NotWrittenError(str(error)) from error
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:

@@ -1,11 +1,12 @@
 """
 The composition root: starts and stops the parts, in order.
 
-Start: session, probes, election; while we lead, a :class:`~drakit_operator.term.Term`.
-Stop (SIGTERM): 1. the term: workers at once, Kopf by its flag; 2. the Lease is released, so that
-the next replica need not wait for its end; 3. probes; 4. session.
+Start: session, probes, election; on the leader, sources and Kopf, then the workers. Stop (SIGTERM):
+the leader's work, then the Lease is released, so that the next replica need not wait for its end.
+A leader leads once: a part that ends, or a Lease that may be lost, ends the process. The kubelet
+restarts the container.
 
-It must not know the findings about pods and claims.
+It must not know the problems of pods and claims.
 """
 
 from __future__ import annotations
@@ -14,20 +15,29 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import tasks
+from drakit.cel.gates import GatesUnknownError, read_gates
 from drakit.explain.selectors import Selectors
 from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
-from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit.kube.queue import WorkQueue
 from drakit.logs import ProblemLog
 from drakit.probes import StatusServers
+from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
+from drakit_operator.kinds import CLASSES, KINDS
+from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
-from drakit_operator.recording import EventWriter
-from drakit_operator.term import Term
+from drakit_operator.policies.controller import PolicyController
+from drakit_operator.policies.handlers import PolicyHandlers
+from drakit_operator.reconciler import URGENT, Key, Reconciler
+from drakit_operator.sources import LoadWatch, Sources
+from drakit_operator.store import Store
 
 __all__ = ("App", "Identity")
 
@@ -41,8 +51,14 @@ CHECK_SECONDS = 10.0
 CHECK_LIMIT_SECONDS = 35.0
 """Without an answer for this long the replica is not ready: three checks failed."""
 
-STOP_SECONDS = 5.0
-"""Longest stop: Kopf's end (2 s), the release of the Lease (2 s), and a margin."""
+STOP_SECONDS = 4.0
+"""Longest stop of the leader's work: Kopf's end (2 s), and a margin."""
+
+RETRY_LIMIT_SECONDS = 30.0
+"""Longest pause between two attempts to write an Event."""
+
+OLDEST_LIMIT_SECONDS = 300.0
+"""Longest wait for a worker; a temporarily unavailable API server must not count as a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,15 +93,19 @@ class App:
         self._identity = identity
         self._selectors = selectors
         self._metrics = Metrics()
-        self._term: Term | None = None
+        self._leader: _Leader | None = None
         self._answered_at: float | None = None
         self.stop = asyncio.Event()
         self.servers = StatusServers(
             listen=config.listen, probed=self, registry=self._metrics.registry
         )
+        self._leadership = Leadership(
+            self._connect, config.election, namespace=identity.namespace, identity=identity.name
+        )
 
     async def run(self) -> None:
         """Run until stopped; raises what ended the replica otherwise."""
+        self._handle_signals()
         async with await self._connect() as session:
             await self.servers.start()
             try:
@@ -95,65 +115,57 @@ class App:
                 await self.servers.stop()
         logger.info("stopped")
 
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop.set)
+
     async def _run_parts(self, session: Session) -> None:
-        election = self._election(session)
-
-        async def campaign() -> None:
-            await election.run(lambda: self._lead(session, election))
-
+        election = asyncio.create_task(self._leadership.run(), name="election")
         parts = asyncio.create_task(
-            tasks.run({"election": campaign, "check": lambda: self._check_for_ever(session)}),
+            tasks.run(
+                {"leader": lambda: self._lead(session), "check": lambda: self._check(session)}
+            ),
             name="parts",
         )
         stopping = asyncio.create_task(self.stop.wait(), name="stop")
+        running = {election, parts, stopping}
         try:
-            await asyncio.wait({parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-            parts.cancel()
-            await asyncio.wait({parts}, timeout=STOP_SECONDS)
-        if not parts.done():
-            logger.error("components did not stop in time and are abandoned")
-        elif not parts.cancelled():
-            parts.result()
+            # The Lease is released after the leader's work has ended.
+            for task in (stopping, parts, election):
+                task.cancel()
+                await asyncio.wait({task}, timeout=STOP_SECONDS)
+        for task in (parts, election):
+            if not task.done():
+                logger.error("a component did not stop in time", extra={"part": task.get_name()})
+            elif not task.cancelled():
+                task.result()
 
-    async def _lead(self, session: Session, election: LeaseElection) -> None:
-        def may_write() -> bool:
-            return election.is_leader
-
-        self._term = Term(
+    async def _lead(self, session: Session) -> None:
+        await self._leadership.won.wait()
+        self._leader = _Leader(
             config=self._config,
             session=session,
             connect=self._connect,
-            recorder=EventWriter(session, instance=self._identity.name, may_write=may_write),
+            writer=EventWriter(
+                session,
+                instance=self._identity.name,
+                may_write=lambda: self._leadership.is_leader,
+            ),
             metrics=self._metrics,
             selectors=self._selectors,
-            may_write=may_write,
+            on_kopf_started=self._handle_signals,
         )
-        try:
-            await self._term.run()
-        finally:
-            self._term = None
-
-    def _election(self, session: Session) -> LeaseElection:
-        settings = self._config.election
-        return LeaseElection(
-            session,
-            namespace=self._identity.namespace,
-            name=settings.lease_name,
-            identity=self._identity.name,
-            timings=LeaseTimings(
-                lease_seconds=int(settings.lease_duration),
-                renew_deadline_seconds=settings.renew_deadline,
-                retry_seconds=settings.retry_period,
-            ),
-        )
+        await self._leader.run()
 
     async def _connect(self) -> Session:
-        """Open a session in the running loop: the main one, or Kopf's."""
+        """Open a session in the running loop: the main one, or the election's."""
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
-    async def _check_for_ever(self, session: Session) -> None:
+    async def _check(self, session: Session) -> None:
         """Read our Lease periodically: even if it does not exist, that is an answer."""
         path = resource_path(
             "coordination.k8s.io/v1",
@@ -181,7 +193,7 @@ class App:
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process. A replica that does not lead is healthy."""
-        problem = self._term.liveness_problem() if self._term is not None else None
+        problem = self._leader.liveness_problem() if self._leader is not None else None
         return [problem] if problem is not None else []
 
     async def readiness_problems(self) -> Sequence[str]:
@@ -189,10 +201,135 @@ class App:
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return ["the API server does not answer"]
-        problem = self._term.readiness_problem() if self._term is not None else None
+        problem = self._leader.sources.problem() if self._leader is not None else None
         return [problem] if problem is not None else []
 
     async def measure(self) -> None:
         """Update the leader's gauges; all others are always up to date."""
-        if self._term is not None:
-            self._term.measure()
+        if self._leader is not None:
+            self._leader.reconciler.measure()
+
+
+class _Leader:
+    """The work of the leader. Runs once, until it is canceled."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        session: Session,
+        connect: Callable[[], Awaitable[Session]],
+        writer: EventWriter,
+        metrics: Metrics,
+        selectors: Selectors,
+        on_kopf_started: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._connect = connect
+        self._metrics = metrics
+        self._on_kopf_started = on_kopf_started
+        self._store = Store()
+        self._queue: WorkQueue[Key] = WorkQueue(
+            capacity=config.queue_size,
+            retry_limit_seconds=RETRY_LIMIT_SECONDS,
+            is_urgent=lambda key: key.concern in URGENT,
+        )
+        self._policies = PolicyController(
+            session, self._store.world, class_version=lambda: self.sources.version_of(CLASSES)
+        )
+        timing = Timing(
+            debounce_seconds=config.events.debounce,
+            change_seconds=config.events.change_pause,
+            repeat_seconds=config.events.repeat_pause,
+            patience_seconds=config.events.patience,
+        )
+        self.reconciler = Reconciler(
+            store=self._store,
+            queue=self._queue,
+            announcer=Announcer(
+                writer,
+                timing=timing,
+                on_announced=lambda code: metrics.events.labels(str(code)).inc(),
+            ),
+            metrics=metrics,
+            debounce_seconds=config.events.debounce,
+            selectors=selectors,
+            name_all_holders=config.events.name_holders == "all",
+            refresh_policy=self._policies.refresh,
+            is_current=lambda: self.sources.is_current,
+        )
+        self.sources = Sources(
+            session,
+            self._store,
+            KINDS,
+            metrics=metrics,
+            take=self.reconciler.changed,
+            recheck_seconds=config.resync_period,
+        )
+        self._loads = LoadWatch(session)
+        self._store.world.loads = self._loads.loads
+
+    async def run(self) -> None:
+        """Watch and reconcile until canceled; raises what ended a part."""
+        self._metrics.leader.set(1)
+        self._metrics.queue_depth.set_function(lambda: len(self._queue))
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "sources": self.sources.run,
+            "loads": self._loads.run,
+            "kopf": self._serve_policies,
+            "feature gates": self._follow_gates,
+            "resync": self._resync,
+        }
+        workers = {f"worker {number}": self._work for number in range(self._config.workers)}
+        try:
+            await tasks.run(parts | workers)
+        finally:
+            self._queue.close()
+
+    def liveness_problem(self) -> str | None:
+        """Return a problem that only a restart of the process solves."""
+        if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS and self.sources.complete.is_set():
+            return "the work queue makes no progress"
+        return None
+
+    async def _work(self) -> None:
+        await self.sources.complete.wait()
+        await self.reconciler.work()
+
+    async def _serve_policies(self) -> None:
+        await self.sources.complete.wait()  # the status of a policy sums up all reports
+        async with await self._connect() as session:
+            handlers = PolicyHandlers(
+                session,
+                self._store,
+                self._policies,
+                take=self.reconciler.changed,
+                on_started=self._on_kopf_started,
+                recheck_seconds=self._config.resync_period,
+            )
+            await handlers.run()
+
+    async def _follow_gates(self) -> None:
+        """An upgrade of the cluster can change them while we lead."""
+        problems = ProblemLog(
+            logger,
+            "the cluster's feature gates are unknown",
+            recovered="the cluster's feature gates are known",
+        )
+        while True:
+            try:
+                gates = await read_gates(self._session)
+            except (ApiError, GatesUnknownError) as error:
+                problems.report(str(error))
+                await self.reconciler.use(None)
+            else:
+                problems.report(None)
+                await self.reconciler.use(gates)
+            await asyncio.sleep(self._config.resync_period)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.resync_period)
+            self.reconciler.add_dropped()
+            self.reconciler.add_waiting()

@@ -27,15 +27,15 @@ class Election(Settings):
     lease_name: str = "drakit-operator"
     """The name of the Lease in the operator's namespace."""
 
-    lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 8.0
+    lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 15.0
     """How long the other replicas wait for a leader that does not renew the Lease. Must be
     a whole number of seconds."""
 
-    renew_deadline: Seconds = 5.0
-    """How long a leader keeps trying to renew the Lease before it stops. Must be less than
-    ``leaseDuration``."""
+    renew_deadline: Seconds = 10.0
+    """How long a leader keeps trying to renew the Lease. Then its process ends, and the kubelet
+    restarts the container. Must be less than ``leaseDuration``."""
 
-    retry_period: Seconds = 1.0
+    retry_period: Seconds = 2.0
     """The pause between two attempts to renew or acquire the Lease."""
 
     @model_validator(mode="after")
@@ -81,10 +81,9 @@ class Config(Settings):
     election: Election = Election()
     events: Events = Events()
 
-    sweep_period: Seconds = 300.0
-    """The interval between full lists, which detect deletions that the watches missed. After each
-    interval, the operator also checks its permissions and the versions of the API, and evaluates
-    all waiting pods again."""
+    resync_period: Seconds = 300.0
+    """The interval at which the operator checks its permissions, the versions of the API and the
+    feature gates, and evaluates all waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
     """The number of objects that the operator reconciles concurrently."""

@@ -1,9 +1,9 @@
 """
 The kinds that the operator watches: in which versions they are known, and how they are read.
 
-One table for all lists and watches; other modules decide what follows from the facts.
+One table for all; other modules decide what follows from the facts.
 
-It must not know Kopf, sessions, or the store.
+It must not know sessions, or the store.
 """
 
 from __future__ import annotations
@@ -72,10 +72,6 @@ class Kind:
     """Without it, no cause is certain; the operator works without the other kinds."""
 
     field_selector: str = ""
-    unused: tuple[tuple[str, ...], ...] = ()
-    """Paths that users can fill and that no fact needs: dropped before anything is copied. The
-    step ``*`` means each item of a list."""
-
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
     """The placeholder for the rest of an unreadable object: it allows no conclusion."""
 
@@ -122,25 +118,6 @@ class Served:
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 """Errors that the projection of a malformed object raises."""
 
-_LABELS = ("metadata", "labels")
-"""Unused by all kinds but nodes."""
-
-_OF_CONTAINERS = (
-    "args",
-    "command",
-    "env",
-    "envFrom",
-    "lifecycle",
-    "livenessProbe",
-    "ports",
-    "readinessProbe",
-    "securityContext",
-    "startupProbe",
-    "volumeDevices",
-    "volumeMounts",
-)
-"""Fields of containers: of these, facts need only names and resources."""
-
 PODS = Kind(
     group="",
     plural="pods",
@@ -149,33 +126,12 @@ PODS = Kind(
     versions=("v1",),
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
-    unused=(
-        _LABELS,
-        *(
-            ("spec", containers, "*", key)
-            for containers in ("containers", "initContainers")
-            for key in _OF_CONTAINERS
-        ),
-        ("spec", "ephemeralContainers"),
-        ("spec", "volumes"),
-        ("spec", "affinity", "podAffinity"),
-        ("spec", "affinity", "podAntiAffinity"),
-        ("status", "containerStatuses"),
-        ("status", "initContainerStatuses"),
-    ),
 )
 CLAIMS = Kind(
     group=GROUP,
     plural="resourceclaims",
     type=ClaimFacts,
     project=project_claim,
-    unused=(
-        _LABELS,
-        ("spec", "devices", "config"),
-        ("status", "allocation", "devices", "config"),
-        ("status", "devices", "*", "data"),
-        ("status", "devices", "*", "networkData"),
-    ),
 )
 TEMPLATES = Kind(
     group=GROUP,
@@ -183,14 +139,12 @@ TEMPLATES = Kind(
     type=TemplateFacts,
     project=project_template,
     required=False,
-    unused=(_LABELS, ("spec", "metadata"), ("spec", "spec", "devices", "config")),
 )
 CLASSES = Kind(
     group=GROUP,
     plural="deviceclasses",
     type=ClassFacts,
     project=lambda body, _: project_class(body),
-    unused=(_LABELS, ("spec", "config")),
     unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
 )
 SLICES = Kind(
@@ -198,7 +152,6 @@ SLICES = Kind(
     plural="resourceslices",
     type=SliceFacts,
     project=project_slice,
-    unused=(_LABELS,),
     # A device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
@@ -209,15 +162,6 @@ NODES = Kind(
     project=lambda body, _: project_node(body),
     versions=("v1",),
     required=False,
-    unused=(
-        ("status", "addresses"),
-        ("status", "capacity"),
-        ("status", "config"),
-        ("status", "images"),
-        ("status", "nodeInfo"),
-        ("status", "volumesAttached"),
-        ("status", "volumesInUse"),
-    ),
 )
 RULES = Kind(
     group=GROUP,
@@ -226,7 +170,6 @@ RULES = Kind(
     project=lambda body, _: project_taint_rule(body),
     versions=RULE_VERSIONS,
     required=False,
-    unused=(_LABELS, ("status",)),
 )
 
 POLICIES = Kind(
@@ -235,8 +178,6 @@ POLICIES = Kind(
     type=PolicyFacts,
     project=lambda body, _: project_policy(body),
     versions=("v1alpha1",),
-    required=False,
-    unused=(_LABELS, ("spec", "match"), ("spec", "container"), ("status",)),
 )
 REPORTS = Kind(
     group="drakit.dev",
@@ -245,19 +186,10 @@ REPORTS = Kind(
     project=lambda body, _: project_report(body),
     versions=("v1alpha1",),
     required=False,
-    unused=(
-        _LABELS,
-        ("status", "claims"),
-        ("status", "devices"),
-        ("status", "endpoints"),
-        ("status", "leftOut"),
-        ("status", "stuckClaims"),
-    ),
 )
 
-# Referrers first: a list of the kinds in this order never has a pod without the claim that was
-# created with it, so the claim does not count as missing.
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, POLICIES, REPORTS)
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS)
+"""The kinds that are read by reflectors. Kopf serves POLICIES."""
 
 
 def name_of(body: Object) -> Name:

@@ -37,17 +37,6 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
-        self.kopf_restarts = Counter(
-            "drakit_operator_kopf_restarts",
-            "Restarts of Kopf",
-            registry=self.registry,
-        )
-        self.missed_deletions = Counter(
-            "drakit_operator_missed_deletions",
-            "Deletions that the watches missed and a later list found",
-            registry=self.registry,
-        )
-
         self.pools = Gauge(
             "drakit_operator_pools",
             "Published pools by their most serious state; only the leader reports them",

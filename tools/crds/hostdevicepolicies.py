@@ -224,5 +224,10 @@ _STATUS = {
             20,
             {"node": _NODE, "message": _string("The cause and the remedy.", 1024)},
         ),
+        "kopf": {
+            "type": "object",
+            "description": "The state of the operator's framework.",
+            "x-kubernetes-preserve-unknown-fields": True,
+        },
     },
 }

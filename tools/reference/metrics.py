@@ -22,8 +22,8 @@ from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_operator import kinds
 from drakit_operator.metrics import Metrics as OperatorMetrics
+from drakit_operator.reconciler import POLICY, concerns_of
 from drakit_operator.store import Store
-from drakit_operator.work import concerns_of
 from tools.reference import markdown
 
 RESULTS = ("success", "error")
@@ -75,8 +75,9 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_devices", "state"): DEVICE_STATES,
     ("drakit_slice_writes_total", "verb"): get_args(Verb),
     ("drakit_slice_writes_total", "result"): RESULTS,
-    ("drakit_operator_reconcile_seconds", "concern"): tuple(
-        concerns_of(Store(), name_all_holders=False)
+    ("drakit_operator_reconcile_seconds", "concern"): (
+        *concerns_of(Store(), name_all_holders=False),
+        POLICY,
     ),
     ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],

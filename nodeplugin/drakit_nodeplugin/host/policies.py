@@ -17,12 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from pydantic import ValidationError
@@ -31,13 +30,11 @@ from drakit.driver import DevicePolicy, Policy
 from drakit.kube import (
     ApiError,
     ForbiddenError,
-    Listing,
     NotFoundError,
     Session,
-    WatchEvent,
     resource_path,
 )
-from drakit.kube.reflector import PAGE_SIZE, Applied, Deleted, Reflector, Replaced
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.logs import ProblemLog
 from drakit.settings import describe
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
@@ -48,8 +45,6 @@ from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, writ
 __all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "PolicyWatch", "check")
 
 logger = logging.getLogger(__name__)
-
-KeptT = TypeVar("KeptT")
 
 FILE = "policies.json"
 """The name of the copy in the driver's data directory."""
@@ -258,13 +253,14 @@ class PolicyWatch:
     async def _follow(self) -> None:
         first, limit = RETRY_SECONDS
         reflector = Reflector(
-            _Policies(await asyncio.shield(self._session), on_error=self._cannot_be_read),
+            await asyncio.shield(self._session),
             self._path,
             retry_seconds=first,
             retry_limit_seconds=limit,
             keep=_stored,
             # An unreadable policy still exists, so its last valid version stays.
             keep_unreadable=lambda metadata, _: _stored({"metadata": metadata}),
+            on_error=self._cannot_be_read,
         )
         async for change in reflector.changes():
             match change:
@@ -355,40 +351,6 @@ class PolicyWatch:
             else:
                 self._saved = stored
                 log.report(None)
-
-
-class _Policies:
-    """The policies as a :class:`~drakit.kube.reflector.Collection` that reports its errors."""
-
-    def __init__(self, session: Session, *, on_error: Callable[[ApiError], None]) -> None:
-        self._session = session
-        self._on_error = on_error
-
-    async def read_list(
-        self,
-        path: str,
-        keep: Callable[[dict[str, Any]], KeptT],
-        *,
-        params: Mapping[str, str] | None = None,
-        page_size: int = PAGE_SIZE,
-    ) -> Listing[KeptT]:
-        try:
-            return await self._session.read_list(path, keep, params=params, page_size=page_size)
-        except ApiError as error:
-            self._on_error(error)
-            raise
-
-    async def watch(
-        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[WatchEvent]:
-        events = self._session.watch(path, resource_version=resource_version, params=params)
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event
-        except ApiError as error:
-            self._on_error(error)
-            raise
 
 
 def _stored(body: Mapping[str, Any]) -> StoredPolicy:

@@ -1,6 +1,6 @@
 """
-HostDevicePolicies: the operator maintains their DeviceClasses, and aggregates their status.
+HostDevicePolicies: their DeviceClass and status.
 
-:mod:`.handlers` selects those that a change affects, :mod:`.reconcile` decides what to write, and
-:mod:`.apply` writes it. The node plugins read the policies themselves.
+:mod:`.handlers` are Kopf's, :mod:`.controller` reconciles one policy, :mod:`.status` is what must
+be, as pure functions.
 """

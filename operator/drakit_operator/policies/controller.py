@@ -1,106 +1,148 @@
 """
-Reconciles HostDevicePolicies: a queue of their names, and a worker for one after the other.
+Reconciles a HostDevicePolicy: maintains its DeviceClass, and returns or writes its status.
 
-Changes come in bursts (a node reports, a slice changes, a pod starts), so a policy waits for a
-moment before it is reconciled. A failure is retried with a backoff.
+Kopf's handlers reconcile a policy when it changes, the work queue when a report, a slice or a claim
+does. Both use the same function. Only differences are written, and a DeviceClass that another owner
+created stays as it is.
 
-It must not know Kopf, or what is written.
+It must not know Kopf, queues, or how the desired state is found.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 from drakit.explain.reports import PolicyFacts
-from drakit.explain.world import Name
-from drakit.kube import ApiError
-from drakit.kube.queue import QueueFullError, WorkQueue
-from drakit.logs import new_request_id, request_scope
-from drakit_operator.policies.apply import NotLeadingError
-from drakit_operator.policies.handlers import policies_touched
-from drakit_operator.policies.reconcile import Status, status_of
-from drakit_operator.store import Change, Store
+from drakit.explain.world import Name, World
+from drakit.kube import (
+    AlreadyExistsError,
+    InvalidError,
+    NotFoundError,
+    Session,
+    resource_path,
+)
+from drakit_operator.policies.status import (
+    API_VERSION,
+    POLICY_LABEL,
+    Status,
+    desired_class,
+    owns,
+    status_of,
+)
 
-__all__ = ("PolicyController", "Writer")
+__all__ = ("PolicyController",)
 
-logger = logging.getLogger(__name__)
+Object = dict[str, Any]
 
-DEBOUNCE_SECONDS = 2.0
-"""Pause between a change and the write that follows from it."""
-
-RETRY_LIMIT_SECONDS = 60.0
-
-CAPACITY = 10_000
-"""Policies in the queue; the chart allows 256 in a release."""
-
-
-class Writer(Protocol):
-    """See :class:`drakit_operator.policies.apply.PolicyWriter`."""
-
-    async def maintain_class(self, policy: PolicyFacts) -> str: ...
-
-    async def write_status(self, policy: PolicyFacts, status: Status) -> None: ...
+_OWN_FIELDS = ("selectors", "extendedResourceName")
+"""The fields of a DeviceClass that the operator decides; an admin may add ``config``."""
 
 
 class PolicyController:
-    """The reconciler of one term of leadership."""
+    """Reconciles policies with the facts of a world."""
 
     def __init__(
-        self, store: Store, writer: Writer, *, debounce_seconds: float = DEBOUNCE_SECONDS
+        self,
+        session: Session,
+        world: World,
+        *,
+        class_version: Callable[[], str],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._store = store
-        self._writer = writer
-        self._debounce_seconds = debounce_seconds
-        self._queue: WorkQueue[str] = WorkQueue(
-            capacity=CAPACITY, retry_limit_seconds=RETRY_LIMIT_SECONDS
-        )
+        """
+        :param class_version: returns the served ``apiVersion`` of DeviceClasses.
+        """
+        self._session = session
+        self._world = world
+        self._class_version = class_version
+        self._now = now
 
-    def changed(self, changes: Sequence[Change]) -> None:
-        """Queue the policies that these changes affect."""
-        for name in policies_touched(changes, self._store.world):
-            try:
-                self._queue.add_after(name, self._debounce_seconds)
-            except QueueFullError as error:
-                logger.error(
-                    "HostDevicePolicy is not reconciled",
-                    extra={"policy": name, "error": str(error)},
-                )
+    async def reconcile(self, policy: PolicyFacts, status: Mapping[str, Any]) -> Object:
+        """
+        Maintain the DeviceClass of a policy; return how its status must change, as a merge patch.
 
-    async def run(self) -> None:
-        """Reconcile one policy after the other, until canceled."""
-        while True:
-            name = await self._queue.get()
-            with request_scope(new_request_id()):
-                await self._work(name)
+        :param status: the present status.
+        :raises ApiError: the API server rejects a request or does not answer.
+        """
+        problem = await self._maintain_class(policy)
+        wanted = status_of(policy, self._world, class_problem=problem)
+        ready = self._ready(wanted, status)
+        new: Object = {"deviceClass": None, **wanted.fields, "conditions": [ready]}
+        return {key: value for key, value in new.items() if status.get(key) != value}
 
-    def close(self) -> None:
-        """Drop the queue's timers."""
-        self._queue.close()
+    async def refresh(self, name: str) -> None:
+        """
+        Reconcile a policy of the world, and write its status.
 
-    async def _work(self, name: str) -> None:
-        try:
-            await self._reconcile(name)
-        except NotLeadingError:
-            self._queue.forget(name)
-        except ApiError as error:
-            logger.warning(
-                "HostDevicePolicy cannot be reconciled", extra={"policy": name, "error": str(error)}
-            )
-            self._queue.retry(name)
-        except Exception:  # a defect of ours in one policy must not stop the others
-            logger.exception("HostDevicePolicy cannot be reconciled", extra={"policy": name})
-            self._queue.retry(name)
-        else:
-            self._queue.forget(name)
-        finally:
-            self._queue.done(name)
-
-    async def _reconcile(self, name: str) -> None:
-        policy = self._store.world.of(PolicyFacts).get(Name("", name))
+        :raises ApiError: the API server rejects a request or does not answer.
+        """
+        policy = self._world.of(PolicyFacts).get(Name("", name))
         if policy is None or policy.deleting:
             return  # the garbage collector deletes its DeviceClass
-        problem = await self._writer.maintain_class(policy)
-        status = status_of(policy, self._store.world, class_problem=problem)
-        await self._writer.write_status(policy, status)
+        path = resource_path(API_VERSION, "hostdevicepolicies", name=name)
+        with suppress(NotFoundError):
+            found = await self._session.get(path)
+            if found["metadata"]["uid"] != policy.uid:
+                return  # another policy of this name: Kopf reports it
+            if change := await self.reconcile(policy, found.get("status") or {}):
+                await self._session.patch(f"{path}/status", {"status": change})
+
+    async def _maintain_class(self, policy: PolicyFacts) -> str:
+        """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
+        version = self._class_version()
+        wanted = desired_class(policy, api_version=version)
+        await self._delete_others(policy, version, keep=policy.class_name if wanted else None)
+        if wanted is None:
+            return ""
+        path = resource_path(version, "deviceclasses", name=policy.class_name)
+        try:
+            found = await self._session.get(path)
+        except NotFoundError:
+            try:
+                await self._session.create(resource_path(version, "deviceclasses"), wanted)
+            except AlreadyExistsError:
+                pass  # another client was faster: the watch reports it
+            except InvalidError as error:
+                return f"DeviceClass {policy.class_name} cannot be created: {error.message}"
+            return ""
+        if not owns(policy, found):
+            return (
+                f"DeviceClass {policy.class_name} already exists, and this policy does not own it; "
+                "set spec.deviceClass.name to another name, or delete the DeviceClass"
+            )
+        if any(found["spec"].get(key) != wanted["spec"].get(key) for key in _OWN_FIELDS):
+            spec = {key: wanted["spec"].get(key) for key in _OWN_FIELDS}
+            seen = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            await self._session.patch(path, {"metadata": seen, "spec": spec})
+        return ""
+
+    async def _delete_others(self, policy: PolicyFacts, version: str, *, keep: str | None) -> None:
+        """Delete the classes that the policy had under other names."""
+        listed = await self._session.list(
+            resource_path(version, "deviceclasses"),
+            params={"labelSelector": f"{POLICY_LABEL}={policy.name}"},
+        )
+        for body in listed.items:
+            metadata = body["metadata"]
+            if metadata["name"] != keep and owns(policy, body):
+                path = resource_path(version, "deviceclasses", name=metadata["name"])
+                with suppress(NotFoundError):
+                    await self._session.delete(path, uid=metadata["uid"])
+
+    def _ready(self, status: Status, old: Mapping[str, Any]) -> Object:
+        conditions: list[Object] = old.get("conditions") or []
+        before = next((each for each in conditions if each.get("type") == "Ready"), None)
+        since = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        if before is not None and before.get("status") == status.ready:
+            since = str(before.get("lastTransitionTime") or since)
+        return {
+            "type": "Ready",
+            "status": status.ready,
+            "observedGeneration": status.fields["observedGeneration"],
+            "lastTransitionTime": since,
+            "reason": status.reason,
+            "message": status.message,
+        }

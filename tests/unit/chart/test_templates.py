@@ -71,10 +71,10 @@ def test_without_a_word_nothing_is_simulated(render, tmp_path):
 
 def test_the_operator_reads_its_configuration(render, tmp_path):
     objects = render(
-        {"operator": {"config": {"sweepPeriod": "10s", "election": {"leaseName": "l"}}}}
+        {"operator": {"config": {"resyncPeriod": "10s", "election": {"leaseName": "l"}}}}
     )
     config = read_config(written(objects, tmp_path, "operator"))
-    assert config.sweep_period == 10
+    assert config.resync_period == 10
     assert config.election.lease_name == "l"
 
 

@@ -139,7 +139,7 @@ def test_the_page_names_the_taints_of_the_driver():
 
 @pytest.mark.parametrize("reason", re.findall(r"^\| `(\w+)` \| `(?:True|False)", REFERENCE, re.M))
 def test_the_operator_sets_the_reasons_of_the_condition(reason):
-    source = (ROOT / "operator/drakit_operator/policies/reconcile.py").read_text()
+    source = (ROOT / "operator/drakit_operator/policies/status.py").read_text()
     assert f'reason="{reason}"' in source
 
 

@@ -16,9 +16,13 @@ from drakit_nodeplugin.endpoints.python import driver_thread
 from drakit_nodeplugin.host import policies, report, reporting
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, pool_publisher
+from drakit_operator import reconciler
 from drakit_operator.config import Config
-from drakit_operator.policies import controller, reconcile
+from drakit_operator.policies import status
 from tests.unit.docs.listings import ROOT
+
+TAKE_OVER_SECONDS = 20
+"""After a kill: the duration of the Lease, two looks of the other replica, and a margin."""
 
 WORDS = {1: "a", 2: "two", 3: "three", 5: "five"}
 PACKING = packing.PackingLimits()
@@ -69,15 +73,14 @@ SENTENCES = {
         f"`nodeplugin.devices.goneEvictionDelay` ({Devices().gone_eviction_delay:.0f} s by",
     ],
     "reference/operator": [
-        f"about {controller.DEBOUNCE_SECONDS:.0f} s after a change",
-        f"backoff of up to {controller.RETRY_LIMIT_SECONDS / 60:.0f} minute",
-        f"up to {reconcile.LISTED} conflicts and {reconcile.LISTED} problems",
+        f"about {reconciler.POLICY_SECONDS:.0f} s after a change",
+        f"up to {status.LISTED} conflicts and {status.LISTED} problems",
         f"at least {OPERATOR.events.debounce:.0f} s after the object is created",
         f"the next Event after {OPERATOR.events.change_pause / 60:.0f} minute",
         f"repeated every {OPERATOR.events.repeat_pause / 60:.0f} minutes",
         f"only if they last {OPERATOR.events.patience / 60:.0f} minutes",
-        f"takes over after about {OPERATOR.election.lease_duration:.0f} s",
-        f"stops {OPERATOR.election.renew_deadline:.0f} s after its last renewal",
+        f"takes over within {TAKE_OVER_SECONDS:.0f} s",
+        f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s ends",
     ],
     "admin/device-plugins": [
         f"kubelet's list for {minutes(kubelet_resources.CLEAR_SECONDS)} minutes",

@@ -46,8 +46,8 @@ OF_DRAKIT = [
 RULES = _resource("devicetaintrules", "DeviceTaintRule", namespaced=False)
 
 
-def _discovered(path: str, versions: list[str]) -> dict | None:
-    """Answer the discovery of a cluster that serves the group in these versions."""
+def _discovered(path: str, versions: list[str], *, ours: bool) -> dict | None:
+    """Answer the discovery of a cluster that serves the group in these versions, and our kinds."""
     named = [{"groupVersion": f"{GROUP}/{each}", "version": each} for each in versions]
     match path.strip("/").split("/"):
         case ["api"]:
@@ -56,10 +56,10 @@ def _discovered(path: str, versions: list[str]) -> dict | None:
             return {"kind": "APIResourceList", "groupVersion": "v1", "resources": CORE}
         case ["apis"]:
             group = {"name": GROUP, "versions": named, "preferredVersion": named[0]}
-            ours = {"groupVersion": "drakit.dev/v1alpha1", "version": "v1alpha1"}
-            drakit = {"name": "drakit.dev", "versions": [ours], "preferredVersion": ours}
-            return {"kind": "APIGroupList", "groups": [group, drakit]}
-        case ["apis", "drakit.dev", "v1alpha1"]:
+            version = {"groupVersion": "drakit.dev/v1alpha1", "version": "v1alpha1"}
+            drakit = {"name": "drakit.dev", "versions": [version], "preferredVersion": version}
+            return {"kind": "APIGroupList", "groups": [group, *([drakit] if ours else [])]}
+        case ["apis", "drakit.dev", "v1alpha1"] if ours:
             of = "drakit.dev/v1alpha1"
             return {"kind": "APIResourceList", "groupVersion": of, "resources": OF_DRAKIT}
         case ["apis", group, version] if group == GROUP and version in versions:
@@ -77,14 +77,14 @@ class Cluster(FakeApiServer):
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
-        self.served.setdefault("drakit.dev", ["v1alpha1"])
-        if (answer := _discovered(request.path, versions)) is not None:
+        ours = bool(self.served.setdefault("drakit.dev", ["v1alpha1"]))
+        if (answer := _discovered(request.path, versions, ours=ours)) is not None:
             return web.json_response(answer)
         return await super()._handle(request)
 
     def is_watched(self) -> bool:
-        """Whether the operator watches all kinds, and pods on nodes."""
-        return self.watch_count == len(KINDS) + 1
+        """Whether the operator watches all kinds, policies, and pods on nodes."""
+        return self.watch_count == len(KINDS) + 2
 
     def add_class(self, name: str, driver: str) -> None:
         selector = {"cel": {"expression": f'device.driver == "{driver}"'}}

@@ -11,9 +11,9 @@ def test_the_promised_defaults():
     assert config == Config()
     assert (config.listen.probes, config.listen.metrics) == ("[::]:8081", "[::]:8080")
     election = config.election
-    assert (election.lease_name, election.lease_duration) == ("drakit-operator", 8.0)
-    assert (election.renew_deadline, election.retry_period) == (5.0, 1.0)
-    assert config.sweep_period == 300
+    assert (election.lease_name, election.lease_duration) == ("drakit-operator", 15.0)
+    assert (election.renew_deadline, election.retry_period) == (10.0, 2.0)
+    assert config.resync_period == 300
     assert config.events.name_holders == "namespace"
     assert (config.events.repeat_pause, config.events.patience) == (1800, 300)
 
@@ -21,10 +21,10 @@ def test_the_promised_defaults():
 def test_a_file_is_read(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        "logging: {level: DEBUG, format: text}\nsweepPeriod: 2m\nevents: {debounce: 500ms}\n"
+        "logging: {level: DEBUG, format: text}\nresyncPeriod: 2m\nevents: {debounce: 500ms}\n"
     )
     config = read_config(path)
-    assert (config.logging.level, config.sweep_period, config.events.debounce) == (
+    assert (config.logging.level, config.resync_period, config.events.debounce) == (
         "DEBUG",
         120,
         0.5,
@@ -36,13 +36,13 @@ def test_a_file_is_read(tmp_path):
     [
         pytest.param("sweeps: 3", "sweeps", id="unknown-key"),
         pytest.param("election: {lease: x}", "election.lease", id="unknown-nested-key"),
-        pytest.param("sweepPeriod: soon", "soon", id="no-duration"),
-        pytest.param("sweepPeriod: 0s", "sweepPeriod", id="zero-duration"),
+        pytest.param("resyncPeriod: soon", "soon", id="no-duration"),
+        pytest.param("resyncPeriod: 0s", "resyncPeriod", id="zero-duration"),
         pytest.param("listen: {probes: here}", "host:port", id="no-address"),
         pytest.param("events: {nameHolders: none}", "nameHolders", id="unknown-holders"),
         pytest.param("[1, 2]", "top level", id="a-list"),
         pytest.param("{", "is not YAML", id="no-yaml"),
-        pytest.param("election: {renewDeadline: 9s}", "leaseDuration", id="deadline-after-lease"),
+        pytest.param("election: {renewDeadline: 16s}", "leaseDuration", id="deadline-after-lease"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, text, told):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from tests.fakes.operator_work import Bench, pod
+from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
 
@@ -199,7 +199,7 @@ async def test_the_pools_are_counted_for_the_metrics():
     bench = Bench()
     bench.see(NODES, NODE)
     bench.see(SLICES, pool("a", "g0", slices=2))
-    bench.work.measure()
+    bench.reconciler.measure()
     states = {
         sample.labels["state"]: sample.value
         for metric in bench.metrics.pools.collect()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,14 +22,14 @@ from drakit.explain.reports import (
     project_report,
 )
 from drakit.explain.world import Fact, name_of_fact
-from drakit.kube import ConflictError, connect
+from drakit.kube import ConflictError, UnavailableError, connect
 from drakit.testing.apiserver import FakeApiServer
-from drakit_operator.kinds import CLASSES
-from drakit_operator.policies.apply import NotLeadingError, PolicyWriter
+from drakit_operator.affected import policies_affected
+from drakit_operator.kinds import CLASSES, REPORTS
 from drakit_operator.policies.controller import PolicyController
-from drakit_operator.policies.handlers import policies_touched
-from drakit_operator.policies.reconcile import DRIVER, Status, desired_class, status_of
+from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
+from tests.fakes.operator_reconciler import Bench
 
 POLICY = PolicyFacts(name="serial", uid="uid-serial", generation=3, class_name="serial.drakit.dev")
 CLASS = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
@@ -201,25 +203,38 @@ def test_a_half_filled_report_is_readable(body):
     assert project_report(body).policies == ()
 
 
-# ------------------------------------------------------------ what a change touches
+# ------------------------------------------------------------ what a change affects
 
 
-def test_a_change_touches_the_policies_that_it_can_affect():
+def test_a_change_affects_the_policies_that_it_can_concern():
     other = replace(POLICY, name="kvm", uid="uid-kvm", class_name="kvm.drakit.dev")
     store = store_of(POLICY, other)
 
-    def touched(old: Fact | None, new: Fact | None) -> set[str]:
+    def affected(old: Fact | None, new: Fact | None) -> set[str]:
         change = Change(kind=CLASSES, name=name_of_fact(new or old), old=old, new=new)
-        return policies_touched([change], store.world)
+        return {name.name for name in policies_affected([change], store)}
 
-    assert touched(None, POLICY) == {"serial"}
-    assert touched(POLICY, None) == {"serial"}
-    assert touched(None, report("a", outcome())) == {"serial"}
-    assert touched(report("a", outcome()), report("a")) == {"serial"}
-    assert touched(None, slice_body("a", {"s0": "serial"})) == {"serial", "kvm"}
-    assert touched(claim_of("a", "s0"), None) == {"serial", "kvm"}
+    assert affected(None, report("a", outcome(), outcome(name="gone"))) == {"serial"}
+    assert affected(report("a", outcome()), report("a")) == {"serial"}
+    assert affected(None, slice_body("a", {"s0": "serial"})) == {"serial", "kvm"}
+    assert affected(claim_of("a", "s0"), None) == {"serial", "kvm"}
     foreign = replace(slice_body("a", {}), driver="gpu.example.com")
-    assert touched(foreign, None) == set()
+    assert affected(foreign, None) == set()
+
+
+@pytest.mark.looptime
+async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeated():
+    bench = Bench(failures=1)
+    bench.store.world.apply(POLICY)
+    async with bench.running():
+        for node in range(100):
+            fact = report(f"n{node}", outcome())
+            bench.store.apply(REPORTS, fact)
+            change = Change(kind=REPORTS, name=name_of_fact(fact), old=None, new=fact)
+            bench.reconciler.changed([change])
+        await asyncio.sleep(10)
+    assert [name for _, name in bench.refreshed] == ["serial", "serial"]
+    assert bench.refreshed[0][0] == pytest.approx(2.0)
 
 
 # ------------------------------------------------------------ what is written
@@ -238,12 +253,12 @@ async def session(server, tmp_path):
         yield session
 
 
-def writer_of(session, *, leads: bool = True) -> PolicyWriter:
-    return PolicyWriter(
+def controller_of(session, *facts: Fact, now: datetime = THEN) -> PolicyController:
+    return PolicyController(
         session,
+        store_of(*facts).world,
         class_version=lambda: "resource.k8s.io/v1",
-        may_write=lambda: leads,
-        now=lambda: THEN,
+        now=lambda: now,
     )
 
 
@@ -251,9 +266,15 @@ def writes(server) -> list[str]:
     return [f"{method} {path}" for method, path in server.requests if method != "GET"]
 
 
+async def classes_of(session) -> set[str]:
+    listed = await session.list("/apis/resource.k8s.io/v1/deviceclasses")
+    return {body["metadata"]["name"] for body in listed.items}
+
+
 async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(server, session):
     policy = replace(POLICY, extended_resource="example.com/serial")
-    assert await writer_of(session).maintain_class(policy) == ""
+    change = await controller_of(session).reconcile(policy, {})
+    assert change["deviceClass"] == "serial.drakit.dev"
     body = await session.get(CLASS)
     (selector,) = body["spec"]["selectors"]
     assert '"hostdev.drakit.dev"].policy == "serial"' in selector["cel"]["expression"]
@@ -262,21 +283,21 @@ async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(s
     assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", POLICY.uid)
 
 
-async def test_a_class_without_a_difference_is_not_written(server, session):
-    writer = writer_of(session)
-    await writer.maintain_class(POLICY)
+async def test_what_has_no_difference_is_not_written(server, session):
+    controller = controller_of(session)
+    change = await controller.reconcile(POLICY, {})
     before = writes(server)
-    await writer.maintain_class(POLICY)
+    assert await controller.reconcile(POLICY, change | {"kopf": {"progress": {}}}) == {}
     assert writes(server) == before
 
 
 async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_config(
     server, session
 ):
-    writer = writer_of(session)
-    await writer.maintain_class(POLICY)
+    controller = controller_of(session)
+    await controller.reconcile(POLICY, {})
     await session.patch(CLASS, {"spec": {"selectors": [], "config": [{"opaque": {}}]}})
-    await writer.maintain_class(POLICY)
+    await controller.reconcile(POLICY, {})
     spec = (await session.get(CLASS))["spec"]
     assert len(spec["selectors"]) == 1
     assert spec["config"] == [{"opaque": {}}]
@@ -284,99 +305,103 @@ async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_co
 
 async def test_a_class_of_somebody_else_is_never_touched(server, session):
     server.store(CLASS, {"spec": {"selectors": []}})
-    problem = await writer_of(session).maintain_class(POLICY)
-    assert "set spec.deviceClass.name to another name" in problem
+    change = await controller_of(session).reconcile(POLICY, {"deviceClass": "serial.drakit.dev"})
+    (ready,) = change["conditions"]
+    assert "set spec.deviceClass.name to another name" in ready["message"]
+    assert change["deviceClass"] is None
     assert writes(server) == []
 
 
+async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(server, session):
+    server.fail("POST", "/apis/resource.k8s.io", status=422, reason="Invalid")
+    change = await controller_of(session).reconcile(POLICY, {})
+    (ready,) = change["conditions"]
+    assert ready["reason"] == "DeviceClassConflict"
+    assert "DeviceClass serial.drakit.dev cannot be created" in ready["message"]
+
+
 async def test_a_policy_that_renames_its_class_loses_the_old_one_only(server, session):
-    writer = writer_of(session)
-    await writer.maintain_class(POLICY)
+    controller = controller_of(session)
+    await controller.reconcile(POLICY, {})
     foreign = "/apis/resource.k8s.io/v1/deviceclasses/foreign"
     server.store(foreign, {"metadata": {"labels": {"drakit.dev/policy": "serial"}}, "spec": {}})
-    await writer.maintain_class(replace(POLICY, class_name="tty"))
-    classes = (await session.list("/apis/resource.k8s.io/v1/deviceclasses")).items
-    assert {body["metadata"]["name"] for body in classes} == {"tty", "foreign"}
+    await controller.reconcile(replace(POLICY, class_name="tty"), {})
+    assert await classes_of(session) == {"tty", "foreign"}
 
 
 async def test_a_policy_without_a_class_deletes_the_one_that_it_had(server, session):
-    writer = writer_of(session)
-    await writer.maintain_class(POLICY)
-    await writer.maintain_class(replace(POLICY, create_class=False))
-    assert (await session.list("/apis/resource.k8s.io/v1/deviceclasses")).items == []
+    controller = controller_of(session)
+    await controller.reconcile(POLICY, {})
+    change = await controller.reconcile(
+        replace(POLICY, create_class=False), {"deviceClass": "serial.drakit.dev"}
+    )
+    assert change["deviceClass"] is None
+    assert await classes_of(session) == set()
 
 
 async def test_a_class_that_appears_meanwhile_is_left_to_the_next_change(server, session):
     server.fail("POST", "/apis/resource.k8s.io", status=409, reason="AlreadyExists")
-    assert await writer_of(session).maintain_class(POLICY) == ""
+    change = await controller_of(session).reconcile(POLICY, {})
+    assert change["deviceClass"] == "serial.drakit.dev"
 
 
 async def test_a_class_that_changes_meanwhile_is_a_conflict_and_tried_again(server, session):
-    writer = writer_of(session)
-    await writer.maintain_class(POLICY)
+    controller = controller_of(session)
+    await controller.reconcile(POLICY, {})
     await session.patch(CLASS, {"spec": {"selectors": []}})
     server.fail("PATCH", CLASS, status=409, reason="Conflict")
     with pytest.raises(ConflictError):
-        await writer.maintain_class(POLICY)
+        await controller.reconcile(POLICY, {})
 
 
 async def test_the_status_is_written_once_and_its_time_is_that_of_the_change(server, session):
-    writer = writer_of(session)
-    found = status(report("a", outcome()))
-    await writer.write_status(POLICY, found)
+    controller = controller_of(session, POLICY, report("a", outcome()))
+    await controller.refresh("serial")
     body = await session.get(PATH)
     (ready,) = body["status"]["conditions"]
     assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z"
     assert (ready["status"], ready["observedGeneration"]) == ("True", 3)
     before = writes(server)
-    await writer.write_status(POLICY, found)
+    await controller.refresh("serial")
     assert writes(server) == before
+    later = controller_of(session, POLICY, report("a", outcome(matched=7)), now=datetime.now(UTC))
+    await later.refresh("serial")
+    status = (await session.get(PATH))["status"]
+    assert status["matched"] == 7
+    (ready,) = status["conditions"]
+    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z", "Ready has not changed"
 
 
-async def test_the_time_of_a_transition_stays_while_ready_stays(server, session):
-    writer = writer_of(session)
-    await writer.write_status(POLICY, status(report("a", outcome())))
-    later = PolicyWriter(
-        session, class_version=lambda: "", may_write=lambda: True, now=lambda: datetime.now(UTC)
-    )
-    await later.write_status(POLICY, status(report("a", outcome(matched=7))))
-    (ready,) = (await session.get(PATH))["status"]["conditions"]
-    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z"
-
-
-async def test_a_replica_that_does_not_lead_writes_nothing(server, session):
-    writer = writer_of(session, leads=False)
-    with pytest.raises(NotLeadingError):
-        await writer.maintain_class(POLICY)
-    with pytest.raises(NotLeadingError):
-        await writer.write_status(POLICY, status())
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param([replace(POLICY, uid="uid-of-another")], id="replaced"),
+        pytest.param([replace(POLICY, deleting=True)], id="being-deleted"),
+        pytest.param([], id="deleted"),
+    ],
+)
+async def test_a_policy_that_was_replaced_or_deleted_gets_no_status(server, session, facts):
+    await controller_of(session, *facts).refresh("serial")
     assert writes(server) == []
 
 
-@pytest.mark.parametrize("uid", ["uid-of-another", None])
-async def test_a_policy_that_was_replaced_or_deleted_gets_no_status(server, session, uid):
-    policy = replace(POLICY, uid=uid) if uid else replace(POLICY, name="gone")
-    await writer_of(session).write_status(policy, status())
-    assert writes(server) == []
-
-
-# ------------------------------------------------------------ the controller
-
-
-async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeated(server, session):
-    store = store_of(POLICY, report("a", outcome()))
-    controller = PolicyController(store, writer_of(session), debounce_seconds=0.01)
+async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(server, session):
     server.fail("GET", CLASS, status=500)
-    change = Change(kind=CLASSES, name=name_of_fact(POLICY), old=None, new=POLICY)
-    for _ in range(100):
-        controller.changed([change])
-    task = asyncio.create_task(controller.run())
-    try:
-        async with asyncio.timeout(10):
-            while not (await session.get(PATH)).get("status"):
-                await asyncio.sleep(0.02)
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        controller.close()
-    assert len(writes(server)) == 2
+    with pytest.raises(UnavailableError):
+        await controller_of(session, POLICY).refresh("serial")
+
+
+# ------------------------------------------------------------ Kopf
+
+
+def test_importing_kopf_leaves_client_libraries_out_and_importable():
+    program = (
+        "import sys; from drakit_operator.kopf_import import kopf;"
+        "roots = {name.split('.')[0] for name in sys.modules};"
+        "assert not roots & {'kubernetes_asyncio', 'pykube'};"
+        "import pykube, kubernetes_asyncio.client.configuration; print(kopf.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("kopf", 0), done.stderr

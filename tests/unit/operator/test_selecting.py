@@ -12,7 +12,7 @@ from drakit.explain.selectors import FeatureGates
 from drakit.explain.world import World
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_operator.selecting import SelectorEvaluation
-from tests.fakes.operator_work import Bench, pod
+from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
 
@@ -151,7 +151,7 @@ async def test_a_change_of_gates_evaluates_everything_again():
     async with bench_with(selectors, plain="device.driver == 'x'").running() as bench:
         await asyncio.sleep(10)
         before = len(selectors.asked)
-        await bench.work.use(FeatureGates(list_attributes=False))
+        await bench.reconciler.use(FeatureGates(list_attributes=False))
         await asyncio.sleep(10)
         assert len(selectors.asked) == before + 1
         assert selectors.gates[-1] == FeatureGates(list_attributes=False)

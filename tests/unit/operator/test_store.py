@@ -17,10 +17,9 @@ from drakit.explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit_operator.claims.handlers import claims_touched, pods_touched
+from drakit_operator.affected import claims_affected, pods_affected, templates_affected
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Store
-from drakit_operator.templates.handlers import templates_touched
 
 REQUEST = Request(name="gpu", device_class="gpu.example")
 G0 = DeviceID("d", "n1", "g0")
@@ -135,13 +134,13 @@ WAITING = {TRAIN, OTHER}
 )
 def test_a_change_touches_pods(store, kind, fact, pods):
     change = store.apply(kind, fact)
-    assert set(pods_touched([change], store)) == pods
+    assert set(pods_affected([change], store)) == pods
 
 
 def test_pods_that_run_are_touched_by_themselves_only(store):
     store.apply(PODS, replace(POD, node="n1", phase="Running"))
     change = store.apply(CLASSES, replace(CLASS, uid="k2"))
-    assert set(pods_touched([change], store)) == {OTHER}
+    assert set(pods_affected([change], store)) == {OTHER}
 
 
 @pytest.mark.parametrize(
@@ -158,5 +157,5 @@ def test_a_class_touches_what_asks_for_it(store, request_, found):
     store.apply(TEMPLATES, replace(TEMPLATE, requests=(request_,)))
     store.apply(CLAIMS, replace(CLAIM, requests=(request_,)))
     change = store.remove(CLASSES, Name("", "gpu.example"), uid="k1")
-    assert (Name("lab", "tpl") in set(templates_touched([change], store))) is found
-    assert (Name("lab", "train-x") in set(claims_touched([change], store))) is found
+    assert (Name("lab", "tpl") in set(templates_affected([change], store))) is found
+    assert (Name("lab", "train-x") in set(claims_affected([change], store))) is found

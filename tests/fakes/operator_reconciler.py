@@ -1,4 +1,4 @@
-"""The operator's work with one worker and a recorder in memory, for tests on a virtual clock."""
+"""The reconciler with one worker and a recorder in memory, for tests on a virtual clock."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from drakit.cel.library import Library
+from drakit.kube import UnavailableError
 from drakit.kube.queue import WorkQueue
 from drakit_operator.announcing import Announcer, Timing
-from drakit_operator.intake import Seen
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
+from drakit_operator.reconciler import Reconciler
 from drakit_operator.store import Store
-from drakit_operator.work import Work
 
 
 class Bench:
-    """The work with one worker; ``told`` lists the Events with their times."""
+    """The reconciler with one worker; ``told`` lists the Events with their times."""
 
     def __init__(self, *, capacity=100, failures=0, store=None, selectors=None):
         self.told = []
@@ -25,14 +25,24 @@ class Bench:
         self.store = store or Store()
         self.queue = WorkQueue(capacity=capacity)
         self.metrics = Metrics()
-        self.work = Work(
+        self.current = True
+        self.refreshed = []
+        self.reconciler = Reconciler(
             store=self.store,
             queue=self.queue,
             announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
             metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),
+            refresh_policy=self.refresh,
+            is_current=lambda: self.current,
         )
+
+    async def refresh(self, name):
+        self.refreshed.append((asyncio.get_running_loop().time(), name))
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError.no_answer("GET", name, why="it is away")
 
     async def record(self, announcement):
         if self.failures:
@@ -44,7 +54,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self):
-        worker = asyncio.create_task(self.work.work())
+        worker = asyncio.create_task(self.reconciler.work())
         try:
             yield self
         finally:
@@ -52,9 +62,12 @@ class Bench:
             self.queue.close()
 
     def see(self, kind, body, *, gone=False):
-        fact = None if gone else kind.project(body, "v1")
-        uid = body["metadata"]["uid"]
-        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact)])
+        if gone:
+            change = self.store.remove(kind, name_of(body), uid=body["metadata"]["uid"])
+        else:
+            change = self.store.apply(kind, kind.project(body, "v1"))
+        if change is not None:
+            self.reconciler.changed([change])
 
 
 def pod(name="train", claim="gone"):

@@ -1,8 +1,8 @@
 """
-The work: from changes to keys in the queue, from keys to findings, from findings to Events.
+From changes of the store to keys in the one queue, from keys to problems, from problems to Events.
 
 The concerns decide which objects a change affects, and find their problems; the announcer decides
-when to announce them. Everything here runs in the main loop.
+when to announce them. HostDevicePolicies are in the same queue, but have a status, not Events.
 
 It must not know Kopf, leases, or sessions.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,33 +19,51 @@ from drakit.explain.codes import Reason
 from drakit.explain.pending import Explainer, waits
 from drakit.explain.poolchecks import pool_conditions
 from drakit.explain.selectors import FeatureGates, Selectors
+from drakit.kube import ApiError
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
+from drakit_operator.affected import (
+    claims_affected,
+    classes_affected,
+    nodes_affected,
+    pods_affected,
+    policies_affected,
+    slices_affected,
+    templates_affected,
+)
 from drakit_operator.announcing import Announcer, NotWrittenError
-from drakit_operator.claims.handlers import claims_touched, pods_touched
-from drakit_operator.claims.reconcile import judge_claim, judge_pod
-from drakit_operator.intake import Seen
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind, Name
 from drakit_operator.metrics import Metrics
-from drakit_operator.selecting import SelectorEvaluation
-from drakit_operator.slices.handlers import nodes_touched, slices_touched
-from drakit_operator.slices.reconcile import judge_node, judge_slice
-from drakit_operator.store import Change, Store
-from drakit_operator.templates.handlers import classes_touched, templates_touched
-from drakit_operator.templates.reconcile import (
+from drakit_operator.problems import (
     expressions_of_class,
     expressions_of_template,
-    judge_class,
-    judge_template,
+    problems_of_claim,
+    problems_of_class,
+    problems_of_node,
+    problems_of_pod,
+    problems_of_slice,
+    problems_of_template,
 )
+from drakit_operator.selecting import SelectorEvaluation
+from drakit_operator.store import Change, Store
 
-__all__ = ("URGENT", "Concern", "Key", "Work", "concerns_of")
+__all__ = ("URGENT", "Concern", "Key", "Reconciler", "concerns_of")
 
 logger = logging.getLogger(__name__)
 
 
 URGENT = frozenset(["claim"])
 """Concerns whose checks are cheap: they are made at once, and before all others."""
+
+OUTDATED_SECONDS = 2.0
+"""Pause before an object is checked again, if the store does not have all objects."""
+
+POLICY = "policy"
+"""The concern of HostDevicePolicies."""
+
+POLICY_SECONDS = 2.0
+"""Pause between a change and the write to a policy that follows from it: changes come in bursts (a
+node reports, a slice changes, a pod starts)."""
 
 
 class Key(NamedTuple):
@@ -60,12 +78,12 @@ class Concern:
     """One kind of objects that the operator evaluates."""
 
     kind: Kind
-    touched: Callable[[Sequence[Change], Store], Iterable[Name]]
-    judge: Callable[[Name, bool], Judged]
+    affected: Callable[[Sequence[Change], Store], Iterable[Name]]
+    problems: Callable[[Name, bool], Problems]
     """From a name, and whether the object is settled, to the reasons of objects by UID."""
 
     settles: bool = False
-    """An object is judged once more when it is settled: some reasons are normal for a moment."""
+    """An object is checked once more when it is settled: some reasons are normal for a moment."""
 
     once: bool = False
     """One Event for each reason is enough."""
@@ -74,7 +92,7 @@ class Concern:
     """The selectors that must be evaluated first."""
 
 
-Judged = Mapping[str, Sequence[Reason]]
+Problems = Mapping[str, Sequence[Reason]]
 """Reasons by the UID of their object; empty if the object does not exist."""
 
 
@@ -90,41 +108,45 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
     return {
         "pod": Concern(
             kind=PODS,
-            touched=pods_touched,
-            judge=lambda name, settled: judge_pod(name, world, explainer, settled=settled),
+            affected=pods_affected,
+            problems=lambda name, settled: problems_of_pod(name, world, explainer, settled=settled),
             settles=True,
             expressions=expressions,
         ),
         "claim": Concern(
             kind=CLAIMS,
-            touched=claims_touched,
-            judge=lambda name, _: judge_claim(name, world),
+            affected=claims_affected,
+            problems=lambda name, _: problems_of_claim(name, world),
         ),
         "template": Concern(
             kind=TEMPLATES,
-            touched=templates_touched,
-            judge=lambda name, _: judge_template(name, world),
+            affected=templates_affected,
+            problems=lambda name, _: problems_of_template(name, world),
             expressions=lambda name: expressions_of_template(name, world),
             once=True,
         ),
         "class": Concern(
             kind=CLASSES,
-            touched=classes_touched,
-            judge=lambda name, _: judge_class(name, world),
+            affected=classes_affected,
+            problems=lambda name, _: problems_of_class(name, world),
             expressions=lambda name: expressions_of_class(name, world),
             once=True,
         ),
         "node": Concern(
-            kind=NODES, touched=nodes_touched, judge=lambda name, _: judge_node(name, world)
+            kind=NODES,
+            affected=nodes_affected,
+            problems=lambda name, _: problems_of_node(name, world),
         ),
         "slice": Concern(
-            kind=SLICES, touched=slices_touched, judge=lambda name, _: judge_slice(name, world)
+            kind=SLICES,
+            affected=slices_affected,
+            problems=lambda name, _: problems_of_slice(name, world),
         ),
     }
 
 
-class Work:
-    """Store, queue and announcer of one term of leadership; they outlive the runs of Kopf."""
+class Reconciler:
+    """Reconciles the objects of a store."""
 
     def __init__(
         self,
@@ -136,10 +158,16 @@ class Work:
         debounce_seconds: float,
         selectors: Selectors,
         name_all_holders: bool = False,
-        on_changes: Callable[[Sequence[Change]], None] = lambda _: None,
+        refresh_policy: Callable[[str], Awaitable[None]],
+        is_current: Callable[[], bool],
     ) -> None:
-        """`on_changes` gets all changes, for concerns with queues of their own."""
-        self._on_changes = on_changes
+        """
+        :param refresh_policy: reconciles the HostDevicePolicy of a name; it may raise ApiError.
+        :param is_current: returns whether the store has all objects. While it does not, no problem
+            is certain.
+        """
+        self._refresh_policy = refresh_policy
+        self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
         self._evaluation = SelectorEvaluation(store.world, selectors)
         self._turn = asyncio.Lock()
@@ -150,27 +178,16 @@ class Work:
         self._debounce_seconds = debounce_seconds
         self._dropped = False
 
-    def take(self, batch: Sequence[Seen]) -> None:
-        """Take the objects that a watch reported."""
-        changes: list[Change] = []
-        for seen in batch:
-            if seen.fact is None:
-                change = self._store.remove(seen.kind, seen.name, uid=seen.uid)
-            else:
-                change = self._store.apply(seen.kind, seen.fact)
-            if change is not None:
-                changes.append(change)
-        self.changed(changes)
-
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
-        self._on_changes(changes)
+        for name in policies_affected(changes, self._store):
+            self._add(Key(POLICY, name), POLICY_SECONDS)
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
             # Not at once: changes come in bursts, and the scheduler may be about to act.
             seconds = 0.0 if word in URGENT else self._debounce_seconds
-            for name in concern.touched(changes, self._store):
+            for name in concern.affected(changes, self._store):
                 self._add(Key(word, name), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
@@ -219,41 +236,29 @@ class Work:
             self._metrics.pools.labels(str(condition)).set(number)
 
     async def work(self) -> None:
-        """Evaluate one object after the other, until canceled."""
+        """Reconcile one object after the other, until canceled."""
         while True:
             key = await self._queue.get()
             with request_scope(new_request_id()):
-                await self._judge(key)
-            await asyncio.sleep(0)  # a long queue must not keep probes and the Lease waiting
+                await self._reconcile(key)
+            await asyncio.sleep(0)  # a long queue must not keep the probes waiting
 
-    async def _judge(self, key: Key) -> None:
+    async def _reconcile(self, key: Key) -> None:
         began = asyncio.get_running_loop().time()
-        outcome = "ok"
+        outcome, again = "ok", None
         try:
-            concern = self._concerns[key.concern]
-            retry = await self._evaluation.prepare(concern.expressions(key.name))
-            async with self._turn:
-                # One at a time: checking all devices of a large cluster takes a tenth of a
-                # second, and the renewal of the Lease needs several turns of the loop.
-                await asyncio.sleep(0)
-                unsettled = self._unsettled_seconds(concern, key.name)
-                judged = concern.judge(key.name, unsettled <= 0)
-            # At once: the announcer may ask for a remedy in the world that was judged.
-            pauses = [
-                await self._announcer.announce(uid, reasons, once=concern.once)
-                for uid, reasons in judged.items()
-            ]
-            if judged:
-                pauses += [retry, unsettled if unsettled > 0 else None]
-            again = min((each for each in pauses if each is not None), default=None)
+            if key.concern == POLICY:
+                await self._refresh_policy(key.name.name)
+            else:
+                again = await self._announce_problems(self._concerns[key.concern], key.name)
         except Exception as error:
             outcome = "error"
-            if isinstance(error, NotWrittenError):
+            if isinstance(error, NotWrittenError | ApiError):
                 logger.warning(
-                    "event cannot be written", extra={**_facts(key), "error": str(error)}
+                    "object cannot be reconciled", extra={**_facts(key), "error": str(error)}
                 )
             else:  # a defect of ours in one object must not stop the others
-                logger.exception("object cannot be evaluated", extra=_facts(key))
+                logger.exception("object cannot be reconciled", extra=_facts(key))
             self._queue.retry(key)
         else:
             self._queue.forget(key)
@@ -263,6 +268,25 @@ class Work:
             self._queue.done(key)
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, outcome).observe(seconds)
+
+    async def _announce_problems(self, concern: Concern, name: Name) -> float | None:
+        """Announce the problems of an object; return in how many seconds to check it again."""
+        if not self._is_current():
+            return OUTDATED_SECONDS
+        retry = await self._evaluation.prepare(concern.expressions(name))
+        async with self._turn:
+            # One at a time: checking all devices of a large cluster takes a tenth of a second.
+            await asyncio.sleep(0)
+            unsettled = self._unsettled_seconds(concern, name)
+            found = concern.problems(name, unsettled <= 0)
+        # At once: the announcer may ask for a remedy in the world with these problems.
+        pauses = [
+            await self._announcer.announce(uid, reasons, once=concern.once)
+            for uid, reasons in found.items()
+        ]
+        if found:
+            pauses += [retry, unsettled if unsettled > 0 else None]
+        return min((each for each in pauses if each is not None), default=None)
 
     def _unsettled_seconds(self, concern: Concern, name: Name) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""

@@ -9,7 +9,7 @@ from drakit.explain.codes import Code, Reason
 from drakit.explain.world import World
 from drakit_operator.kinds import CLASSES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
-from tests.fakes.operator_work import Bench, pod
+from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
 
@@ -70,7 +70,7 @@ async def test_what_a_full_queue_dropped_is_looked_at_later():
         assert [name for _, name, _ in bench.told] == ["first"]
         bench.see(PODS, pod("first"), gone=True)
         await asyncio.sleep(1800)  # its last look makes room
-        bench.work.add_dropped()
+        bench.reconciler.add_dropped()
         await asyncio.sleep(5)
     assert [name for _, name, _ in bench.told] == ["first", "second"]
 
@@ -87,7 +87,7 @@ async def test_many_changes_at_once_cost_one_look_at_all_pods():
     store.world = CountingWorld()
     bench = Bench(store=store)
     bench.see(PODS, pod())
-    bench.work.changed(
+    bench.reconciler.changed(
         [
             Change(kind=SLICES, name=Name("", str(number)), old=None, new=None)
             for number in range(1000)
@@ -118,7 +118,8 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
         bench.see(PODS, pod(f"train-{number}"))
     await asyncio.sleep(1.5)  # all are due
     tasks = [
-        asyncio.create_task(work) for work in (count(), *(bench.work.work() for _ in range(4)))
+        asyncio.create_task(work)
+        for work in (count(), *(bench.reconciler.work() for _ in range(4)))
     ]
     while [len(each) for each in looks.values()] != [2] * 8:  # for its selectors, and its judgment
         await asyncio.sleep(0)
@@ -154,11 +155,11 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
             turns[0] += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("drakit_operator.work.judge_pod", judge)
+    monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", judge)
     bench = Bench()
     bench.see(PODS, pod())
     await asyncio.sleep(1.5)
-    tasks = [asyncio.create_task(each) for each in (count(), bench.work.work())]
+    tasks = [asyncio.create_task(each) for each in (count(), bench.reconciler.work())]
     while not bench.told:
         await asyncio.sleep(0)
     for task in tasks:

@@ -1,10 +1,10 @@
 """
-Finds the kinds that the API server serves and that the operator may list and watch.
+Finds whether the API server serves a kind, and whether the operator may list and watch it.
 
-The question is asked before each run of Kopf, so that an upgrade of the control plane and a change
-of permissions need no restart.
+The question is repeated, so that an upgrade of the control plane and a change of permissions need
+no restart.
 
-It must not know Kopf, the store, or what is explained without a kind.
+It must not know the store, or what is explained without a kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drakit.kube.discovery import served_versions, version_of
 from drakit.resource.raw import child
 from drakit_operator.kinds import Kind, Served
 
-__all__ = ("Absence", "Client", "Coverage", "KindsMissingError", "discover")
+__all__ = ("Absence", "Client", "find")
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 VERBS = ("list", "watch")
@@ -55,45 +55,9 @@ class Absence:
     """Objects of the kind may exist. Otherwise the cluster does not have the kind at all."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coverage:
-    """The kinds that can be watched, and those that are left out."""
-
-    served: tuple[Served, ...]
-    left_out: Mapping[Kind, Absence]
-
-
-class KindsMissingError(Exception):
-    """Kinds are left out without which nothing can be explained."""
-
-    def __init__(self, left_out: Mapping[Kind, Absence]) -> None:
-        super().__init__("; ".join(f"{kind}: {each.reason}" for kind, each in left_out.items()))
-
-
-async def discover(client: Client, kinds: Sequence[Kind]) -> Coverage:
-    """Find the version of each kind, and whether it may be listed and watched. Raises ApiError."""
-    groups = {kind.group for kind in kinds if kind.group}
-    versions = {group: await _group_versions(client, group) for group in groups}
-    found = await asyncio.gather(
-        *(_find(client, kind, versions.get(kind.group, ())) for kind in kinds)
-    )
-    return Coverage(
-        served=tuple(each for each in found if isinstance(each, Served)),
-        left_out={
-            kind: each for kind, each in zip(kinds, found, strict=True) if isinstance(each, Absence)
-        },
-    )
-
-
-async def _group_versions(client: Client, group: str) -> tuple[str, ...] | None:
-    """Return the served versions; None if they may not be read."""
-    try:
-        return await served_versions(client, group)
-    except ForbiddenError:  # the role system:discovery has been restricted
-        return None
-
-
-async def _find(client: Client, kind: Kind, served: Sequence[str] | None) -> Served | Absence:
+async def find(client: Client, kind: Kind) -> Served | Absence:
+    """Return the version of a kind, or why it cannot be listed and watched. Raises ApiError."""
+    served = await _group_versions(client, kind.group) if kind.group else ()
     version: str | None = kind.versions[0]
     if kind.group and served is not None:
         known = [each for each in kind.versions if each in served]
@@ -112,6 +76,14 @@ async def _find(client: Client, kind: Kind, served: Sequence[str] | None) -> Ser
             forbidden=True,
         )
     return Served(kind=kind, version=version)
+
+
+async def _group_versions(client: Client, group: str) -> tuple[str, ...] | None:
+    """Return the served versions; None if they may not be read."""
+    try:
+        return await served_versions(client, group)
+    except ForbiddenError:  # the role system:discovery has been restricted
+        return None
 
 
 async def _version_of(client: Client, kind: Kind, known: Sequence[str]) -> str | None:

@@ -1,0 +1,221 @@
+"""
+Selects the objects that must be checked again after changes of others.
+
+Too many are harmless (each is queued once, and nothing is announced twice); too few are not.
+
+It must not know queues, or what a check finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from drakit.explain.broken import node_of_claim
+from drakit.explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceFacts,
+    DeviceID,
+    PodFacts,
+    PoolID,
+    SliceFacts,
+)
+from drakit.explain.poolchecks import node_of_slice
+from drakit.explain.reports import PolicyFacts, ReportFacts
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
+from drakit_operator.policies.status import DRIVER
+from drakit_operator.store import Change, Store
+
+__all__ = (
+    "claims_affected",
+    "classes_affected",
+    "nodes_affected",
+    "pods_affected",
+    "policies_affected",
+    "slices_affected",
+    "templates_affected",
+)
+
+# ---------------------------------------------------------------- pods and claims
+
+
+def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the pods whose reason to be pending may have changed."""
+    found: set[Name] = set()
+    all_that_wait = False
+    for change in changes:
+        if _affects_all_that_wait(change):
+            all_that_wait = True
+        elif change.kind is PODS:
+            found.add(change.name)
+            if change.new is None:  # another pod represents its claims now
+                found |= _pods_with_claims_of(change.old, store)
+        elif change.kind is TEMPLATES:
+            found |= store.world.pods_of_template(change.name)
+        elif change.kind is CLAIMS:
+            found |= store.world.pods_of_claim(change.name)
+    if all_that_wait:
+        # Once: thousands of slices times thousands of pods would keep the Lease from its renewal.
+        found.update(store.world.waiting_pods())
+    return found
+
+
+def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the claims with a problem that may have appeared or ended."""
+    found: set[Name] = set()
+    nodes: set[str] = set()
+    rules = False
+    for change in changes:
+        if change.kind is RULES:
+            rules = True
+        elif change.kind is CLAIMS:
+            found.add(change.name)
+        elif change.kind is CLASSES:
+            found |= store.world.claims_of_class(change.name.name)
+        elif change.kind is SLICES:
+            found |= _holders_of_changed(change, store)
+        elif change.kind is NODES and (change.old is None or change.new is None):
+            nodes.add(change.name.name)
+    if nodes or rules:
+        found.update(
+            name
+            for name, claim in store.world.of(ClaimFacts).items()
+            if claim.allocated and (rules or node_of_claim(claim) in nodes)
+        )
+    return found
+
+
+def _holders_of_changed(change: Change, store: Store) -> set[Name]:
+    """Return the claims that hold devices which a slice changed, added or removed."""
+    old, new = ({each.name: each for each in _devices(of)} for of in (change.old, change.new))
+    of = change.new or change.old
+    if not isinstance(of, SliceFacts):
+        return set()
+    found: set[Name] = set()
+    for name in old.keys() | new.keys():
+        if old.get(name) != new.get(name):
+            device = DeviceID(of.driver, of.pool, name)
+            holder = store.world.holder(device)
+            holders = [holder] if holder is not None else store.world.sharers(device)
+            found.update(Name(each.namespace, each.name) for each in holders)
+    return found
+
+
+def _devices(of: object) -> Sequence[DeviceFacts]:
+    return of.devices if isinstance(of, SliceFacts) else ()
+
+
+def _pods_with_claims_of(pod: object, store: Store) -> set[Name]:
+    found: set[Name] = set()
+    if not isinstance(pod, PodFacts):
+        return found
+    for each in pod.claims:
+        if each.claim is not None:  # only a claim by name has several pods
+            found |= store.world.pods_of_claim(Name(pod.namespace, each.claim))
+    return found
+
+
+def _affects_all_that_wait(change: Change) -> bool:
+    if change.kind is CLAIMS:  # devices became free or taken, or changed hands
+        return _held(change.old) != _held(change.new)
+    return change.kind in (CLASSES, SLICES, NODES, RULES)
+
+
+def _held(claim: object) -> object:
+    """Return the devices that a claim holds, and its pods: the sentences name both."""
+    if not isinstance(claim, ClaimFacts) or not (claim.devices or claim.shares):
+        return None
+    return (claim.devices, claim.shares, claim.reserved_for)
+
+
+# ---------------------------------------------------------------- templates and classes
+
+
+def templates_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the templates that changed, or whose classes did."""
+    found: set[Name] = set()
+    for change in changes:
+        if change.kind is TEMPLATES:
+            found.add(change.name)
+        elif change.kind is CLASSES:
+            found |= store.world.templates_of_class(change.name.name)
+    return found
+
+
+def classes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the classes that changed."""
+    return {change.name for change in changes if change.kind is CLASSES}
+
+
+# ---------------------------------------------------------------- pools: nodes and slices
+
+
+def nodes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the nodes whose pools changed, and those with pools of the same names."""
+    found: set[Name] = set()
+    pools: set[PoolID] = set()
+    for change in changes:
+        if change.kind is NODES and _comes_or_goes(change):
+            found.add(change.name)
+            pools.update(each.of_pool for each in store.world.slices_of_node(change.name.name))
+        elif change.kind is SLICES:
+            for each in (change.old, change.new):
+                if isinstance(each, SliceFacts) and (node := node_of_slice(each)):
+                    found.add(Name("", node))
+                    if _comes_or_goes(change):
+                        pools.add(each.of_pool)
+    # Once for each pool: a thousand nodes may have pools of one name.
+    found.update(
+        Name("", node)
+        for pool in pools
+        for each in store.world.slices_of_pool(pool)
+        if (node := node_of_slice(each))
+    )
+    return found
+
+
+def slices_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the slices that are new, and those of nodes that came or went."""
+    found: set[Name] = set()
+    for change in changes:
+        if change.kind is SLICES and change.old is None and change.new is not None:
+            found.add(change.name)
+        elif change.kind is NODES and _comes_or_goes(change):
+            found.update(
+                Name("", each.name) for each in store.world.slices_of_node(change.name.name)
+            )
+    return found
+
+
+def _comes_or_goes(change: Change) -> bool:
+    return change.old is None or change.new is None
+
+
+# ---------------------------------------------------------------- HostDevicePolicies
+
+
+def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
+    """Return the policies whose DeviceClass or status may have to change. Kopf reports changes of
+    the policies themselves."""
+    found: set[Name] = set()
+    policies = store.world.of(PolicyFacts)
+    if not policies:
+        return found
+    for change in changes:
+        for fact in (change.old, change.new):
+            if isinstance(fact, ReportFacts):
+                found |= {Name("", each.name) for each in fact.policies} & policies.keys()
+            elif isinstance(fact, ClassFacts):
+                found |= {name for name, each in policies.items() if each.class_name == fact.name}
+            elif fact is not None and _has_our_devices(fact):
+                return set(policies)
+    return found
+
+
+def _has_our_devices(fact: object) -> bool:
+    if isinstance(fact, SliceFacts):
+        return fact.driver == DRIVER
+    if isinstance(fact, ClaimFacts):
+        shared = (share.device for share in fact.shares)
+        return any(device.driver == DRIVER for device in (*fact.devices, *shared))
+    return False

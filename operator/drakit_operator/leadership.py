@@ -1,0 +1,132 @@
+"""
+Leadership: a replica waits for the Lease, leads once, and ends when it may have lost the Lease.
+
+The election has its own thread, event loop and session, so that no work of the main loop delays a
+renewal. If the Lease may be lost, the process ends at once, whatever the main loop does: that is
+what another replica relies on. The kubelet restarts the container, which is a candidate again.
+
+It must not know what a leader does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from drakit.kube import Session
+from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit_operator.config import Election
+
+__all__ = ("Leadership",)
+
+logger = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 3.0
+"""Longest wait for the release of the Lease at a stop; otherwise the Lease expires."""
+
+
+def _end_process(reason: str) -> None:
+    logger.error("no longer leading; the process ends", extra={"reason": reason})
+    os._exit(1)
+
+
+class Leadership:
+    """One candidate of the election. Run it once."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Session]],
+        settings: Election,
+        *,
+        namespace: str,
+        identity: str,
+        on_lost: Callable[[str], None] = _end_process,
+    ) -> None:
+        """
+        :param connect: opens the session of the election, in its thread.
+        :param on_lost: called in the election's thread when the Lease may be lost. It must end the
+            work of the leader at once.
+        """
+        self._connect = connect
+        self._settings = settings
+        self._namespace = namespace
+        self._identity = identity
+        self._on_lost = on_lost
+        self._election: LeaseElection | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self.won = asyncio.Event()
+        """Set when this replica leads."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica holds the Lease, and its renewal is not overdue."""
+        return self._election is not None and self._election.is_leader
+
+    async def run(self) -> None:
+        """Take part in the election until canceled, and then release the Lease."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        thread = threading.Thread(
+            target=self._main, args=(asyncio.get_running_loop(), ended), name="lease", daemon=True
+        )
+        thread.start()
+        try:
+            await asyncio.shield(ended)
+        finally:
+            if not ended.done():
+                with suppress(RuntimeError):  # its loop has just been closed
+                    self._loop.call_soon_threadsafe(self._stop.set)
+                await asyncio.wait({ended}, timeout=RELEASE_SECONDS)
+
+    # ---- in the election's thread
+
+    def _main(self, owner: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        problem: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._campaign(owner))
+        except BaseException as error:
+            problem = error
+
+        def report() -> None:
+            if not ended.done():
+                ended.set_exception(problem) if problem else ended.set_result(None)
+
+        with suppress(RuntimeError):  # the owner's loop is closed: there is no receiver
+            owner.call_soon_threadsafe(report)
+
+    async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
+        settings = self._settings
+        async with await self._connect() as session:
+            election = self._election = LeaseElection(
+                session,
+                namespace=self._namespace,
+                name=settings.lease_name,
+                identity=self._identity,
+                timings=LeaseTimings(
+                    lease_seconds=int(settings.lease_duration),
+                    renew_deadline_seconds=settings.renew_deadline,
+                    retry_seconds=settings.retry_period,
+                ),
+            )
+
+            async def lead() -> None:
+                await election.acquire()
+                owner.call_soon_threadsafe(self.won.set)
+                self._on_lost(await election.hold())
+
+            leading = asyncio.create_task(lead(), name="lead")
+            stopping = asyncio.create_task(self._stop.wait(), name="stop")
+            try:
+                await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if leading.done():
+                    leading.result()
+            finally:
+                leading.cancel()
+                stopping.cancel()
+                await asyncio.wait({leading, stopping})
+                await election.release()

@@ -1,0 +1,250 @@
+"""The sources: which kinds are followed, what is known of unreadable objects, and of gaps."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
+from drakit.explain.pending import Verdict
+from drakit.kube import connect
+from drakit.metrics import text_of
+from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, REPORTS, RULES, SLICES, Name
+from drakit_operator.metrics import Metrics
+from drakit_operator.sources import Sources
+from drakit_operator.store import Store
+from tests.fakes.world import explain
+from tests.unit.operator.replicas import until
+
+V1 = "/apis/resource.k8s.io/v1"
+CLAIM_PATH = f"{V1}/namespaces/lab/resourceclaims"
+DEEP = "[" * 1200 + "]" * 1200
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Followed:
+    """Sources that run, with their store and the changes that they handed over."""
+
+    def __init__(self, session):
+        self.store = Store()
+        self.metrics = Metrics()
+        self.batches = []
+        self.sources = Sources(
+            session,
+            self.store,
+            KINDS,
+            metrics=self.metrics,
+            take=self.batches.append,
+            recheck_seconds=0.2,
+        )
+
+    @property
+    def numbers(self):
+        return text_of(self.metrics.registry).decode()
+
+    def names(self, kind):
+        return {name.name for name in self.store.uids(kind)}
+
+    async def listed(self, kind, size):
+        await until(lambda: self.store.size(kind) == size)
+
+    def changed(self):
+        return [change.name.name for batch in self.batches for change in batch]
+
+
+@pytest.fixture
+def follow(cluster, tmp_path):
+    @asynccontextmanager
+    async def start(*, complete=True):
+        config = cluster.write_kubeconfig(tmp_path)
+        async with await connect(config, user_agent="test") as session:
+            followed = Followed(session)
+            running = asyncio.create_task(followed.sources.run())
+            try:
+                if complete:
+                    async with asyncio.timeout(20):
+                        await followed.sources.complete.wait()
+                yield followed
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+
+    return start
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_everything_is_known_then_every_change(cluster, follow, streams):
+    cluster.watch_lists = streams
+    for number in range(5):
+        cluster.add_claim(f"c{number}", "gpu.example")
+    async with follow() as followed:
+        assert followed.sources.is_current
+        assert len(followed.changed()) == followed.store.size(CLAIMS) == 5
+        versions = {kind: followed.sources.version_of(kind).rpartition("/")[2] for kind in KINDS}
+        assert versions == {
+            kind: {RULES: "v1beta2", REPORTS: "v1alpha1"}.get(kind, "v1") for kind in KINDS
+        }
+        cluster.add_claim("new", "gpu.example")
+        cluster.remove(f"{CLAIM_PATH}/c0")
+        await until(lambda: followed.names(CLAIMS) == {"c1", "c2", "c3", "c4", "new"})
+        await until(lambda: followed.changed()[5:] == ["new", "c0"])
+    assert ("POST", f"{V1}/resourceclaims") not in cluster.requests
+
+
+async def test_changes_of_a_moment_are_handed_over_together(cluster, follow):
+    async with follow() as followed:
+        for number in range(30):
+            cluster.add_slice(f"s{number}", "d", "g0")
+        await followed.listed(SLICES, 30)
+        await until(lambda: len(followed.changed()) == 30)
+        assert len(followed.batches) < 15
+
+
+async def test_only_pending_pods_are_followed(cluster, follow):
+    cluster.add_pod("waits", "c")
+    cluster.add_pod("runs", "c", phase="Running")
+    async with follow() as followed:
+        assert followed.names(PODS) == {"waits"}
+        cluster.add_pod("waits", "c", phase="Running")
+        await followed.listed(PODS, 0)
+
+
+async def test_a_deletion_in_a_gap_is_found_and_what_has_not_changed_is_not_kept_twice(
+    cluster, follow
+):
+    cluster.add_slice("s1", "d", "g0")
+    cluster.add_class("gpu.example", "d")
+    async with follow() as followed:
+        before = followed.store.find(SLICES, Name("", "s1"))
+        followed.batches.clear()
+        cluster.forget(f"{V1}/deviceclasses/gpu.example")
+        cluster.expire_history()
+        cluster.drop_watches()
+        await followed.listed(CLASSES, 0)
+        assert followed.changed() == ["gpu.example"]
+        await until(lambda: followed.sources.is_current)
+        assert followed.store.find(SLICES, Name("", "s1")) is before
+
+
+async def test_a_claim_that_is_nested_too_deep_is_known_by_name(cluster, follow, caplog):
+    cluster.verbatim["@deep"] = DEEP
+    config = [{"opaque": {"driver": "d", "parameters": {"x": "@deep"}}}]
+    deep = {"spec": {"devices": {"config": config}}}
+    for number in range(5):
+        cluster.add_claim(f"c{number}", "gpu.example")
+    cluster.store(f"{CLAIM_PATH}/listed", deep)
+    async with follow() as followed:
+        assert followed.store.size(CLAIMS) == 6
+        cluster.store(f"{CLAIM_PATH}/watched", deep)
+        await followed.listed(CLAIMS, 7)
+        for name in ("listed", "watched"):
+            assert followed.store.world.claim("lab", name).requests == ()
+        assert followed.store.world.claim("lab", "c4").requests != ()
+        skipped = 'skipped_objects_total{kind="resourceclaims.resource.k8s.io"} 2.0'
+        assert skipped in followed.numbers
+    logged = {record.object for record in caplog.records if record.msg == "object skipped"}
+    assert logged == {"lab/listed", "lab/watched"}
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SLICES], ids=str)
+async def test_an_unreadable_class_or_slice_allows_no_conclusion(cluster, follow, kind):
+    cluster.verbatim["@deep"] = DEEP
+    cluster.add_class("gpu.example", "d")
+    cluster.add_slice("s1", "d", "g0")
+    name = {"deviceclasses": "gpu.example", "resourceslices": "s1"}[kind.plural]
+    path = f"{V1}/{kind.plural}/{name}"
+    cluster.store(path, {**cluster.object(path), "extra": "@deep"})
+    async with follow() as followed:
+        world = followed.store.world
+        requests = (Request(name="gpu", device_class="gpu.example"),)
+        world.apply(ClaimFacts(namespace="lab", name="c", uid="c", requests=requests))
+        pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="g", claim="c"),))
+        assert explain(pod, world).verdict is Verdict.UNDECIDED
+
+
+async def test_an_object_of_an_unknown_shape_affects_only_itself(cluster, follow, caplog):
+    cluster.add_claim("good", "gpu.example")
+    for name, status in {"half": {"results": [{"driver": "d"}]}, "newer": {"results": 7}}.items():
+        body = {"spec": {}, "status": {"allocation": {"devices": status}}}
+        cluster.store(f"{CLAIM_PATH}/{name}", body)
+    async with follow() as followed:
+        assert followed.store.size(CLAIMS) == 3
+        assert followed.store.world.claim("lab", "good").requests != ()
+    logged = {record.object for record in caplog.records if record.msg == "object skipped"}
+    assert logged == {"lab/half", "lab/newer"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.required], ids=str)
+async def test_without_a_required_kind_nothing_is_complete_and_the_reason_is_reported(
+    cluster, follow, kind
+):
+    cluster.forbidden.add(("watch", kind.plural))
+    async with follow(complete=False) as followed:
+        await until(followed.sources.problem)
+        reason = f"{kind} cannot be listed: the operator may not watch it"
+        assert reason in followed.sources.problem()
+        await until(lambda: followed.numbers.count("kind_listed{") == len(KINDS))
+        assert f'kind_listed{{kind="{kind}"}} 0.0' in followed.numbers
+        await asyncio.sleep(0.5)
+        assert not followed.sources.complete.is_set()
+        cluster.forbidden.clear()
+        await asyncio.wait_for(followed.sources.complete.wait(), 20)
+        assert followed.sources.problem() is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.required], ids=str)
+async def test_other_kinds_are_left_out_and_named_until_they_are_allowed(
+    cluster, follow, kind, caplog
+):
+    cluster.add_template("tpl", "gpu.example")
+    cluster.add_node("n1")
+    cluster.add_rule("rule", driver="d")
+    cluster.add_report("n1", "serial")
+    async with follow() as followed:
+        assert followed.store.size(kind) == 1
+        followed.batches.clear()
+        cluster.forbidden.add(("list", kind.plural))
+        await followed.listed(kind, 0)
+        assert {change.kind for batch in followed.batches for change in batch} == {kind}
+        assert followed.store.world.hidden == {kind.type}
+        assert followed.sources.problem() is None
+        assert followed.sources.is_current
+        assert f'listed{{kind="{kind}"}} 0.0' in followed.numbers
+        await asyncio.sleep(0.5)
+        cluster.forbidden.clear()
+        await followed.listed(kind, 1)
+        assert followed.store.world.hidden == frozenset()
+    (logged,) = [record for record in caplog.records if record.msg == "kind is not watched"]
+    assert (logged.kind, logged.levelname) == (str(kind), "WARNING")
+
+
+async def test_a_kind_that_the_cluster_does_not_have_is_not_hidden(cluster, follow):
+    cluster.served["resource.k8s.io"] = ["v1"]
+    async with follow() as followed:
+        assert followed.store.world.hidden == frozenset()
+        assert "devicetaintrules" not in followed.numbers
+
+
+async def test_a_list_that_is_refused_in_spite_of_the_review_leaves_its_kind_out(cluster, follow):
+    for method in ("GET", "WATCH"):
+        cluster.fail(method, "/api/v1/nodes", status=403, reason="Forbidden", times=1000)
+    async with follow() as followed:
+        assert followed.store.world.hidden == {NODES.type}
+        cluster.add_node("n1")
+        cluster.heal()
+        await followed.listed(NODES, 1)
+        assert followed.store.world.hidden == frozenset()
+
+
+async def test_while_a_kind_cannot_be_watched_the_store_is_not_current(cluster, follow):
+    async with follow() as followed:
+        cluster.fail("WATCH", f"{V1}/resourceclaims", status=500, times=3)
+        cluster.drop_watches()
+        await until(lambda: not followed.sources.is_current)
+        assert followed.sources.problem() is None, "a moment is no problem"
+        cluster.add_claim("new", "gpu.example")
+        await followed.listed(CLAIMS, 1)
+        await until(lambda: followed.sources.is_current)
