@@ -21,7 +21,17 @@ from e2e.images.cache import ImageError
 
 from .events import unexpected
 from .program import minors, programs
-from .run import FAULTS, PARTS, QUICK, Fault, Outcome, prepared, run_part
+from .run import (
+    FAULTS,
+    KUBELET,
+    PARTS,
+    QUICK,
+    Fault,
+    Outcome,
+    parts_of,
+    prepared,
+    run_part,
+)
 from .table import keep, note_of
 
 RESULTS = REPOSITORY / "build" / "upstream"
@@ -51,12 +61,12 @@ def main() -> int:
             prepared(cluster, built, kept=arguments.keep)
             outcomes = {
                 part.name: run_part(cluster, built, part, folder / part.name, focus=focus)
-                for part in PARTS
-                if arguments.part in (None, part.name)
+                for part in parts_of(cluster)
+                if arguments.part in (None, part.name) and not (part.on_node and arguments.quick)
             }
             found = {
                 fault: run_part(
-                    *(cluster, built, PARTS[-1], folder / fault.name),
+                    *(cluster, built, KUBELET, folder / fault.name),
                     focus=fault.spec,
                     fault=fault.name,
                 )
@@ -68,7 +78,7 @@ def main() -> int:
     except (ClusterError, ImageError) as error:
         sys.exit(f"make upstream-e2e: {error}")
     if arguments.record:
-        keep(arguments.kubernetes, {p.drakit: outcomes[p.name].specs for p in PARTS})
+        keep(arguments.kubernetes, {name: each.specs for name, each in outcomes.items()})
     good = [report(arguments.kubernetes, name, outcome) for name, outcome in outcomes.items()]
     passed = [spec for each in outcomes.values() for spec in each.specs if spec.state == "passed"]
     for pattern in QUICK if arguments.quick else [focus]:

@@ -114,6 +114,20 @@ EXPECTED = (
         why="The spec lets the driver fail, and then succeed.",
     ),
     Expected(
+        spec="[Rr]esource Kubelet Plugins? must",
+        reason="(Unp|P)repareFailed|(Unp|P)repared",
+        kinds=("ResourceClaim",),
+        note=r"claim \S+/external-claim: driver \S+:? (its .*: the spec lets .* fail.*|has now .*)",
+        why="The spec lets the driver fail, and then succeed.",
+    ),
+    Expected(
+        spec="must keep pod in pending state if NodePrepareResources times out",
+        reason="PoolGone",
+        kinds=("Pod",),
+        note=r".* pool some-pool of driver \S+, from which claim .*, is no longer published; .*",
+        why="The specs of a node allocate devices that nobody publishes.",
+    ),
+    Expected(
         spec="must not run a pod if a claim is not ready",
         reason="ClaimNotAllocated",
         kinds=("Pod",),
@@ -218,7 +232,7 @@ def _is_earlier(event: Written, begun: datetime | None) -> bool:
 def _spec_namespace(namespace: str, name: str) -> str:
     """Return the namespace of the spec that has an object; empty if no spec has it. Objects of a
     spec that have no namespace are named after the spec's."""
-    found = re.match(r"dra-\d+", namespace or name)
+    found = re.match(r"dra-(node-)?\d+", namespace or name)
     return found[0] if found else ""
 
 

@@ -1,9 +1,10 @@
 """
 One run of the suite: cluster, drakit, specs, and the files with the result.
 
-A run has two parts. In the first one, the specs that need no driver run beside drakit. In the
-second one, drakit is the driver of the specs. It must not depend on how a cluster runs, and judges
-nothing.
+A run has three parts. In the first one, the specs that need no driver run beside drakit. In the
+others, drakit is the driver of the specs: those of a cluster, and those of a node, which stop and
+start its kubelet. They run on the node and need systemd there, so only kind has this part. It must
+not depend on how a cluster runs, and judges nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster.api import (
+    CONTROL_PLANE,
     DEFAULT_GATES,
     DEFAULT_RUNTIME_CONFIG,
     Cluster,
@@ -62,8 +64,16 @@ slices of a driver that has ended."""
 
 SUITE_SECONDS = 3600
 
+REPORT, LOG, PLUGINS = "report.json", "suite.log", "plugins"
+"""The files of a part, and the folder with the logs of the drivers' pods."""
+
+NODE_FOLDER = "/opt/drakit-suite"
+"""The folder of the specs that run on a node."""
+
 UNDER_TEST = Release(name="suite", namespace="drakit-suite")
 """The release whose DaemonSet, which runs on no node, is the template of the drivers' pods."""
+
+ON_NO_NODE = {"drakit.dev/suite": "none"}
 
 UNDER_TEST_VALUES: Mapping[str, Any] = {
     "operator": {"enabled": False},
@@ -76,7 +86,7 @@ UNDER_TEST_VALUES: Mapping[str, Any] = {
         },
     },
     "nodeplugin": {
-        "nodeSelector": {"drakit.dev/suite": "none"},
+        "nodeSelector": ON_NO_NODE,
         # A driver without a name: the admission policy cannot limit the names of drivers.
         "drivers": [{"driver": "suite:Driver"}],
     },
@@ -94,11 +104,21 @@ class Part:
     drakit: bool
     """Whether drakit is the driver."""
 
+    on_node: bool = False
+    """Whether the specs run on a node with systemd."""
+
 
 PARTS = (
     Part(name="control-plane", labels=f"!{DRIVER_LABEL}", drakit=False),
     Part(name="kubelet", labels=DRIVER_LABEL, drakit=True),
+    Part(name="node", labels=DRIVER_LABEL, drakit=True, on_node=True),
 )
+KUBELET = PARTS[1]
+
+
+def parts_of(cluster: Cluster) -> list[Part]:
+    """Return the parts that can run on a cluster."""
+    return [part for part in PARTS if not part.on_node or cluster.provider == "kind"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,21 +221,53 @@ def run_part(
     """Run specs, and leave report.json, suite.log, the Events and logs of drakit in a folder."""
     folder = folder.resolve()  # the suite runs in it
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "plugins").mkdir(parents=True)
-    report, changes = folder / "report.json", folder / "all-events.json"
+    (folder / PLUGINS).mkdir(parents=True)
+    changes = folder / "all-events.json"
+    with recorded(cluster, changes):
+        # Failed specs are in the report; only a suite that did not run is an error here.
+        if part.on_node:
+            _run_on_node(cluster, programs, folder, _filters(part, focus))
+        else:
+            _run_here(cluster, programs, part, folder, _filters(part, focus), fault=fault)
+    if not (report := folder / REPORT).exists():
+        raise ClusterError(f"the suite wrote no report: see {folder / LOG}")
+    found = specs(json.loads(report.read_text()))
+    events = written(watched(changes.read_text()), found)
+    (folder / "drakit-events.jsonl").write_text(as_lines(events))
+    operator_log = _operator_log(cluster)
+    (folder / "operator.log").write_text(operator_log)
+    problems = [path.read_text().strip() for path in sorted(folder.glob(f"{PLUGINS}/*.problem"))]
+    found_wrong = [*problems, *restarted(cluster), *complaints(operator_log)]
+    return Outcome(specs=found, events=events, complaints=found_wrong)
+
+
+def _filters(part: Part, focus: str) -> dict[str, str]:
+    """Return Ginkgo's options that select the specs."""
+    skip = "|".join(not_applicable())
+    chosen = {"label-filter": part.labels, "skip": skip, "timeout": f"{SUITE_SECONDS}s"}
+    return {**chosen, "focus": focus} if focus else chosen
+
+
+def _run_here(
+    cluster: Cluster,
+    programs: Programs,
+    part: Part,
+    folder: Path,
+    filters: Mapping[str, str],
+    *,
+    fault: str,
+) -> None:
     argv = [
         *(str(programs.ginkgo), f"--procs={PROCESSES}", "--no-color", "-v", "--keep-going"),
-        *(f"--label-filter={part.labels}", *([f"--focus={focus}"] if focus else [])),
-        f"--skip={'|'.join(not_applicable())}",
-        *(f"--output-dir={folder}", f"--json-report={report.name}", f"--timeout={SUITE_SECONDS}s"),
+        *(f"--{name}={value}" for name, value in filters.items()),
+        *(f"--output-dir={folder}", f"--json-report={REPORT}"),
         str(programs.drakit_suite if part.drakit else programs.suite),
         *("--", f"-kubeconfig={cluster.kubeconfig}", "-provider=skeleton"),
     ]
-    under_test = {"DRAKIT_NAMESPACE": UNDER_TEST.namespace, "DRAKIT_LOGS": str(folder / "plugins")}
+    under_test = {"DRAKIT_NAMESPACE": UNDER_TEST.namespace, "DRAKIT_LOGS": str(folder / PLUGINS)}
     if fault:
         under_test["DRAKIT_FAULT"] = str(fault_program(fault))
-    with recorded(cluster, changes), (folder / "suite.log").open("wb") as log:
-        # Failed specs are in the report; only a suite that did not run is an error here.
+    with (folder / LOG).open("wb") as log:
         subprocess.run(
             argv,
             stdout=log,
@@ -225,16 +277,35 @@ def run_part(
             cwd=folder,
             env={**os.environ, **under_test},
         )
-    if not report.exists():
-        raise ClusterError(f"the suite wrote no report: see {log.name}")
-    found = specs(json.loads(report.read_text()))
-    events = written(watched(changes.read_text()), found)
-    (folder / "drakit-events.jsonl").write_text(as_lines(events))
-    operator_log = _operator_log(cluster)
-    (folder / "operator.log").write_text(operator_log)
-    problems = [path.read_text().strip() for path in sorted(folder.glob("plugins/*.problem"))]
-    found_wrong = [*problems, *restarted(cluster), *complaints(operator_log)]
-    return Outcome(specs=found, events=events, complaints=found_wrong)
+
+
+def _run_on_node(
+    cluster: Cluster, programs: Programs, folder: Path, filters: Mapping[str, str]
+) -> None:
+    # The specs expect no slices but those of their driver.
+    install(cluster, values={"nodeplugin": {"nodeSelector": ON_NO_NODE}})
+    node = cluster.nodes[0]
+    there = cluster.node_path(node, NODE_FOLDER)
+    shutil.rmtree(there, ignore_errors=True)
+    (there / PLUGINS).mkdir(parents=True)
+    shutil.copy(programs.node_suite, there)
+    # The address of the API server in the nodes' network.
+    admin = cluster.exec_on_node(CONTROL_PLANE, ["cat", "/etc/kubernetes/admin.conf"]).stdout
+    (there / "kubeconfig").write_text(admin)
+    argv = [
+        *("env", f"DRAKIT_NODE={node}", f"DRAKIT_NAMESPACE={UNDER_TEST.namespace}"),
+        f"DRAKIT_LOGS={NODE_FOLDER}/{PLUGINS}",
+        *(f"{NODE_FOLDER}/{programs.node_suite.name}", "--ginkgo.v", "--ginkgo.no-color"),
+        *(f"--ginkgo.{name}={value}" for name, value in filters.items()),
+        f"--ginkgo.json-report={NODE_FOLDER}/{REPORT}",
+        *(f"-kubeconfig={NODE_FOLDER}/kubeconfig", "-provider=skeleton"),
+    ]
+    ended = cluster.exec_on_node(node, argv, timeout=SUITE_SECONDS + 60, check=False)
+    (folder / LOG).write_text(ended.stdout + ended.stderr)
+    if (there / REPORT).exists():
+        shutil.copy(there / REPORT, folder)
+    shutil.copytree(there / PLUGINS, folder / PLUGINS, dirs_exist_ok=True)
+    shutil.rmtree(there)
 
 
 def restarted(cluster: Cluster) -> list[str]:

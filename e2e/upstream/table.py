@@ -23,6 +23,13 @@ from .report import TAG, Spec
 RESULTS = Path(__file__).with_name("results")
 PAGE = REPOSITORY / "docs" / "contributors" / "upstream-tests.md"
 
+TITLES = {
+    "kubelet": "Specs of a cluster with drakit as the driver",
+    "node": "Specs of a node with drakit as the driver",
+    "control-plane": "Specs without a driver",
+}
+"""The parts of a run, in the order of the page."""
+
 Verdict = Literal["passed", "failed", "not applicable"]
 
 
@@ -50,12 +57,9 @@ class Note:
         return (not self.minors or minor in self.minors) and bool(re.fullmatch(self.spec, name))
 
 
+HALVES = "the registration and the driver of Kubernetes' helper are started apart"
+
 NOTES: tuple[Note, ...] = (
-    Note(
-        spec="kubelet should report device health with custom messages",
-        verdict="failed",
-        reason="the device belongs to no node, and drakit reports the health of its node's devices",
-    ),
     Note(
         spec=r"metadata .*",
         verdict="failed",
@@ -80,6 +84,31 @@ NOTES: tuple[Note, ...] = (
         reason="the nodes' plugins publish one pool together",
         minors=("1.37",),
     ),
+    Note(
+        spec=r"Resource Kubelet Plugin must recover and register after .* failure",
+        verdict="not applicable",
+        reason="a call of the registration that Kubernetes' helper serves fails",
+    ),
+    Note(
+        spec=r"Resource Kubelet Plugin must (be functional|report gRPC|use one gRPC) .*",
+        verdict="not applicable",
+        reason=HALVES,
+    ),
+    Note(
+        spec=r"Resource Health must reuse one gRPC connection .*",
+        verdict="not applicable",
+        reason=HALVES,
+    ),
+    Note(
+        spec=r"ResourceSlice must (be removed if plugin|not be removed if plugin restarts) .*",
+        verdict="not applicable",
+        reason=HALVES,
+    ),
+    Note(
+        spec=r"Resource Health (should not add|Resource Health with ShareID|Device ShareID) .*",
+        verdict="not applicable",
+        reason="it needs a cluster without the feature",
+    ),
 )
 
 INTRODUCTION = """\
@@ -96,7 +125,7 @@ that need no driver on a node run beside drakit: none may fail, and drakit must 
 misleading Event about their objects. In the other specs, drakit is the driver. Its node plugin
 serves the kubelet, and a backend in the test process returns the environment variables that the
 specs expect. The backend rejects a claim whose devices or parameters are not those of the API
-server.
+server. The specs of a node run on the node, and restart its kubelet: only kind has this part.
 
 `KUBERNETES=1.37` selects the release, and `FOCUS` the specs, by a regular expression. With
 `ARGS=--faults`, the run also checks that specs fail if the node plugin has a fault: a forgotten
@@ -109,8 +138,8 @@ class Result:
     """What the page says about a spec of a release."""
 
     name: str
-    drakit: bool
-    """Whether drakit was its driver."""
+    part: str
+    """Of :data:`TITLES`."""
 
     verdict: Verdict
     reason: str = ""
@@ -138,19 +167,19 @@ def not_applicable() -> list[str]:
     ]
 
 
-def keep(minor: str, parts: Mapping[bool, Sequence[Spec]], folder: Path = RESULTS) -> Path:
-    """Store the states of a release's specs; the key is whether drakit was their driver."""
-    states: dict[str, dict[str, str]] = {}
-    for drakit, found in parts.items():
-        kept = states["drakit" if drakit else "control plane"] = {}
+def keep(minor: str, parts: Mapping[str, Sequence[Spec]], folder: Path = RESULTS) -> Path:
+    """Store the states of a release's specs, by part; those of other parts stay."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{minor}.json"
+    states: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+    for part, found in parts.items():
+        kept = states[part] = {}
         for spec in sorted(found, key=lambda spec: spec.name):
-            if spec.needs_driver == drakit:
+            if spec.needs_driver == (part != "control-plane"):
                 if spec.name in kept:
                     raise TableError(f"two specs have the name {spec.name!r}")
                 kept[spec.name] = spec.state
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{minor}.json"
-    path.write_text(json.dumps(states, indent=1) + "\n")
+    path.write_text(json.dumps(states, indent=1, sort_keys=True) + "\n")
     return path
 
 
@@ -170,7 +199,7 @@ def results(folder: Path = RESULTS, notes: Sequence[Note] = NOTES) -> Results:
                     used.add(note)
                 found[minor][name] = Result(
                     name=name,
-                    drakit=part == "drakit",
+                    part=part,
                     verdict=note.verdict if note else "passed",
                     reason=note.reason if note else "",
                 )
@@ -183,25 +212,26 @@ def page(found: Results) -> str:
     """Return the page."""
     minors = sorted(found)
     numbers = [
-        (minor, driver, counted(found[minor].values(), drakit=drakit))
+        (minor, title, counts)
+        for part, title in TITLES.items()
         for minor in minors
-        for driver, drakit in (("none", False), ("drakit", True))
+        if (counts := counted(found[minor].values(), part))
     ]
     lines = [
-        *(INTRODUCTION, "| Kubernetes | Driver | Passed | Failed | Not applicable |"),
+        *(INTRODUCTION, "| Specs | Kubernetes | Passed | Failed | Not applicable |"),
         "|---|---|---|---|---|",
         *(
-            f"| {minor} | {driver} | {counts['passed']} | {counts['failed']} "
+            f"| {title} | {minor} | {counts['passed']} | {counts['failed']} "
             f"| {counts['not applicable']} |"
-            for minor, driver, counts in numbers
+            for minor, title, counts in numbers
         ),
         "",
     ]
-    for title, drakit in (("Specs with drakit as the driver", True), ("Other specs", False)):
+    for part, title in TITLES.items():
         header = f"| Spec | {' | '.join(minors)} |"
         lines += [f"## {title}", "", header, "|---|" + "---|" * len(minors)]
         each = (result for by_name in found.values() for result in by_name.values())
-        for name in sorted({result.name for result in each if result.drakit == drakit}):
+        for name in sorted({result.name for result in each if result.part == part}):
             cells = " | ".join(_cell(found[minor].get(name)) for minor in minors)
             lines.append(f"| {name} | {cells} |")
         lines.append("")
@@ -212,15 +242,15 @@ def summary(found: Results) -> str:
     """Return the sentence about the specs through drakit, which README has."""
     parts: list[str] = []
     for minor in sorted(found):
-        counts = counted(found[minor].values(), drakit=True)
+        counts = counted(found[minor].values(), "kubelet")
         applicable = counts["passed"] + counts["failed"]
         parts.append(f"{counts['passed']} of {applicable} on {minor}")
     return f"With drakit as the driver, Kubernetes' own DRA tests pass: {', '.join(parts)}"
 
 
-def counted(found: Iterable[Result], *, drakit: bool) -> Counter[str]:
-    """Return the number of results of each verdict."""
-    return Counter(result.verdict for result in found if result.drakit == drakit)
+def counted(found: Iterable[Result], part: str) -> Counter[str]:
+    """Return the number of a part's results of each verdict."""
+    return Counter(result.verdict for result in found if result.part == part)
 
 
 def _cell(result: Result | None) -> str:

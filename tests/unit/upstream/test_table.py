@@ -23,9 +23,9 @@ def spec(name: str, state: str, **fields) -> Spec:
 def folder(tmp_path):
     driven = read(body(ContainerHierarchyLabels=DRIVER))
     other = [spec("other", "passed"), spec("driven", "skipped", ContainerHierarchyLabels=DRIVER)]
-    keep("1.36", {True: driven, False: other}, tmp_path)
+    keep("1.36", {"kubelet": driven, "control-plane": other}, tmp_path)
     driven = read(body(ContainerHierarchyLabels=DRIVER, State="failed"))
-    keep("1.37", {True: driven, False: [spec("new", "passed")]}, tmp_path)
+    keep("1.37", {"kubelet": driven, "control-plane": [spec("new", "passed")]}, tmp_path)
     return tmp_path
 
 
@@ -36,7 +36,7 @@ def test_a_spec_that_did_not_pass_needs_a_note(folder):
 
 def test_a_spec_that_is_left_out_needs_a_note(tmp_path):
     left_out = spec("network", "skipped", ContainerHierarchyLabels=DRIVER)
-    keep("1.36", {True: [left_out]}, tmp_path)
+    keep("1.36", {"kubelet": [left_out]}, tmp_path)
     with pytest.raises(TableError, match=r"network of 1\.36 is skipped"):
         results(tmp_path, [])
     note = Note(spec="network", verdict="not applicable", reason="no node plugin")
@@ -57,8 +57,14 @@ def test_the_page_has_a_line_for_each_spec_and_a_cell_for_each_release(folder):
     assert "| control plane must deallocate after use | passed | failed: kubernetes#1 |" in text
     assert "| new | — | passed |" in text
     assert "| driven |" not in text, "the other part runs it"
-    assert "| 1.37 | drakit | 0 | 1 | 0 |" in text
-    assert counted(found["1.36"].values(), drakit=False) == {"passed": 1}
+    assert "| Specs of a cluster with drakit as the driver | 1.37 | 0 | 1 | 0 |" in text
+    assert counted(found["1.36"].values(), "control-plane") == {"passed": 1}
+
+
+def test_a_run_of_one_part_keeps_the_results_of_the_others(folder):
+    keep("1.36", {"node": [spec("restart", "passed", ContainerHierarchyLabels=DRIVER)]}, folder)
+    found = results(folder, [Note(**{**vars(NOTE), "minors": ("1.37",)})])["1.36"]
+    assert {result.part for result in found.values()} == {"control-plane", "kubelet", "node"}
 
 
 def test_the_page_is_that_of_the_last_results():
