@@ -16,7 +16,7 @@ from drakit.cdi.directory import DamagedSpecError, SpecDirectory
 from drakit.cdi.lint import lint_directories, lint_spec
 from drakit.cdi.names import InvalidNameError, qualified_name, transient_file_name
 from drakit.cdi.problems import Problem
-from drakit.cdi.spec import InvalidEditsError, Spec, build_spec
+from drakit.cdi.spec import InvalidEditsError, Spec, build_spec, container_edits
 from drakit.cdi.text import dump_spec
 from drakit.cdi.version import required_version
 
@@ -28,6 +28,7 @@ __all__ = (
     "Spec",
     "SpecDirectory",
     "build_spec",
+    "container_edits",
     "dump_spec",
     "lint_directories",
     "lint_spec",

@@ -10,11 +10,12 @@ It must not know which fields a spec has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from drakit.cdi.problems import Problem, Severity, kind_of, shown
 
-__all__ = ("Check", "Found", "Rule", "add", "flag", "listing", "number", "record", "text")
+__all__ = ("Check", "Found", "Listing", "Record", "Rule", "add", "flag", "number", "text")
 
 Found: TypeAlias = list[Problem]
 Check: TypeAlias = Callable[[object, str, Found], None]
@@ -35,7 +36,8 @@ def text(rule: Rule | None = None, *, advice: Rule | None = None) -> Check:
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
             add(found, path, "error", f"must be text, not {kind_of(value)}")
-        elif wrong := _unreadable(value) or (rule and rule(value)):
+        # Printable text has neither null bytes nor half characters.
+        elif wrong := (not value.isprintable() and _unreadable(value)) or (rule and rule(value)):
             add(found, path, "error", wrong)
         elif advice and (wrong := advice(value)):
             add(found, path, "warning", wrong)
@@ -85,56 +87,53 @@ def flag(value: object, path: str, found: Found) -> None:
         add(found, path, "error", f"must be true or false, not {kind_of(value)}")
 
 
-def listing(of: Check, *, whole: Callable[[list[Any], str, Found], None] | None = None) -> Check:
-    """Check a list: each element, and then all of them together."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Listing:
+    """Checks a list: each element, and then all of them together."""
 
-    def check(value: object, path: str, found: Found) -> None:
+    of: Check
+    whole: Callable[[list[Any], str, Found], None] | None = None
+
+    def __call__(self, value: object, path: str, found: Found) -> None:
         if not isinstance(value, list):
             add(found, path, "error", f"must be a list, not {kind_of(value)}")
             return
         elements = cast("list[Any]", value)
         for index, element in enumerate(elements):
-            of(element, f"{path}[{index}]", found)
-        if whole:
-            whole(elements, path, found)
-
-    return check
+            self.of(element, f"{path}[{index}]", found)
+        if self.whole:
+            self.whole(elements, path, found)
 
 
-def record(
-    fields: Mapping[str, Check],
-    *,
-    required: tuple[str, ...] = (),
-    whole: Callable[[dict[str, Any], str, Found], None] | None = None,
-    gone: Mapping[str, str] | None = None,
-) -> Check:
-    """
-    Check an object: each field, the required fields, and then all of them together.
+@dataclass(frozen=True, eq=False, slots=True)
+class Record:
+    """Checks an object: each field, the required fields, and then all of them together."""
 
-    `gone` explains fields that a version of CDI removed.
-    """
+    fields: Mapping[str, Check]
+    required: tuple[str, ...] = ()
+    whole: Callable[[dict[str, Any], str, Found], None] | None = None
+    gone: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Explains fields that a version of CDI removed."""
 
-    def check(value: object, path: str, found: Found) -> None:
+    def __call__(self, value: object, path: str, found: Found) -> None:
         if not isinstance(value, dict):
             add(found, path, "error", f"must be an object, not {kind_of(value)}")
             return
         entries = cast("dict[Any, Any]", value)
         prefix = f"{path}." if path else ""
         for name, entry in entries.items():
-            field = fields.get(name) if isinstance(name, str) else None
-            if field is None:
-                hint = (gone or {}).get(name) or _meant(name, fields)
+            check = self.fields.get(name) if isinstance(name, str) else None
+            if check is None:
+                hint = self.gone.get(name) or _meant(name, self.fields)
                 at = name if isinstance(name, str) and name.isidentifier() else shown(name)
                 add(found, prefix + at, "error", f"is not a field that runtimes know{hint}")
             elif entry is not None:
-                field(entry, prefix + name, found)
-        for name in required:
+                check(entry, prefix + name, found)
+        for name in self.required:
             if entries.get(name) is None:
                 add(found, prefix + name, "error", "is missing")
-        if whole:
-            whole(entries, path, found)
-
-    return check
+        if self.whole:
+            self.whole(entries, path, found)
 
 
 def _meant(name: object, fields: Mapping[str, Check]) -> str:

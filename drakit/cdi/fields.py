@@ -1,10 +1,11 @@
 """
 The fields of a CDI spec and their rules: version 1.1 of the specification.
 
-The same tables check specs built from edits (:mod:`.spec`) and files of others (:mod:`.lint`). The
-rules are those of the reference library, tags.cncf.io/container-device-interface 1.1.1
-(``pkg/cdi``, ``pkg/parser``), of the specification's text, and of OCI runtimes, which apply the
-edits; tests/data/cdi has a file for each, and notes where runtimes accept more.
+The same tables check edits while they are written (:mod:`.spec`), and files of others
+(:mod:`.lint`). The rules are those of the reference library,
+tags.cncf.io/container-device-interface 1.1.1 (``pkg/cdi``, ``pkg/parser``), of the specification's
+text, and of OCI runtimes, which apply the edits; tests/data/cdi has a file for each, and notes
+where runtimes accept more.
 
 It must not know versions, files, or where a spec comes from.
 """
@@ -12,11 +13,11 @@ It must not know versions, files, or where a spec comes from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from drakit.cdi import rules
-from drakit.cdi.checks import Check, Found, add, flag, listing, number, record, text
+from drakit.cdi.checks import Check, Found, Listing, Record, add, flag, number, text
 from drakit.cdi.problems import kind_of, shown
 
 __all__ = ("check_edits", "check_spec")
@@ -39,18 +40,17 @@ def _values(elements: list[Any], field: str) -> list[Any]:
     return [entry.get(field) for entry in objects]
 
 
-def _twice(values: list[Any]) -> Iterator[str]:
+def _twice(values: list[Any]) -> list[str]:
     # Values of a wrong type and missing ones are reported already.
-    counts = Counter(value for value in values if isinstance(value, str) and value)
-    return (value for value, count in counts.items() if count > 1)
+    texts = [value for value in values if isinstance(value, str) and value]
+    return [text for text, count in Counter(texts).items() if count > 1]
 
 
 def _last_wins(field: str) -> Callable[[list[Any], str, Found], None]:
     def whole(elements: list[Any], path: str, found: Found) -> None:
-        if len(elements) > 1:
-            for value in _twice(_values(elements, field)):
-                text = f"has {shown(value)} twice, and runtimes use only the last value"
-                add(found, path, "warning", text)
+        for value in _twice(_values(elements, field)):
+            text = f"has {shown(value)} twice, and runtimes use only the last value"
+            add(found, path, "warning", text)
 
     return whole
 
@@ -125,7 +125,7 @@ def _edits_anything(edits: dict[str, Any]) -> bool:
     )
 
 
-_DEVICE_NODE = record(
+_DEVICE_NODE = Record(
     {
         "path": text(rules.path, advice=rules.path_advice),
         "hostPath": text(rules.optional_path, advice=rules.path_advice),
@@ -141,29 +141,29 @@ _DEVICE_NODE = record(
     whole=_device_node,
 )
 
-_MOUNT = record(
+_MOUNT = Record(
     {
         "hostPath": text(rules.not_empty, advice=rules.path_advice),
         "containerPath": text(rules.path, advice=rules.path_advice),
         "type": text(),
-        "options": listing(text(rules.not_empty)),
+        "options": Listing(text(rules.not_empty)),
     },
     required=("hostPath", "containerPath"),
     whole=_mount,
 )
 
-_HOOK = record(
+_HOOK = Record(
     {
         "hookName": text(rules.hook_name),
         "path": text(rules.path, advice=rules.path_advice),
-        "args": listing(text()),
-        "env": listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "args": Listing(text()),
+        "env": Listing(text(rules.env, advice=rules.env_advice), whole=_env),
         "timeout": number(1, _INT32),
     },
     required=("hookName", "path"),
 )
 
-_NET_DEVICE = record(
+_NET_DEVICE = Record(
     {
         "hostInterfaceName": text(rules.interface_name),
         "name": text(rules.interface_name),
@@ -171,12 +171,12 @@ _NET_DEVICE = record(
     required=("hostInterfaceName", "name"),
 )
 
-_INTEL_RDT = record(
+_INTEL_RDT = Record(
     {
         "closID": text(rules.clos_id),
         "l3CacheSchema": text(),
         "memBwSchema": text(),
-        "schemata": listing(text(rules.not_empty)),
+        "schemata": Listing(text(rules.not_empty)),
         "enableMonitoring": flag,
     },
     gone={
@@ -185,20 +185,20 @@ _INTEL_RDT = record(
     },
 )
 
-check_edits: Check = record(
+check_edits = Record(
     {
-        "env": listing(text(rules.env, advice=rules.env_advice), whole=_env),
-        "deviceNodes": listing(_DEVICE_NODE, whole=_last_wins("path")),
-        "netDevices": listing(_NET_DEVICE, whole=_net_devices),
-        "hooks": listing(_HOOK),
-        "mounts": listing(_MOUNT, whole=_last_wins("containerPath")),
+        "env": Listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "deviceNodes": Listing(_DEVICE_NODE, whole=_last_wins("path")),
+        "netDevices": Listing(_NET_DEVICE, whole=_net_devices),
+        "hooks": Listing(_HOOK),
+        "mounts": Listing(_MOUNT, whole=_last_wins("containerPath")),
         "intelRdt": _INTEL_RDT,
-        "additionalGids": listing(number(0, _GID, advice=rules.gid_advice)),
+        "additionalGids": Listing(number(0, _GID, advice=rules.gid_advice)),
     }
 )
 """Checks the ``containerEdits`` of a device or of a whole spec."""
 
-_DEVICE = record(
+_DEVICE = Record(
     {
         "name": text(rules.device_name),
         "annotations": _annotations,
@@ -208,12 +208,12 @@ _DEVICE = record(
     whole=_device,
 )
 
-check_spec: Check = record(
+check_spec: Check = Record(
     {
         "cdiVersion": text(rules.not_empty),
         "kind": text(rules.kind, advice=rules.kind_advice),
         "annotations": _annotations,
-        "devices": listing(_DEVICE, whole=_devices),
+        "devices": Listing(_DEVICE, whole=_devices),
         "containerEdits": check_edits,
     },
     required=("cdiVersion", "kind", "devices"),

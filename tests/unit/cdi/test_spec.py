@@ -11,6 +11,7 @@ from drakit.cdi import (
     InvalidEditsError,
     InvalidNameError,
     build_spec,
+    container_edits,
     qualified_name,
     transient_file_name,
 )
@@ -303,6 +304,7 @@ class Unreadable(dict):
         ),
         pytest.param(node(path=b"/dev/a"), "must be text, not bytes", id="bytes"),
         pytest.param(node(path=None), "deviceNodes[0].path is missing", id="path-none"),
+        pytest.param(node(type=[]), "deviceNodes[0].type must be text, not a list", id="a-list"),
         pytest.param(node(uid=True), "must be a whole number, not true or false", id="boolean"),
         pytest.param(node(uid=1.0), "not a number with a fraction", id="float"),
         pytest.param(mount(options="ro,bind"), "mounts[0].options must be a tuple", id="options"),
@@ -331,6 +333,13 @@ def test_what_is_refused_is_shown_in_short():
     with pytest.raises(InvalidEditsError) as caught:
         one(Edits(env={"A" * 100_000 + "=": "x"}))
     assert len(str(caught.value)) < 250
+
+
+def test_edits_without_a_device_are_checked_alike():
+    assert container_edits(Edits()) == {}
+    assert container_edits(hook()) == one(hook())
+    with pytest.raises(InvalidEditsError, match=r"^hooks\[0\]\.path must be an absolute path"):
+        container_edits(hook(path="x"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
-from drakit.cdi import InvalidEditsError, build_spec
+from drakit.cdi import InvalidEditsError, container_edits
 from drakit.device import DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
@@ -40,8 +40,6 @@ nodes in directories that it names."""
 CDI_ANNOTATION = "cdi.k8s.io/"
 """Prefix of annotations whose values name CDI devices: an older way to hand them to a runtime that
 some plugins still use."""
-
-_KIND, _NAME = "device-plugin/answer", "it"
 
 NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 """The device nodes of each host path: their paths below it, and their own paths."""
@@ -102,10 +100,9 @@ def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
         cdi_devices=tuple(cdi_names(answer)),
     )
     try:
-        build_spec(_KIND, [(_NAME, edits)])
+        container_edits(edits)
     except InvalidEditsError as error:
-        text = str(error).removeprefix(f"CDI device {_KIND}={_NAME}: ")
-        raise BadAnswerError(f"content that a CDI spec cannot contain: {text}") from None
+        raise BadAnswerError(f"content that a CDI spec cannot contain: {error}") from None
     return edits
 
 
