@@ -65,13 +65,11 @@ def candidates(
     """Find the devices of this node; raise CommandError."""
     from drakit import DriverError
     from drakit_drivers.hostdev.candidates import find_candidates
-    from drakit_drivers.hostdev.host import Host
-    from drakit_drivers.hostdev.selection import policies_of_node
+    from drakit_drivers.hostdev.policy import policies_of_node
 
     if subsystem and not re.fullmatch(r"[A-Za-z0-9_-]+", subsystem):
         raise UsageError(f"--subsystem: {subsystem!r} is not a subsystem, such as tty or block")
     try:
-        Host(hostdev.config).check()
         return find_candidates(
             hostdev.config,
             policies_of_node(hostdev.policies, labels),

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from drakit.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from drakit_drivers.hostdev.config import HostDevicesConfig
-    from drakit_drivers.hostdev.selection import HostPolicy
+    from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
     from drakit_nodeplugin.config import NodePluginConfig
 
 __all__ = ("HostdevOnNode", "parse_labels", "read_hostdev")
@@ -37,14 +36,14 @@ class HostdevOnNode:
 
 def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
     """Read the configuration and the policies; raise UsageError."""
-    from datetime import UTC, datetime
-
     from pydantic import ValidationError
 
-    from drakit import Policy
     from drakit.settings import describe
-    from drakit_drivers.hostdev.config import HostDevicesConfig
-    from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+    from drakit_drivers.hostdev.policy import (
+        HostDevicePolicySpec,
+        HostDevicesConfig,
+        policy_of_file,
+    )
     from drakit_nodeplugin.host.policies import FILE, check
     from drakit_nodeplugin.host.policy_file import read_policies
 
@@ -56,7 +55,6 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
         config = HostDevicesConfig.model_validate(entry.config if entry else {})
     except ValidationError as error:
         raise UsageError(describe(error, file="the configuration of hostdev")) from error
-    oldest = datetime.min.replace(tzinfo=UTC)
     file = place.drivers_directory / _DRIVER / FILE
     stored = read_policies(file, quarantine=False)
     if stored is None and file.exists():
@@ -69,7 +67,7 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
         else:
             found[each.name] = checked.policy
     for name, spec in config.policies.items():
-        found[name] = Policy(name=name, created=oldest, generation=0, spec=spec)
+        found[name] = policy_of_file(name, spec)
     return HostdevOnNode(
         config=config,
         policies=list(found.values()),

@@ -14,11 +14,10 @@ import pytest
 
 from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits, Policy
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
-from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
+from drakit_drivers.hostdev.hardware import HostDevice, identity_of_node, identity_of_unit
+from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_drivers.hostdev.selection import Published
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
-from drakit_drivers.hostdev.udev import UdevDatabase
+from drakit_drivers.hostdev.sysfs import Sysfs
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 
@@ -248,7 +247,7 @@ class FakeHost:
         self.swaps.write_text(_SWAPS_HEADER + "".join(lines))
 
     def sysfs(self) -> Sysfs:
-        return Sysfs(self.sys, UdevDatabase(self.udev))
+        return Sysfs(self.sys, udev_root=self.udev)
 
     def find(self, subsystem: str) -> dict[str, HostDevice]:
         found = self.sysfs().devices(subsystem, wanted=lambda path: True)

@@ -6,7 +6,7 @@ the wrong device. Names are C identifiers; the standard ones carry Kubernetes' d
 claims can request devices of several drivers that are close to each other. The facts stand in the
 order of their importance: if there are more than the API allows, the last ones are left out.
 
-It must not know how facts are found, or which devices are published.
+It must not depend on how facts are found, or which devices are published.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drakit import AttributeValue, Capacity, CapacityRange
+from drakit_drivers.hostdev.hardware import HostDevice
 from drakit_drivers.hostdev.selection import Published
-from drakit_drivers.hostdev.sysfs import HostDevice
 
 __all__ = ("MAX_STRING_BYTES", "attributes", "capacity", "left_out")
 
@@ -30,7 +30,11 @@ _STANDARD = "resource.kubernetes.io/"
 
 def attributes(published: Published) -> dict[str, AttributeValue]:
     """List the attributes of a device."""
-    facts = {name: value for name, value in _facts(published) if _fits(value)}
+    facts = {
+        name: value
+        for name, value in _facts(published)
+        if not isinstance(value, str) or len(value.encode()) <= MAX_STRING_BYTES
+    }
     room = _MAX_FACTS - len(capacity(published))
     return dict(list(facts.items())[:room])
 
@@ -59,10 +63,6 @@ def capacity(published: Published, *, is_copy: bool = False) -> dict[str, str | 
     return found
 
 
-def _fits(value: AttributeValue) -> bool:
-    return not isinstance(value, str) or len(value.encode()) <= MAX_STRING_BYTES
-
-
 def _facts(published: Published) -> Iterator[tuple[str, AttributeValue]]:
     # The standard attributes are the most widely used; only a policy's own are as important.
     own = published.spec.attributes.items()
@@ -75,7 +75,7 @@ def _facts(published: Published) -> Iterator[tuple[str, AttributeValue]]:
 def _common(published: Published) -> Iterator[tuple[str, AttributeValue | None]]:
     device = published.host
     yield "subsystem", device.subsystem
-    yield "policy", published.policy_name
+    yield "policy", published.policy.name
     yield "path", device.path
     yield "devname", device.path.removeprefix("/dev/")
     yield "devtype", device.devtype

@@ -5,7 +5,7 @@ policy that publishes only this device.
 The answers come from the driver's own scan. Each device without a policy is scanned with a
 suggested policy, so that users see in advance whether the driver would refuse it.
 
-It must not know claims: a device that a claim holds can have a different name in the running
+It must not depend on claims: a device that a claim holds can have a different name in the running
 driver.
 """
 
@@ -13,27 +13,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from drakit import AttributeValue, DriverError, Policy
+from drakit import AttributeValue, DriverError
 from drakit_drivers.hostdev.attributes import attributes
-from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.dangerous import danger_of_path
+from drakit_drivers.hostdev.hardware import HostDevice
 from drakit_drivers.hostdev.host import Host
-from drakit_drivers.hostdev.matchers import RAW_DISK_SUBSYSTEMS
-from drakit_drivers.hostdev.matching import is_matched
-from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.selection import HostPolicy, Selection
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
-from drakit_drivers.hostdev.udev import UdevDatabase
+from drakit_drivers.hostdev.matching import RAW_DISK_SUBSYSTEMS, is_matched
+from drakit_drivers.hostdev.policy import (
+    HostDevicePolicySpec,
+    HostDevicesConfig,
+    HostPolicy,
+    policy_of_file,
+)
+from drakit_drivers.hostdev.selection import Published, Selection
+from drakit_drivers.hostdev.sysfs import Sysfs
 
 __all__ = ("Candidate", "find_candidates")
-
-_NEVER = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Candidate:
     """A device node."""
 
     host: HostDevice
-    attributes: Mapping[str, AttributeValue]
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """The attributes that the published device has, or would have."""
 
     names: tuple[str, ...] = ()
@@ -64,10 +64,7 @@ class Candidate:
 
 
 def find_candidates(
-    config: HostDevicesConfig,
-    policies: Sequence[HostPolicy],
-    *,
-    subsystem: str | None = None,
+    config: HostDevicesConfig, policies: Sequence[HostPolicy], *, subsystem: str | None = None
 ) -> list[Candidate]:
     """
     Find the device nodes of this host. Blocks for some seconds on a host with many devices. Raises
@@ -79,26 +76,48 @@ def find_candidates(
     host = Host(config)
     hosts = list(_hosts(config, subsystem))
     selection = host.scan(policies).selection
-    outcomes = _outcomes(selection)
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
-    tried = _try_out(host, specs)
+    trial = host.scan(
+        [policy_of_file(f"p{number}", spec) for number, spec in enumerate(specs.values())]
+    ).selection
+    unsupported = {
+        node.path
+        for each in trial.refused.values()
+        if each.refusal.reason == "NotSupported"
+        for node in each.published.hosts
+    }
+    outcomes, tried = _outcomes(selection), _outcomes(trial)
     others: dict[str, set[str]] = defaultdict(set)
     for overlap in selection.overlaps:
         others[overlap.path].add(overlap.other)
-    return [
-        _candidate(
-            each,
-            outcomes.get(each.path),
-            tried.get(each.path, _Outcome()),
-            others=tuple(sorted(others[each.path])),
-            suggestion=specs.get(each.path),
+
+    def candidate(node: HostDevice) -> Candidate:
+        at_trial = tried.get(node.path, Candidate(host=node))
+        outcome = outcomes.get(node.path)
+        outcome = outcome or Candidate(host=node, attributes=at_trial.attributes)
+        spec = specs.get(node.path)
+        refusal = at_trial.reason
+        if spec is None:
+            danger = danger_of_path(node.path)
+            refusal = (
+                f"it is dangerous: it {danger}"
+                if danger
+                else "no matcher describes only this device"
+            )
+        elif node.path in unsupported:
+            spec = None
+        return replace(
+            outcome,
+            refusal=refusal,
+            others=tuple(sorted(others[node.path])),
+            suggestion=spec and spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         )
-        for each in hosts
-    ]
+
+    return [candidate(node) for node in hosts]
 
 
 def _hosts(config: HostDevicesConfig, subsystem: str | None) -> Iterator[HostDevice]:
-    sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
+    sysfs = Sysfs(config.sys_root, udev_root=config.udev_root)
     names = {subsystem} if subsystem else set(_subsystems(config))
     seen: set[tuple[str, str]] = set()
     for name in sorted(names - set(RAW_DISK_SUBSYSTEMS)):
@@ -113,8 +132,6 @@ def _hosts(config: HostDevicesConfig, subsystem: str | None) -> Iterator[HostDev
 
 
 def _subsystems(config: HostDevicesConfig) -> Iterator[str]:
-    if (config.sys_root / "block").is_dir():
-        yield "block"
     for directory in ("class", "bus"):
         try:
             yield from (entry.name for entry in (config.sys_root / directory).iterdir())
@@ -122,81 +139,32 @@ def _subsystems(config: HostDevicesConfig) -> Iterator[str]:
             continue
 
 
-def _candidate(
-    host: HostDevice,
-    outcome: _Outcome | None,
-    tried: _Outcome,
-    *,
-    others: tuple[str, ...],
-    suggestion: HostDevicePolicySpec | None,
-) -> Candidate:
-    refusal = tried.reason
-    if tried.is_unsupported:
-        suggestion = None
-    elif suggestion is None:
-        refusal = "no matcher describes only this device"
-        danger = danger_of_path(host.path)
-        if danger:
-            refusal = f"it is dangerous: it {danger}"
-    used = outcome or tried
-    return Candidate(
-        host=host,
-        attributes={key: value for key, value in used.attributes.items() if key != "policy"},
-        names=outcome.names if outcome else (),
-        policy=outcome.policy if outcome else None,
-        reason=outcome.reason if outcome else None,
-        others=others,
-        refusal=refusal,
-        suggestion=suggestion
-        and suggestion.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
-    """The outcome of a selection for a device node."""
-
-    policy: str | None = None
-    names: tuple[str, ...] = ()
-    reason: str | None = None
-    is_unsupported: bool = False
-    """Whether no policy can publish it."""
-
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-
-
-def _outcomes(selection: Selection) -> dict[str, _Outcome]:
+def _outcomes(selection: Selection) -> dict[str, Candidate]:
     """Return the outcome of a selection for each device node, by its path."""
-    found: dict[str, _Outcome] = {}
+    found: dict[str, Candidate] = {}
     for refused in selection.refused.values():
-        for host in refused.published.hosts:
-            found[host.path] = _Outcome(
-                policy=refused.published.policy_name,
-                reason=refused.refusal.message,
-                is_unsupported=refused.refusal.reason == "NotSupported",
-                attributes=attributes(refused.published),
-            )
+        found |= _outcome(refused.published, reason=refused.refusal.message)
+    names: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for name, published in selection.devices.items():
-        for host in published.hosts:
-            known = found.get(host.path)
-            found[host.path] = _Outcome(
-                policy=published.policy_name,
-                names=(*(known.names if known else ()), name),
-                attributes=attributes(published),
-            )
+        path = published.host.path
+        names[path] += (name,)
+        found |= _outcome(published, names=names[path])
     return found
 
 
+def _outcome(
+    published: Published, *, names: tuple[str, ...] = (), reason: str | None = None
+) -> dict[str, Candidate]:
+    facts = {key: value for key, value in attributes(published).items() if key != "policy"}
+    return {
+        host.path: Candidate(
+            host=host, attributes=facts, names=names, policy=published.policy.name, reason=reason
+        )
+        for host in published.hosts
+    }
+
+
 # ------------------------------------------------------------ policies for one device
-
-
-def _try_out(host: Host, specs: Mapping[str, HostDevicePolicySpec]) -> dict[str, _Outcome]:
-    """Scan with the suggested policies; return their outcomes by path."""
-    policies = [
-        Policy(name=f"p{number}", created=_NEVER, generation=0, spec=spec)
-        for number, spec in enumerate(specs.values())
-    ]
-    return _outcomes(host.scan(policies).selection)
 
 
 def _suggestion(host: HostDevice, hosts: Sequence[HostDevice]) -> HostDevicePolicySpec | None:
@@ -207,7 +175,7 @@ def _suggestion(host: HostDevice, hosts: Sequence[HostDevice]) -> HostDevicePoli
             spec = HostDevicePolicySpec.model_validate(body)
         except ValidationError:  # a dangerous path, or a serial number that is too long
             continue
-        matching = [each for each in beside if is_matched(spec, each)]
+        matching = [each for each in beside if is_matched(spec.match, each)]
         if [each.path for each in matching] == [host.path]:
             return spec
         if host in matching and _is_one_unit(matching):

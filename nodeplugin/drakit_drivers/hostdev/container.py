@@ -1,20 +1,176 @@
 """
-The container's view of a device: its device nodes, environment and mounts.
+How a device appears in containers: what a policy says about it, and the edits that result.
 
-It must not know which devices are published, or where the host is mounted.
+The model is checked without a host. Errors name the field and the remedy.
+
+It must not depend on which devices are published, or where the host is mounted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Self
 
-from drakit import DeviceNode, DriverError, Edits, Mount
-from drakit_drivers.hostdev.naming import hardware_identity
-from drakit_drivers.hostdev.policy import Container
-from drakit_drivers.hostdev.sysfs import HostDevice
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
-__all__ = ("container_edits", "shared_path")
+from drakit import DeviceNode, DevicePolicy, DriverError, Edits, Mount
+from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity
+from drakit_drivers.hostdev.matching import check_text
+
+__all__ = (
+    "HARMLESS_MOUNTS",
+    "Container",
+    "PathMount",
+    "container_edits",
+    "is_below",
+    "shared_path",
+)
+
+HARMLESS_MOUNTS = ("/lib/firmware", "/run/udev/data", "/usr/lib/firmware", "/usr/share")
+"""Directories of the host that contain neither secrets nor sockets."""
+
+_PRIVATE_PLACES = ("/dev", "/proc", "/sys")
+"""Directories of a container that the runtime fills."""
+
+
+def is_below(path: str, directories: tuple[str, ...]) -> bool:
+    """Return whether a path is one of the directories, or below one."""
+    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
+
+
+def _parse_mode(value: Any) -> int:
+    # A number is refused: YAML reads 0660 as 432, and 660 as an unintended mode.
+    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+        raise ValueError('must be octal digits in quotes, like "0660"')
+    return int(value, 8)
+
+
+def _check_absolute(path: str) -> str:
+    parts = path.split("/")
+    if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]):
+        raise ValueError(f"{path!r} must be an absolute path without '.', '..' and empty parts")
+    return check_text(path)
+
+
+def _check_container_path(path: str) -> str:
+    _check_absolute(path.removesuffix("/"))
+    if not path.startswith("/dev/") or path == "/dev/":
+        raise ValueError(f"{path!r} must be under /dev/")
+    if re.search(r"[?\[\]]", path) or path.count("*") > 1 or "*" in path.rpartition("/")[0]:
+        raise ValueError(
+            f"{path!r} can contain one '*', in its last component, and no other wildcard"
+        )
+    return path
+
+
+Mode = Annotated[
+    int,
+    BeforeValidator(_parse_mode),
+    PlainSerializer(lambda mode: f"{mode:04o}", when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"}),
+]
+PathText = Annotated[str, Field(max_length=256), AfterValidator(_check_absolute)]
+Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
+Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+
+
+class PathMount(DevicePolicy):
+    """A host file or directory that the runtime mounts into containers, read-only."""
+
+    host_path: PathText
+    """The path on the host. Paths outside ``/lib/firmware``, ``/usr/lib/firmware``,
+    ``/usr/share`` and ``/run/udev/data`` need ``allow.dangerous``."""
+
+    container_path: PathText | None = None
+    """The path in the container. Defaults to the path on the host."""
+
+    @model_validator(mode="after")
+    def _does_not_hide_the_runtime_s_own(self) -> Self:
+        path = self.container_path or self.host_path
+        if is_below(path, _PRIVATE_PLACES):
+            raise ValueError(
+                f"containerPath: {path} is under {', '.join(_PRIVATE_PLACES)}, which the runtime "
+                "fills; choose another path"
+            )
+        return self
+
+
+class Container(DevicePolicy):
+    """How the device appears in a container: path, permissions, variables and mounts."""
+
+    path: str | None = Field(default=None, max_length=256)
+    """The path of the device node in the container, under ``/dev``. Defaults to the path on the
+    host. If the path ends in ``/``, it is a directory, and each device node keeps its name. If the
+    last path component contains ``*``, the driver replaces ``*`` with the index of the device node
+    within the device, starting at 0."""
+
+    permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
+    """The cgroup permissions: ``r`` (read), ``w`` (write) and ``m`` (mknod), in any combination."""
+
+    uid: Id | None = None
+    """The user ID that owns the device node in the container. If unset, the runtime decides."""
+
+    gid: Id | None = None
+    """The group ID of the device node in the container. If unset, the runtime decides."""
+
+    mode: Mode | None = None
+    """The file mode of the device node in the container, such as ``"0660"``. If unset, the runtime
+    decides."""
+
+    env: dict[Variable, Annotated[str, Field(max_length=1024)]] = Field(
+        default_factory=dict, max_length=32
+    )
+    """Additional environment variables of the container. The driver does not expand the values."""
+
+    mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
+    """Host files and directories that the runtime also mounts into the container."""
+
+    by_id_links: bool = False
+    """Whether the container also gets each device node at the path of its ``by-id`` link, such
+    as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has no
+    such links."""
+
+    @field_validator("path")
+    @classmethod
+    def _below_dev(cls, path: str | None) -> str | None:
+        return path if path is None else _check_container_path(path)
+
+    @field_validator("permissions")
+    @classmethod
+    def _each_letter_once(cls, permissions: str) -> str:
+        if len(set(permissions)) != len(permissions):
+            raise ValueError(f"{permissions!r} contains a letter twice")
+        return permissions
+
+    @field_validator("env")
+    @classmethod
+    def _not_the_driver_s_own(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if name.startswith("HOSTDEV_"):
+                raise ValueError(
+                    f"{name}: names that begin with HOSTDEV_ are reserved for the driver; rename "
+                    f"the variable"
+                )
+            if re.search(r"[\x00-\x1f\x7f]", value):
+                raise ValueError(f"{name}: the value has a control character")
+        return env
+
+    @property
+    def path_fits_several_nodes(self) -> bool:
+        """Whether each node of a device gets another path."""
+        return self.path is None or self.path.endswith("/") or "*" in self.path
+
+
+# ------------------------------------------------------------ edits
 
 
 def container_edits(
@@ -47,7 +203,10 @@ def container_edits(
     return Edits(
         env={**view.env, variable: value, f"{variable}__{_variable(device)}": value},
         device_nodes=tuple(nodes),
-        mounts=tuple(_mounts(view)),
+        mounts=tuple(
+            Mount(host_path=each.host_path, container_path=each.container_path or each.host_path)
+            for each in view.mounts
+        ),
     )
 
 
@@ -86,13 +245,6 @@ def _node(view: Container, host: HostDevice, path: str) -> DeviceNode:
         gid=view.gid,
         identity=hardware_identity(host),
     )
-
-
-def _mounts(view: Container) -> Iterator[Mount]:
-    for mount in view.mounts:
-        yield Mount(
-            host_path=mount.host_path, container_path=mount.container_path or mount.host_path
-        )
 
 
 def _variable(name: str) -> str:

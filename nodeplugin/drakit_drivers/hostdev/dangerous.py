@@ -1,21 +1,42 @@
 """
-Device nodes that give a container control of the node or its data: a table with a reason each.
+Devices that give a container control of the node or its data.
 
-The table contains globs of the kernel's paths. Most entries need no further capability: it is
-enough that the container can open the device node. :mod:`.dangerous_hardware` decides about
-devices whose path does not show that they are dangerous, such as a keyboard.
+A table of the kernel's paths decides about most of them. Most of its entries need no further
+capability: it is enough that the container can open the device node. A path does not show whether
+``/dev/input/event3`` is a keyboard, or whether a node of subsystem ``usb`` bypasses the rules for
+disks: the kernel's capabilities, sysfs and USB descriptors do.
 
-It must not depend on policies or sysfs: it compares strings.
+The kernel keeps the descriptors that a USB device reported when it was connected: the device
+descriptor, then each configuration with its interfaces in all alternate settings. Interfaces that
+no driver is bound to, or that belong to an inactive configuration, are in it too. The device node
+gives access to all of them. The device is hostile: what is malformed counts as dangerous, and the
+number of steps is limited.
+
+It must not depend on policies: it judges a path or a device, whatever policy publishes it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
-from drakit_drivers.hostdev.globs import matches
+from drakit_drivers.hostdev.hardware import HostDevice, is_root_hub
+from drakit_drivers.hostdev.matching import matches
 
-__all__ = ("DANGEROUS_NODES", "danger_of_path", "matches_everything")
+__all__ = (
+    "DANGEROUS_NODES",
+    "MAX_DESCRIPTOR_BYTES",
+    "danger_of",
+    "danger_of_descriptors",
+    "danger_of_path",
+    "matches_everything",
+)
+
+# ------------------------------------------------------------ paths
 
 DANGEROUS_NODES: Mapping[tuple[str, ...], str] = {
     ("mem", "kmem", "oldmem", "port", "crash", "vc-mem", "vcio"): (
@@ -79,3 +100,217 @@ def matches_everything(glob: str) -> bool:
     """Return whether a glob matches all device nodes of /dev, or of any directory in it."""
     depth = len(glob.split("/")) - 2
     return all(matches(glob, "/".join(("", "dev", *[probe] * depth))) for probe in _PROBES)
+
+
+# ------------------------------------------------------------ hardware
+
+_BITS_OF_WORD = 8 * struct.calcsize("l")
+"""The kernel writes bitmaps in words of the reading process."""
+
+_KEY_CODES = 0x300
+
+
+def _bits(codes: Iterable[int]) -> int:
+    return sum(1 << code for code in codes)
+
+
+# Codes of linux/input-event-codes.h.
+_TYPING_KEYS = _bits([*range(2, 12), *range(16, 26), *range(30, 39), *range(44, 51), 99])
+"""Digits, letters and SysRq. A headset, a mouse or a game controller has none of them."""
+
+_STOPPING_KEYS = _bits([116, 142, 205, 356, 408])
+"""Power, sleep, suspend, power 2 and restart, on which the node shuts down or sleeps."""
+
+_SMBUS_CLASS = "0c05"
+
+_DIRECTORIES = {
+    "block": "contains a disk of the node",
+    "net": "is a network adapter of the node",
+    "bluetooth": "is a Bluetooth adapter of the node",
+}
+"""Directories in sysfs below a device that the node uses. The directory ``net`` exists in each
+network namespace, although the names of interfaces in it do not."""
+
+_MAX_DIRECTORIES = 4096
+"""Directories in sysfs below a device. A USB device with eight interfaces has about 100."""
+
+_KEYBOARD = "is a keyboard of the node"
+_BOOT_PROTOCOLS = {"01": "keyboard", "02": "mouse"}
+"""Protocols of a USB interface for human input whose subclass is 01."""
+
+
+def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
+    """
+    Return what a device does to the node, as a clause; None if it is not dangerous.
+
+    Raises OSError if sysfs cannot be read: the device can be dangerous.
+
+    :param consoles: kernel names of the terminals that the kernel uses as its console.
+    """
+    # By the kernel's path: a udev link can have any name.
+    danger = danger_of_path(host.path)
+    if danger:
+        return danger
+    if host.subsystem == "tty" and host.kernel_name in consoles:
+        return "is the kernel's console"
+    if host.subsystem == "usb":
+        return _danger_of_usb_device(host)
+    if host.subsystem == "input" and host.kernel_name.startswith("event"):
+        return _danger_of_input(host.directory.parent, host.properties)
+    if host.subsystem == "hidraw" or host.kernel_name.startswith("hiddev"):
+        return _danger_of_hid(host.directory.parent.parent)
+    # A controller without a readable class counts as one of the mainboard.
+    if (
+        host.subsystem == "i2c-dev"
+        and host.pci
+        and (host.pci.class_id or _SMBUS_CLASS).startswith(_SMBUS_CLASS)
+    ):
+        return "reaches memory modules and voltage regulators of the node's mainboard (SMBus)"
+    return None
+
+
+def _danger_of_usb_device(host: HostDevice) -> str | None:
+    if is_root_hub(host.kernel_name):
+        return "is the root hub of a USB controller, which controls the devices at its ports"
+    # Buffered: a single read of a file in sysfs returns one page at most.
+    with (host.directory / "descriptors").open("rb") as file:
+        descriptors = file.read(MAX_DESCRIPTOR_BYTES + 1)
+    return danger_of_descriptors(descriptors) or _danger_below(host.directory)
+
+
+def _danger_of_input(device: Path, properties: Mapping[str, str]) -> str | None:
+    keys = _keys(device)
+    if keys & _TYPING_KEYS or properties.get("ID_INPUT_KEYBOARD") == "1":
+        return _KEYBOARD
+    if keys & _STOPPING_KEYS:
+        return "has a key that stops the node, which a program can press"
+    return None
+
+
+def _danger_of_hid(device: Path) -> str | None:
+    """Judge a raw node of a HID device, which is below a USB interface or another bus."""
+    for part in (device, *device.parents):
+        try:
+            protocol = (part / "bInterfaceProtocol").read_text().strip()
+            subclass = (part / "bInterfaceSubClass").read_text().strip()
+        except FileNotFoundError:
+            continue
+        if subclass == "01" and protocol in _BOOT_PROTOCOLS:
+            return f"is a {_BOOT_PROTOCOLS[protocol]} of the node"
+        break
+    return _danger_below(device)
+
+
+def _danger_below(device: Path) -> str | None:
+    for directory in _directories_below(device):
+        if directory.name in _DIRECTORIES:
+            return _DIRECTORIES[directory.name]
+        if directory.name == "capabilities" and _keys(directory.parent) & _TYPING_KEYS:
+            return _KEYBOARD
+    return None
+
+
+def _directories_below(device: Path) -> Iterator[Path]:
+    due = [device]
+    left = _MAX_DIRECTORIES
+    while due:
+        with os.scandir(due.pop()) as entries:
+            below = [Path(each) for each in entries if each.is_dir(follow_symlinks=False)]
+        left -= len(below)
+        if left < 0:
+            raise OSError(errno.E2BIG, "too many directories in sysfs below the device")
+        yield from below
+        due += below
+
+
+def _keys(device: Path) -> int:
+    """Return the keys of an input device, a bit for each code."""
+    words = (device / "capabilities" / "key").read_text().split()
+    word = re.compile(f"[0-9a-f]{{1,{_BITS_OF_WORD // 4}}}")
+    is_valid = 0 < len(words) <= _KEY_CODES // _BITS_OF_WORD and all(map(word.fullmatch, words))
+    if not is_valid:
+        raise OSError(errno.EINVAL, "capabilities/key is malformed")
+    keys = 0
+    for each in words:
+        keys = keys << _BITS_OF_WORD | int(each, 16)
+    return keys
+
+
+# ------------------------------------------------------------ USB descriptors
+
+MAX_DESCRIPTOR_BYTES = 18 + 8 * 65_535
+"""The kernel reads at most 8 configurations, whose lengths have 16 bits."""
+
+_MAX_DESCRIPTORS = 8192
+"""A camera with many formats has about 1,000."""
+
+_DEVICE, _CONFIGURATION, _INTERFACE = 1, 2, 4
+_LENGTHS = {_DEVICE: 18, _CONFIGURATION: 9, _INTERFACE: 9}
+"""The minimum lengths of the descriptors whose fields are read."""
+
+_CLASSES = {
+    0x02: "has a communications interface (USB class 02), as modems and network adapters have",
+    0x08: "has a mass storage interface (USB class 08)",
+    0x09: "is a USB hub, which controls the devices at its ports",
+    0x0A: "has a CDC data interface (USB class 0a), as modems and network adapters have",
+    0xE0: "has a wireless controller interface (USB class e0), as Bluetooth adapters have",
+}
+
+
+class _MalformedError(ValueError):
+    pass
+
+
+def danger_of_descriptors(descriptors: bytes) -> str | None:
+    """Return why a device with these descriptors is dangerous, as a clause; None if it is not."""
+    try:
+        # All are read first: a descriptor that hides the rest must not pass as harmless.
+        kinds = list(_classes(descriptors))
+    except _MalformedError:
+        return "has malformed USB descriptors"
+    return next(filter(None, (_danger_of_class(*kind) for kind in kinds)), None)
+
+
+def _danger_of_class(kind: int, subclass: int, protocol: int) -> str | None:
+    if (kind, subclass) == (0x03, 1) and f"{protocol:02x}" in _BOOT_PROTOCOLS:
+        return f"is a {_BOOT_PROTOCOLS[f'{protocol:02x}']} (USB class 03, boot protocol)"
+    if (kind, subclass) == (0xEF, 4):
+        return "is a network adapter (USB class ef, RNDIS)"
+    return _CLASSES.get(kind)
+
+
+def _classes(descriptors: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield class, subclass and protocol of the device and of its interfaces."""
+    configurations = 0
+    end = _LENGTHS[_DEVICE]
+    for start, kind, body in _descriptors(descriptors):
+        # What is cut off can hide an interface: a part must end where the next one begins.
+        if (start == 0) != (kind == _DEVICE) or (kind == _CONFIGURATION and start != end):
+            raise _MalformedError
+        if kind == _DEVICE:
+            configurations = body[17]
+            yield body[4], body[5], body[6]
+        elif kind == _CONFIGURATION:
+            configurations -= 1
+            end += int.from_bytes(body[2:4], "little")
+        elif kind == _INTERFACE:
+            yield body[5], body[6], body[7]
+    if end != len(descriptors) or end == _LENGTHS[_DEVICE] or configurations != 0:
+        raise _MalformedError
+
+
+def _descriptors(descriptors: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield start, type and bytes of each descriptor."""
+    if len(descriptors) > MAX_DESCRIPTOR_BYTES:
+        raise _MalformedError
+    start = 0
+    for _ in range(_MAX_DESCRIPTORS):
+        if start == len(descriptors):
+            return
+        length, kind = descriptors[start : start + 2].ljust(2, b"\0")
+        body = descriptors[start : start + length]
+        if length < _LENGTHS.get(kind, 2) or len(body) < length:
+            raise _MalformedError
+        yield start, kind, body
+        start += length
+    raise _MalformedError

@@ -5,6 +5,9 @@ A claim is prepared from a new scan, never from the last one: in between a stick
 replugged under a different number, or a zram device mounted. That scan reads only what the devices
 of the batch need.
 
+Besides the devices, it reports the devices that are left out, the outcomes of policies, and log
+lines. A log line that the last scan caused as well is not repeated.
+
 It must not depend on the rules that find, name or describe devices.
 """
 
@@ -12,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from drakit import (
@@ -27,20 +30,26 @@ from drakit import (
     Health,
     HeldDevice,
     Inventory,
+    LeftOut,
     Node,
     NoParameters,
-    Policy,
+    PolicyConflict,
+    PolicyOutcome,
     PolicyResource,
     Taint,
 )
-from drakit_drivers.hostdev.attributes import attributes, capacity
-from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.attributes import attributes, capacity, left_out
 from drakit_drivers.hostdev.container import container_edits, shared_path
 from drakit_drivers.hostdev.events import HostEvents
 from drakit_drivers.hostdev.host import Host, Scan
-from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.reports import Diagnostic, diagnostics, left_out, outcomes
-from drakit_drivers.hostdev.selection import HostPolicy, Published, policies_of_node
+from drakit_drivers.hostdev.policy import (
+    HostDevicePolicySpec,
+    HostDevicesConfig,
+    HostPolicy,
+    policies_of_node,
+    policy_of_file,
+)
+from drakit_drivers.hostdev.selection import Published
 
 __all__ = ("HostDevices",)
 
@@ -58,7 +67,8 @@ _SETTLE_SECONDS = 0.1
 _BETWEEN_SCANS_SECONDS = 0.5
 """Minimum time from one scan to the next. It bounds the scans during a burst of events."""
 
-_OLDEST = datetime.min.replace(tzinfo=UTC)
+_Line = tuple[int, str, tuple[tuple[str, str], ...]]
+"""A log line: level, message and facts."""
 
 
 class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec]):
@@ -76,15 +86,11 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
         self._host = Host(config)
-        self._host.check()
-        self._own = {
-            name: Policy(name=name, created=_OLDEST, generation=0, spec=spec)
-            for name, spec in config.policies.items()
-        }
+        self._own = {name: policy_of_file(name, spec) for name, spec in config.policies.items()}
         self._policies: dict[str, HostPolicy] = dict(self._own)
         self._scan: Scan | None = None
         self._held: Mapping[str, HeldDevice] = {}
-        self._reported = frozenset[Diagnostic]()
+        self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
 
     def apply_policies(self, policies: Mapping[str, HostPolicy]) -> None:
@@ -96,7 +102,6 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         last: Inventory | None = None
         events = HostEvents(udev_root=self.config.udev_root, subsystems=self._subsystems)
         with closing(events):
-            events.open()
             self._events = events
             while True:
                 await self._labels_known()
@@ -117,7 +122,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         )
         selection = scan.selection
         self._scan = scan
-        self._report(scan)
+        self._log(scan)
         fallback = None
         if selection.copies:
             whole = [each for each in selection.devices.values() if not _is_shared(each)]
@@ -128,8 +133,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return Inventory(
             devices=[_described(each) for each in selection.devices.values()],
             fallback=fallback,
-            left_out=left_out(scan),
-            policies=outcomes(policies, scan),
+            left_out=_left_out(scan),
+            policies=_outcomes(policies, scan),
             withdrawn=scan.withdrawn,
         )
 
@@ -149,18 +154,18 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self, devices: Sequence[AllocatedDevice[NoParameters]], scan: Scan
     ) -> Sequence[Edits] | DriverError:
         """Return the edits for the devices of a claim."""
+        edits: list[Edits] = []
         try:
-            edits = [self._edits(device, scan) for device in devices]
+            for device in devices:
+                found = self._find(device.name, scan)
+                view, name = found.spec.container, device.name
+                edits.append(
+                    container_edits(view, found.hosts, request=device.request, device=name)
+                )
         except DriverError as error:
             return error
         problem = shared_path(edits)
         return DriverError(problem) if problem else edits
-
-    def _edits(self, device: AllocatedDevice[NoParameters], scan: Scan) -> Edits:
-        published = self._find(device.name, scan)
-        return container_edits(
-            published.spec.container, published.hosts, request=device.request, device=device.name
-        )
 
     def _find(self, name: str, scan: Scan) -> Published:
         """Find a device that may be prepared now. Raises DriverError."""
@@ -226,11 +231,13 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     def _subsystems(self) -> set[str]:
         return {name for each in self._policies.values() for name in each.spec.subsystems}
 
-    def _report(self, scan: Scan) -> None:
-        now = frozenset(diagnostics(scan))
-        for diagnostic in now - self._reported:
-            logger.log(diagnostic.level, diagnostic.message, extra=dict(diagnostic.facts))
-        self._reported = now
+    def _log(self, scan: Scan) -> None:
+        now = frozenset(
+            (level, message, tuple(facts.items())) for level, message, facts in _diagnostics(scan)
+        )
+        for level, message, facts in now - self._logged:
+            logger.log(level, message, extra=dict(facts))
+        self._logged = now
 
 
 def _is_shared(published: Published) -> bool:
@@ -259,3 +266,79 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
         evict_if_gone=evicts,
         prepare_again=doubt is not None and doubt.prepare_again,
     )
+
+
+# ------------------------------------------------------------ reports
+
+
+def _left_out(scan: Scan) -> list[LeftOut]:
+    """Return the devices that a policy matches, and that are not published."""
+    found: dict[tuple[str, str], LeftOut] = {}
+    for refused in scan.selection.refused.values():
+        published, refusal = refused.published, refused.refusal
+        # Copies of one device count as one.
+        found[published.policy.name, published.host.path] = LeftOut(
+            device=published.host.path,
+            reason=refusal.reason,
+            message=refusal.message,
+            policy=published.policy.name,
+        )
+    for place in scan.misplaced:
+        found[place.policy, place.path] = LeftOut(
+            device=place.path,
+            reason="WrongKind",
+            message=f"its subsystem is {place.subsystem}; correct match.subsystem of the policy",
+            policy=place.policy,
+        )
+    return list(found.values())
+
+
+def _outcomes(policies: Sequence[HostPolicy], scan: Scan) -> list[PolicyOutcome]:
+    """Return the outcome of each policy of the node."""
+    published = Counter(each.policy.name for each in scan.selection.devices.values())
+    conflicts: dict[str, list[PolicyConflict]] = defaultdict(list)
+    for overlap in scan.selection.overlaps:
+        for one, other in ((overlap.owner, overlap.other), (overlap.other, overlap.owner)):
+            conflicts[one].append(PolicyConflict(device=overlap.path, policy=other))
+    return [
+        PolicyOutcome(
+            policy=policy.name,
+            matched=scan.selection.matched.get(policy.name, 0),
+            published=published[policy.name],
+            problem="; ".join(scan.problems.get(policy.name, ())),
+            conflicts=tuple(conflicts[policy.name]),
+        )
+        for policy in policies
+    ]
+
+
+def _diagnostics(scan: Scan) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+    """Report devices, or attributes, that are not published or not certain."""
+    warning, info = logging.WARNING, logging.INFO
+    for subsystem, reason in scan.unknown.items():
+        yield warning, "devices cannot be checked", {"subsystem": subsystem, "reason": reason}
+    for name in scan.withdrawn:
+        yield info, "held device is withdrawn", {"device": name}
+    for policy, problems in scan.problems.items():
+        for problem in problems:
+            yield warning, "policy has a problem", {"policy": policy, "reason": problem}
+    for place in scan.misplaced:
+        facts = {"policy": place.policy, "path": place.path, "subsystem": place.subsystem}
+        yield warning, "path is not in the subsystem of its matcher", facts
+    for overlap in scan.selection.overlaps:
+        facts = {"path": overlap.path, "policy": overlap.owner, "other": overlap.other}
+        yield warning, "two policies match a device", facts
+    for name, refused in scan.selection.refused.items():
+        path, reason = refused.published.host.path, refused.refusal.message
+        yield info, "device is not published", {"device": name, "path": path, "reason": reason}
+    for name, published in scan.selection.devices.items():
+        if published.doubt:
+            path, reason = published.host.path, published.doubt.message
+            facts = {"device": name, "path": path, "reason": reason}
+            yield warning, "device is published with a taint", facts
+        missing = left_out(published)
+        if missing:
+            # Selectors need the path; a product name that is too long is less important.
+            level = warning if "path" in missing else logging.DEBUG
+            facts = {"device": name, "attributes": ", ".join(missing)}
+            yield level, "attributes are not published", facts

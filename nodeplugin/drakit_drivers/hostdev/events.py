@@ -10,7 +10,7 @@ Events carry no facts for the driver: a scan reads the host. So any number of ev
 scan, and so does a lost event (a full socket). Without the socket, or without udev, the full scans
 of :mod:`.driver` detect the changes.
 
-It must not know policies, devices, or the interval of scans.
+It must not depend on policies, devices, or the interval of scans.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _DATABASE_ENTRY = re.compile(r"[bc]\d+:\d+")
 
 class HostEvents:
     """
-    Listens to the host while it is open, in the running event loop.
+    Listens to the host until it is closed, in the running event loop. It logs a source that is not
+    available.
 
     :param subsystems: returns the relevant subsystems. Containers that start and stop cause many
         events of network interfaces.
@@ -60,13 +61,9 @@ class HostEvents:
         self._udev_data = udev_root / "data"
         self._subsystems = subsystems
         self._due = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._inotify: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def open(self) -> None:
-        """Begin to listen, and log a source that is not available."""
-        self._loop = asyncio.get_running_loop()
         try:
             self._socket = _uevent_socket()
         except OSError as error:
@@ -75,16 +72,15 @@ class HostEvents:
                 extra={"error": str(error)},
             )
         else:
-            self._loop.add_reader(self._socket, self._read_socket)
+            self._loop.add_reader(self._socket, self._read_socket, self._socket)
         self.watch_udev()
 
     def watch_udev(self) -> None:
         """Watch udev's database if it exists; repeat it to find a daemon that starts later."""
-        if self._inotify is not None or self._loop is None:
-            return
-        self._inotify = _watch(self._udev_data)
-        if self._inotify is not None:
-            self._loop.add_reader(self._inotify, self._read_inotify)
+        if self._inotify is None:
+            self._inotify = _watch(self._udev_data)
+            if self._inotify is not None:
+                self._loop.add_reader(self._inotify, self._read_inotify, self._inotify)
 
     def close(self) -> None:
         """Stop listening."""
@@ -108,11 +104,10 @@ class HostEvents:
         """Discard the requests so far, because a scan begins."""
         self._due.clear()
 
-    def _read_socket(self) -> None:
-        assert self._socket
+    def _read_socket(self, uevents: socket.socket) -> None:
         for _ in range(_MAX_MESSAGES):
             try:
-                message, (sender, groups) = self._socket.recvfrom(_MAX_MESSAGE_BYTES)
+                message, (sender, groups) = uevents.recvfrom(_MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -132,10 +127,9 @@ class HostEvents:
         subsystem = re.search(rb"\0SUBSYSTEM=([^\0]*)", message)
         return subsystem is None or subsystem[1].decode(errors="replace") in self._subsystems()
 
-    def _read_inotify(self) -> None:
-        assert self._inotify is not None
+    def _read_inotify(self, inotify: int) -> None:
         try:
-            data = os.read(self._inotify, 1 << 16)
+            data = os.read(inotify, 1 << 16)
         except BlockingIOError:
             return
         while data:
@@ -151,14 +145,12 @@ class HostEvents:
 
     def _forget_socket(self) -> None:
         if self._socket is not None:
-            assert self._loop
             self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
 
     def _forget_udev(self) -> None:
         if self._inotify is not None:
-            assert self._loop
             self._loop.remove_reader(self._inotify)
             os.close(self._inotify)
             self._inotify = None

@@ -1,41 +1,48 @@
 """
-One scan of the host: sysfs, its device nodes and its mounts, combined for the selection.
+One scan of the host: sysfs, its device nodes and its mounts, combined for the selection, and the
+rules for publishing a single device.
 
 A scan distinguishes a device that is no longer there from one that is unknown, because a file
 cannot be read. What the last scan found of a subsystem with an unreadable file counts as found,
 with that doubt, until other hardware is found in its place.
 
-It must not depend on claims, or on attributes of devices.
+Of the block devices, only zram devices and loop devices without a backing file are published, while
+the host does not use them. Disks, partitions and volumes belong to CSI, which has a controller,
+fencing and volume modes for them. So do a zram device that writes to a disk, and a loop device that
+exposes a file of the host. The others hold no data of the host: tests of clusters use them as
+devices that appear and vanish.
+
+It must not depend on attributes of devices, or on what the driver reports.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from drakit import DriverError, HeldDevice
-from drakit_drivers.hostdev.block_devices import read_usage, reason_not_to_publish
-from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.dangerous import danger_of_path
-from drakit_drivers.hostdev.dangerous_hardware import danger_of
-from drakit_drivers.hostdev.files import UnreadableError
-from drakit_drivers.hostdev.globs import has_wildcard
-from drakit_drivers.hostdev.holds import Holds
-from drakit_drivers.hostdev.matching import wanted_paths
-from drakit_drivers.hostdev.naming import hardware_identity, subsystem_of
-from drakit_drivers.hostdev.refusal import Refusal
-from drakit_drivers.hostdev.selection import HostPolicy, Selection, deciding_policies, select
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
-from drakit_drivers.hostdev.udev import UdevDatabase
+from drakit_drivers.hostdev.block_usage import read_usage
+from drakit_drivers.hostdev.dangerous import danger_of, danger_of_path
+from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity, subsystem_of
+from drakit_drivers.hostdev.matching import has_wildcard, wanted_paths
+from drakit_drivers.hostdev.naming import Holds
+from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
+from drakit_drivers.hostdev.selection import Refusal, Selection, select
+from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries
 
-__all__ = ("Host", "Misplaced", "Scan")
+__all__ = ("Host", "Misplaced", "Scan", "reason_against_block_device")
+
+T = TypeVar("T")
 
 _IN_POLICY = "allow.dangerous: true in its policy"
 _IN_CHART = "hostdev.allowDangerous: true in the chart's values"
+
+_USE_CSI = "use a CSI driver: see 'Disks: use CSI' in the documentation (docs/admin/disks.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +75,10 @@ class Host:
     """The host, at the paths of a config. Calls read files, and block for a moment."""
 
     def __init__(self, config: HostDevicesConfig) -> None:
+        """Raise DriverError for a config that is invalid on this host; missing devices are
+        allowed."""
         self._config = config
-        self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
-
-    def check(self) -> None:
-        """Raise for a config that is invalid on this host; missing devices are allowed."""
-        config = self._config
+        self._sysfs = Sysfs(config.sys_root, udev_root=config.udev_root)
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
                 raise DriverError(
@@ -99,58 +104,45 @@ class Host:
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)
         if only is not None:
-            policies = deciding_policies(policies, only, before=last)
+            policies = _deciding_policies(policies, only, before=last)
         found, unknown = self._read(policies)
         if only is None:
             self._find_held(holds, found, unknown)
         stale = _stale(before.found, found, unknown) if before else []
         found += stale
-        used, consoles = self._used(found), self._consoles(found)
-        forbidden = self._forbidden(policies)
-        selection = select(
-            policies,
-            found,
-            refuse=self._rules(
-                used,
-                consoles,
-                forbidden=forbidden,
-                stale={host.path: unknown[host.subsystem] for host in stale},
-            ),
-            before=last,
-            holds=holds,
+        rules = _Rules(
+            config=self._config,
+            forbidden=self._forbidden(policies),
+            stale={host.path: unknown[host.subsystem] for host in stale},
+            used=_result(self._used) if any(host.block for host in found) else {},
+            consoles=_result(self._sysfs.active_consoles)
+            if any(host.subsystem == "tty" for host in found)
+            else (),
         )
-        doubts = {
-            subsystem: str(facts)
-            for subsystem, facts in (("block", used), ("tty", consoles))
-            if isinstance(facts, UnreadableError)
-        }
+        selection = select(policies, found, refuse=rules.refusal, before=last, holds=holds)
+        doubts = rules.doubts() | unknown
         if only is not None:
-            return Scan(selection=selection, unknown=doubts | unknown)
+            return Scan(selection=selection, unknown=doubts)
+        problems = {
+            policy.name: (*self._problems(policy, rules.forbidden), *_doubts(policy, doubts))
+            for policy in policies
+        }
         return Scan(
             selection=selection,
             found=tuple(found),
-            unknown=doubts | unknown,
+            unknown=doubts,
             withdrawn=tuple(sorted(_withdrawn(selection, holds, found, unknown))),
             misplaced=tuple(self._misplaced(policies, found)),
-            problems={
-                policy.name: problems
-                for policy in policies
-                if (
-                    problems := (
-                        *self._problems(policy, forbidden),
-                        *_doubts(policy, doubts | unknown),
-                    )
-                )
-            },
+            problems={name: its for name, its in problems.items() if its},
         )
 
     def _read(self, policies: Sequence[HostPolicy]) -> tuple[list[HostDevice], dict[str, str]]:
         """Read the devices that policies can match, and the reasons why others are unknown."""
-        specs = [policy.spec for policy in policies]
+        matchers = [matcher for policy in policies for matcher in policy.spec.match]
         found: list[HostDevice] = []
         unknown: dict[str, str] = {}
-        for subsystem in dict.fromkeys(each for spec in specs for each in spec.subsystems):
-            self._add(subsystem, wanted_paths(specs, subsystem), found, unknown)
+        for subsystem in dict.fromkeys(matcher.subsystem for matcher in matchers):
+            found += self._devices(subsystem, wanted_paths(matchers, subsystem), unknown)
         return found, unknown
 
     def _find_held(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
@@ -158,81 +150,22 @@ class Host:
         present = {hardware_identity(host) for host in found}
         missing = {each for name in holds for each in holds.hardware(name)} - present
         for subsystem in sorted({subsystem_of(identity) for identity in missing}):
-            others: list[HostDevice] = []
-            self._add(subsystem, lambda path: True, others, unknown)
+            others = self._devices(subsystem, lambda path: True, unknown)
             found += [host for host in others if hardware_identity(host) in missing]
 
-    def _add(
-        self,
-        subsystem: str,
-        wanted: Callable[[str], bool],
-        found: list[HostDevice],
-        unknown: dict[str, str],
-    ) -> None:
+    def _devices(
+        self, subsystem: str, wanted: Callable[[str], bool], unknown: dict[str, str]
+    ) -> Sequence[HostDevice]:
         its = self._sysfs.devices(subsystem, wanted=wanted)
-        found += its.devices
         if its.unreadable:
             unknown[subsystem] = its.unreadable
+        return its.devices
 
-    def _rules(
-        self,
-        used: Mapping[str, str] | UnreadableError,
-        consoles: Collection[str] | UnreadableError,
-        *,
-        forbidden: Mapping[str, str],
-        stale: Mapping[str, str],
-    ) -> Callable[[HostPolicy, HostDevice], Refusal | None]:
-        """Return the rules for single devices. `stale`: reasons by the path of devices that only
-        the last scan found."""
-
-        def refuse(policy: HostPolicy, host: HostDevice) -> Refusal | None:
-            if policy.name in forbidden:
-                return Refusal("Dangerous", f"its policy is refused: {forbidden[policy.name]}")
-            refusal = self._refusal_of_danger(policy, host, consoles, is_stale=host.path in stale)
-            if refusal:
-                return refusal
-            if host.path in stale:
-                return _unknown(f"the driver cannot determine if it is there: {stale[host.path]}")
-            refusal = self._refusal_by_node(host)
-            if refusal or not host.block:
-                return refusal
-            if isinstance(used, UnreadableError):
-                return _unknown(
-                    f"the driver cannot determine which block devices are in use: {used}"
-                )
-            try:
-                return reason_not_to_publish(host, used)
-            except UnreadableError as error:
-                return _unknown(f"the driver cannot determine whether it is in use: {error}")
-
-        return refuse
-
-    def _used(self, found: Collection[HostDevice]) -> Mapping[str, str] | UnreadableError:
-        """Return the uses of block devices, if a rule needs them."""
+    def _used(self) -> Mapping[str, str]:
         config = self._config
-        if not any(host.block for host in found):
-            return {}
-        try:
-            return read_usage(
-                self._sysfs,
-                dev_root=config.dev_root,
-                mountinfo=config.mountinfo,
-                swaps=config.swaps,
-            )
-        except UnreadableError as error:
-            return error
-
-    def _consoles(self, found: Collection[HostDevice]) -> Collection[str] | UnreadableError:
-        """Return the kernel's consoles, if a rule needs them."""
-        if not any(host.subsystem == "tty" for host in found):
-            return ()
-        try:
-            return self._sysfs.active_consoles()
-        except UnreadableError as error:
-            return error
-
-    def _node(self, path: str) -> Path:
-        return self._config.dev_root / path.removeprefix("/dev/")
+        return read_usage(
+            self._sysfs, dev_root=config.dev_root, mountinfo=config.mountinfo, swaps=config.swaps
+        )
 
     def _forbidden(self, policies: Sequence[HostPolicy]) -> Mapping[str, str]:
         """Return the policies that need ``allow.dangerous`` although the config does not allow it,
@@ -245,24 +178,97 @@ class Host:
             if (first := next(policy.spec.dangers(), None))
         }
 
-    def _refusal_of_danger(
-        self,
-        policy: HostPolicy,
-        host: HostDevice,
-        consoles: Collection[str] | UnreadableError,
-        *,
-        is_stale: bool,
-    ) -> Refusal | None:
-        settings = {
-            _IN_POLICY: policy.spec.allow.dangerous,
-            _IN_CHART: self._config.allow_dangerous,
-        }
+    def _problems(self, policy: HostPolicy, forbidden: Mapping[str, str]) -> Iterator[str]:
+        """Return what prevents a policy from publishing devices on this host. Missing paths are
+        allowed."""
+        if policy.name in forbidden:
+            yield forbidden[policy.name]
+        for place, _, path in _exact_paths(policy):
+            # The device is not opened for the check, because opening some devices has side effects.
+            try:
+                mode = _node(self._config, path).stat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                yield f"{place}: {path} cannot be read: {error.strerror}"
+                continue
+            if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+                kind = "directory" if stat.S_ISDIR(mode) else "file"
+                yield f"{place}: {path} is not a device node, but a {kind}"
+
+    def _misplaced(
+        self, policies: Sequence[HostPolicy], found: Collection[HostDevice]
+    ) -> Iterator[Misplaced]:
+        known = {(host.subsystem, path) for host in found for path in host.paths}
+        for policy in policies:
+            for _, wanted, path in _exact_paths(policy):
+                subsystem = None if (wanted, path) in known else self._subsystem_of_node(path)
+                if subsystem and subsystem != wanted:
+                    yield Misplaced(policy.name, path, subsystem)
+
+    def _subsystem_of_node(self, path: str) -> str | None:
+        try:
+            node = _node(self._config, path).stat()
+            kind: Literal["block", "char"] = "block" if stat.S_ISBLK(node.st_mode) else "char"
+            number = f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}"
+            return self._sysfs.subsystem_of(kind, number)
+        except (OSError, UnreadableError):
+            return None
+
+
+# ------------------------------------------------------------ rules for one device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """The rules that do not depend on other devices, with the facts of one scan."""
+
+    config: HostDevicesConfig
+    forbidden: Mapping[str, str]
+    """The reasons against policies, by their names."""
+
+    stale: Mapping[str, str]
+    """The reasons why devices are unknown that only the last scan found, by their paths."""
+
+    used: Mapping[str, str] | UnreadableError
+    consoles: Collection[str] | UnreadableError
+
+    def doubts(self) -> dict[str, str]:
+        """Return the reasons why rules cannot be checked, by the subsystem."""
+        facts = {"block": self.used, "tty": self.consoles}
+        return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
+
+    def refusal(self, policy: HostPolicy, host: HostDevice) -> Refusal | None:
+        """Return the reason why a policy cannot publish a device; None if there is none."""
+        if policy.name in self.forbidden:
+            return Refusal("Dangerous", f"its policy is refused: {self.forbidden[policy.name]}")
+        refusal = self._refusal_of_danger(policy, host)
+        if refusal:
+            return refusal
+        if host.path in self.stale:
+            return _unknown(f"the driver cannot determine if it is there: {self.stale[host.path]}")
+        refusal = self._refusal_by_node(host)
+        if refusal or not host.block:
+            return refusal
+        if isinstance(self.used, UnreadableError):
+            return _unknown(
+                f"the driver cannot determine which block devices are in use: {self.used}"
+            )
+        try:
+            return reason_against_block_device(host, self.used)
+        except UnreadableError as error:
+            return _unknown(f"the driver cannot determine whether it is in use: {error}")
+
+    def _refusal_of_danger(self, policy: HostPolicy, host: HostDevice) -> Refusal | None:
+        settings = {_IN_POLICY: policy.spec.allow.dangerous, _IN_CHART: self.config.allow_dangerous}
         missing = [setting for setting, is_set in settings.items() if not is_set]
         if not missing:
             return None
+        consoles = self.consoles
         known = () if isinstance(consoles, UnreadableError) else consoles
         try:
             # The files of a device that only the last scan found may be missing.
+            is_stale = host.path in self.stale
             danger = danger_of_path(host.path) if is_stale else danger_of(host, known)
         except OSError as error:
             reason = f"the driver cannot determine whether it is dangerous: {error.strerror}"
@@ -276,32 +282,9 @@ class Host:
             return _unknown(f"the driver cannot determine the consoles: {consoles}")
         return None
 
-    def _problems(self, policy: HostPolicy, forbidden: Mapping[str, str]) -> Iterator[str]:
-        """Return what prevents a policy from publishing devices on this host. Missing paths are
-        allowed."""
-        if policy.name in forbidden:
-            yield forbidden[policy.name]
-        for index, matcher in enumerate(policy.spec.match):
-            for number, path in enumerate(matcher.paths):
-                reason = None if has_wildcard(path) else self._reason_against_path(path)
-                if reason:
-                    yield f"match[{index}].paths[{number}]: {path} {reason}"
-
-    def _reason_against_path(self, path: str) -> str | None:
-        # The device is not opened for the check, because opening some devices has side effects.
-        try:
-            mode = self._node(path).stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            return f"cannot be read: {error.strerror}"
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            return None
-        return f"is not a device node, but a {'directory' if stat.S_ISDIR(mode) else 'file'}"
-
     def _refusal_by_node(self, host: HostDevice) -> Refusal | None:
         try:
-            node = self._node(host.path).stat()
+            node = _node(self.config, host.path).stat()
         except OSError as error:
             # The kernel removes the node before the device in sysfs, and creates it afterwards.
             return _unknown(f"its device node cannot be read: {error.strerror}")
@@ -313,34 +296,77 @@ class Host:
             f"its device node does not have the number {host.number} that sysfs reports",
         )
 
-    def _misplaced(
-        self, policies: Sequence[HostPolicy], found: Collection[HostDevice]
-    ) -> Iterator[Misplaced]:
-        known = {(host.subsystem, path) for host in found for path in host.paths}
-        for policy in policies:
-            for matcher in policy.spec.match:
-                for path in matcher.paths:
-                    if has_wildcard(path) or (matcher.subsystem, path) in known:
-                        continue
-                    subsystem = self._subsystem_of_node(path)
-                    if subsystem and subsystem != matcher.subsystem:
-                        yield Misplaced(policy.name, path, subsystem)
 
-    def _subsystem_of_node(self, path: str) -> str | None:
-        try:
-            node = self._node(path).stat()
-        except OSError:
-            return None
-        kind: Literal["block", "char"] = "block" if stat.S_ISBLK(node.st_mode) else "char"
-        number = f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}"
-        try:
-            return self._sysfs.subsystem_of(kind, number)
-        except UnreadableError:
-            return None
+def reason_against_block_device(device: HostDevice, used: Mapping[str, str]) -> Refusal | None:
+    """
+    Return the reason not to publish a block device; None if there is none.
+
+    :param used: the result of :func:`.block_usage.read_usage`.
+    """
+    block = device.block
+    if block is None:
+        return None
+    is_zram = re.fullmatch(r"zram\d+", device.kernel_name)
+    if not (is_zram or re.fullmatch(r"loop\d+", device.kernel_name)):
+        return Refusal("NotSupported", f"it is a disk, and hostdev publishes no disk; {_USE_CSI}")
+    if block.has_backing_file:
+        return Refusal("NotSupported", f"it is a loop device with a backing file; {_USE_CSI}")
+    if block.backing_device:
+        return Refusal(
+            "NotSupported", f"it is a zram device that writes to {block.backing_device}; {_USE_CSI}"
+        )
+    if is_zram and block.size_bytes == 0:
+        return Refusal("Other", "it has no size: its disksize is not set")
+    use = used.get(device.number)
+    if use:
+        return Refusal("InUse", f"it is {use}")
+    # A holder that is not mounted (yet) still holds the device open.
+    holder = next(iter(entries(device.directory / "holders")), None)
+    return Refusal("InUse", f"{holder.name} is built on it") if holder else None
 
 
 def _unknown(reason: str) -> Refusal:
     return Refusal("Unreadable", reason, is_unknown=True)
+
+
+def _node(config: HostDevicesConfig, path: str) -> Path:
+    return config.dev_root / path.removeprefix("/dev/")
+
+
+def _result(read: Callable[[], T]) -> T | UnreadableError:
+    try:
+        return read()
+    except UnreadableError as error:
+        return error
+
+
+# ------------------------------------------------------------ policies and devices of a scan
+
+
+def _deciding_policies(
+    policies: Sequence[HostPolicy], names: Collection[str], *, before: Selection | None
+) -> Sequence[HostPolicy]:
+    """Return the policies that decide on these devices: those that published them, and those that
+    can match the same devices. All policies if a device is unknown."""
+    owners = {before.policy_of(name) if before else None for name in names}
+    deciding = [policy for policy in policies if policy.name in owners]
+    if len(deciding) < len(owners):
+        return policies
+    while True:
+        # A device has one subsystem, so other policies of other subsystems cannot match it.
+        reached = {subsystem for policy in deciding for subsystem in policy.spec.subsystems}
+        chosen = [each for each in policies if not reached.isdisjoint(each.spec.subsystems)]
+        if len(chosen) == len(deciding):
+            return chosen
+        deciding = chosen
+
+
+def _exact_paths(policy: HostPolicy) -> Iterator[tuple[str, str, str]]:
+    """Yield the field, the subsystem and the path of each path without a wildcard."""
+    for index, matcher in enumerate(policy.spec.match):
+        for number, path in enumerate(matcher.paths):
+            if not has_wildcard(path):
+                yield f"match[{index}].paths[{number}]", matcher.subsystem, path
 
 
 def _stale(
@@ -361,10 +387,7 @@ def _stale(
 
 
 def _withdrawn(
-    selection: Selection,
-    holds: Holds,
-    found: Collection[HostDevice],
-    unknown: Collection[str],
+    selection: Selection, holds: Holds, found: Collection[HostDevice], unknown: Collection[str]
 ) -> Iterator[str]:
     present = {hardware_identity(host) for host in found}
     for name in holds:

@@ -1,42 +1,254 @@
 """
-Matches devices of the host with policies.
+Matchers: how a policy describes the devices that it publishes, and which devices match.
 
-Pure: it must not know files, names of published devices, or other fields of a policy.
+A matcher is checked without a host. Errors name the value and the remedy. A glob of paths has
+``*``, ``?`` and brackets, each within one part of a path.
+
+It must not depend on files, names of published devices, or other fields of a policy.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
+from typing import Annotated, Any
 
-from drakit_drivers.hostdev.globs import matches
-from drakit_drivers.hostdev.matchers import Matcher, ParentMatcher, PciMatcher, UsbMatcher
-from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.sysfs import HostDevice, PciParent, UsbParent
-from drakit_drivers.hostdev.topology import Ancestor
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-__all__ = ("is_matched", "wanted_paths")
+from drakit import DevicePolicy
+from drakit_drivers.hostdev.hardware import Ancestor, HostDevice, PciParent, UsbParent
+
+__all__ = (
+    "RAW_DISK_SUBSYSTEMS",
+    "Matcher",
+    "ParentMatcher",
+    "PciMatcher",
+    "UsbMatcher",
+    "check_glob",
+    "check_text",
+    "has_wildcard",
+    "is_matched",
+    "matches",
+    "wanted_paths",
+)
+
+RAW_DISK_SUBSYSTEMS = ("bsg", "nvme", "nvme-generic", "scsi_generic")
+"""Character devices that reach the blocks of a disk, mounted or not."""
 
 
-def is_matched(spec: HostDevicePolicySpec, host: HostDevice) -> bool:
+# ------------------------------------------------------------ globs
+
+
+def check_text(text: str) -> str:
+    """Raise for text that is not printable."""
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        raise ValueError(f"{text!r} has a control character")
+    return text
+
+
+def has_wildcard(glob: str) -> bool:
+    """Return whether it is a glob, not the path of one device."""
+    return any(sign in glob for sign in "*?[")
+
+
+def check_glob(glob: str) -> str:
+    """Raise for globs that match no device, or other devices than intended."""
+    if not glob.startswith("/dev/"):
+        raise ValueError(f"{glob!r} must be an absolute path under /dev")
+    check_text(glob)
+    for part in glob.split("/")[2:]:
+        if part in ("", ".", ".."):
+            raise ValueError(f"{glob!r} has an empty part, '.' or '..' in it")
+        if "**" in part:
+            raise ValueError(f"{glob!r} has '**', which is not supported: a '*' matches one part")
+        _check_brackets(part, glob)
+    return glob
+
+
+def _check_brackets(part: str, glob: str) -> None:
+    rest = part
+    while rest:
+        sign, rest = rest[0], rest[1:]
+        if sign not in "[]":
+            continue
+        # A ']' that stands first is one of the characters, not the end.
+        inside = re.match(r"!?+(?:\][^\]]*|[^\]]+)(?=\])", rest)
+        if sign == "]" or not inside:
+            raise ValueError(f"{glob!r} has a bracket without its counterpart in the same part")
+        if inside[0].startswith("^"):
+            raise ValueError(f"{glob!r} has '[^': write '[!' for all other characters")
+        for first, last in re.findall(r"(.)-(.)", inside[0].removeprefix("!")):
+            if first > last:
+                raise ValueError(f"{glob!r} has the range {first}-{last}, which matches nothing")
+        rest = rest[inside.end() + 1 :]
+
+
+def matches(glob: str, path: str) -> bool:
+    """Return whether a glob matches a path; a ``*`` never crosses a ``/``."""
+    patterns = _compiled(glob)
+    parts = path.split("/")
+    return len(parts) == len(patterns) and all(
+        pattern.match(part) for pattern, part in zip(patterns, parts, strict=True)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _compiled(glob: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(translate(part)) for part in glob.split("/"))
+
+
+# ------------------------------------------------------------ matchers
+
+
+def _parse_hex(value: Any) -> Any:
+    # YAML reads 0403 as 259, and 1e10 as a float.
+    if not isinstance(value, str):
+        raise ValueError('must be hexadecimal digits in quotes, like "0403"')
+    return value.lower()
+
+
+def _check_name_glob(glob: str) -> str:
+    # The rules for brackets are those of a device's path.
+    if "/" in glob:
+        raise ValueError(f"{glob!r} has a '/'; write a name, not a path")
+    check_glob(f"/dev/{glob}")
+    return glob
+
+
+Hex4 = Annotated[str, Field(pattern="^[0-9a-f]{4}$"), BeforeValidator(_parse_hex)]
+ClassPrefix = Annotated[str, Field(pattern="^[0-9a-f]{2,6}$"), BeforeValidator(_parse_hex)]
+Glob = Annotated[str, Field(max_length=256), AfterValidator(check_glob)]
+NameGlob = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_name_glob)]
+TextGlob = Annotated[str, Field(max_length=256), AfterValidator(check_text)]
+Subsystem = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+KernelDriver = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+Property = Annotated[str, Field(pattern="^[A-Za-z0-9_.:-]+$", max_length=128)]
+
+
+class UsbMatcher(DevicePolicy):
+    """Properties of the USB device. All specified fields must match."""
+
+    vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
+    """The vendor ID: four hexadecimal digits in quotes, such as ``"1a86"``."""
+
+    product_id: Hex4 | None = Field(default=None, alias="productID")
+    """The product ID: four hexadecimal digits in quotes."""
+
+    serial: str | None = Field(default=None, min_length=1, max_length=126)
+    """The serial number. If several units have the same serial number, also set ``path``."""
+
+    path: str | None = Field(default=None, pattern=r"^[!-~]+-usbv[1-3]-0:[0-9.]+$", max_length=128)
+    """The USB controller and port path, as in the attribute ``usbPath``, such as
+    ``pci-0000:00:14.0-usbv2-0:1.2``. It stays the same after a reboot."""
+
+    port: str | None = Field(default=None, pattern=r"^[0-9]+-[0-9]+(\.[0-9]+)*$", max_length=32)
+    """The USB bus number and port path, such as ``1-2.3``. The kernel can change the bus number at
+    a reboot, so use ``path`` instead."""
+
+
+class PciMatcher(DevicePolicy):
+    """Properties of the PCI function of the device. All specified fields must match."""
+
+    vendor_id: Hex4 | None = Field(default=None, alias="vendorID")
+    """The vendor ID: four hexadecimal digits in quotes, such as ``"8086"``."""
+
+    device_id: Hex4 | None = Field(default=None, alias="deviceID")
+    """The device ID: four hexadecimal digits in quotes."""
+
+    class_id: ClassPrefix | None = Field(default=None, alias="classID")
+    """The first two to six hexadecimal digits of the class, in quotes: ``"03"`` for every display
+    controller, ``"0302"`` for 3D controllers."""
+
+
+class ParentMatcher(DevicePolicy):
+    """Properties of an ancestor in sysfs. One ancestor must match all specified fields."""
+
+    subsystem: Subsystem | None = None
+    """The ancestor's subsystem, such as ``usb``, ``pci`` or ``platform``."""
+
+    driver: KernelDriver | None = None
+    """The ancestor's kernel driver."""
+
+    name: NameGlob | None = None
+    """A glob for the name of the ancestor, which is the last component of its sysfs path. Examples:
+    ``1-2*``, ``0000:01:00.0``."""
+
+
+class Matcher(DevicePolicy):
+    """Conditions for devices. A device matches if it meets all specified conditions."""
+
+    subsystem: Subsystem
+    """The kernel subsystem: a directory of ``/sys/class`` or ``/sys/bus``, such as ``misc``,
+    ``tty``, ``video4linux`` or ``block``."""
+
+    paths: tuple[Glob, ...] = Field(default=(), max_length=64)
+    """Paths under ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one
+    path must match the device node, or a symbolic link to it that udev created. A wildcard matches
+    within one path component."""
+
+    usb: UsbMatcher | None = None
+    """The USB device that the device belongs to."""
+
+    pci: PciMatcher | None = None
+    """The PCI function that the device belongs to."""
+
+    driver: KernelDriver | None = None
+    """The kernel driver of the device, or of its nearest ancestor that has a driver. Examples:
+    ``ftdi_sio``, ``uvcvideo``."""
+
+    udev_properties: dict[Property, TextGlob] = Field(default_factory=dict, max_length=16)
+    """Properties in the udev database, such as ``ID_MODEL``, and a glob for each value. All
+    specified properties must match. On a node without a udev daemon, no
+    device has properties."""
+
+    parent: ParentMatcher | None = None
+    """An ancestor of the device in sysfs, such as its controller or hub."""
+
+    @field_validator("subsystem")
+    @classmethod
+    def _no_raw_disks(cls, subsystem: str) -> str:
+        if subsystem in RAW_DISK_SUBSYSTEMS:
+            raise ValueError(
+                f"devices of {subsystem} can write to mounted disks; use a CSI driver for disks "
+                "(docs/admin/disks.md)"
+            )
+        return subsystem
+
+    @field_validator("usb", "pci", "parent")
+    @classmethod
+    def _has_a_property(cls, matcher: DevicePolicy | None) -> DevicePolicy | None:
+        if matcher is not None and not any(value for _, value in matcher):
+            raise ValueError("must have at least one field; remove it to match any device")
+        return matcher
+
+
+# ------------------------------------------------------------ devices that match
+
+
+def is_matched(matchers: Iterable[Matcher], host: HostDevice) -> bool:
     """Return whether one of a policy's matchers matches completely."""
-    return any(_matches(matcher, host) for matcher in spec.match)
+    return any(_matches(matcher, host) for matcher in matchers)
 
 
-def wanted_paths(specs: Iterable[HostDevicePolicySpec], subsystem: str) -> Callable[[str], bool]:
+def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str], bool]:
     """Return a filter of paths for a subsystem's devices: the rest of a device is read only if one
     of its paths passes."""
-    matchers = [m for spec in specs for m in spec.match if m.subsystem == subsystem]
-    if not all(matcher.paths for matcher in matchers):
+    paths = [matcher.paths for matcher in matchers if matcher.subsystem == subsystem]
+    if not all(paths):
         return lambda path: True
-    globs = [glob for matcher in matchers for glob in matcher.paths]
+    globs = [glob for its in paths for glob in its]
     return lambda path: any(matches(glob, path) for glob in globs)
 
 
 def _matches(matcher: Matcher, host: HostDevice) -> bool:
     return (
         matcher.subsystem == host.subsystem
-        and (not matcher.paths or _has_path(matcher.paths, host))
+        and (
+            not matcher.paths
+            or any(matches(glob, path) for glob in matcher.paths for path in host.paths)
+        )
         and (matcher.driver is None or matcher.driver == host.driver)
         and (matcher.usb is None or _is_usb(matcher.usb, host.usb))
         and (matcher.pci is None or _is_pci(matcher.pci, host.pci))
@@ -49,10 +261,6 @@ def _matches(matcher: Matcher, host: HostDevice) -> bool:
             or any(_is_parent(matcher.parent, ancestor) for ancestor in host.ancestors)
         )
     )
-
-
-def _has_path(globs: Iterable[str], host: HostDevice) -> bool:
-    return any(matches(glob, path) for glob in globs for path in host.paths)
 
 
 def _is_usb(matcher: UsbMatcher, usb: UsbParent | None) -> bool:

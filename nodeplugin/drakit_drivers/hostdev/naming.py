@@ -1,82 +1,123 @@
 """
-Names of published devices: a name must mean the same device after a restart, reboot or replug.
+Names of published devices, and the devices that claims hold under their names.
 
-A name consists of the policy and the device's identity. The identity is, in this order:
+A name consists of the policy and the device's identity (:mod:`.hardware`). If two devices would get
+one name, or it would be too long, they get a hash of their distinguishing properties. A present
+device keeps the name that it had before: a twin that is plugged in renames nothing.
 
-1. of a tape drive its world wide id;
-2. of a USB device its ids and serial number, or else its controller and port;
-3. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
-   address of the mainboard (``ttyS0``), or the kernel fixes it (``tty7``, a zram device);
-4. the path to the hardware: a PCI function, a platform device, a chip below one of them
-   (:mod:`.topology`).
+A claim holds hardware, not a name. Until the claim is released, the name belongs to that hardware,
+and no other hardware gets it. The identity in the held device nodes shows whether a device in a
+scan is a held one, whatever policy matches it, and whether the kernel has given its number to other
+hardware. The identity is unknown for a claim whose record has none; then the name that the last
+scans gave to the hardware has to do.
 
-The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are never part of it,
-because the kernel can assign them in another order. A device with none of these has only the
-kernel's name: it is published only with ``allow.unstableIdentity``.
-
-If two devices would get one name, or it would be too long, they get a hash of their distinguishing
-properties. A present device keeps the name that it had before: a twin that is plugged in renames
-nothing. A name that a claim holds belongs to its hardware until the claim is released, and no other
-hardware gets it (:mod:`.holds`).
-
-The identity of that hardware has more parts than a name: the place in the machine, because serial
-numbers are not unique, and what distinguishes the nodes of one device. A device that moves to
-another port is therefore other hardware for a claim that holds it: a twin could have moved there.
-
-Pure: it must not know files, sysfs or the API's types.
+Pure: it must not depend on files, sysfs, or the fields of a policy.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from drakit_drivers.hostdev.holds import Holds
-from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
-from drakit_drivers.hostdev.topology import address
+from drakit import HeldDevice, HeldNode
+from drakit_drivers.hostdev.hardware import Identity
 
-__all__ = (
-    "Identity",
-    "Wish",
-    "assign",
-    "hardware_identity",
-    "identity_of_node",
-    "identity_of_unit",
-    "subsystem_of",
-    "wish",
-)
+__all__ = ("Holds", "Number", "Numbers", "Wish", "assign", "wish")
 
 _MAX_NAME = 63
 _HASH_DIGITS = 8
 
-_MAX_IDENTITY = 256
-"""The limit of `DeviceNode.identity`."""
+Number = tuple[str, int, int]
+"""Type (``b`` or ``c``), major and minor."""
 
-_FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
-"""Kernel names without a number, or with one that stands for an address of the mainboard."""
-
-_NUMBER_WITHIN = re.compile(r"(snd/[a-zA-Z]+C|dvb/adapter|wwan|vport|mmcblk|mtd|n?st)\d+(?=\D)")
-"""Names in which the kernel's number is not the last one: pcmC0D3p is device 3 of sound card 0."""
-
-_FIXED_NUMBERS = ("mem", "misc", "tty", "vc")
-"""Subsystems whose devices without hardware have fixed numbers. Others number them as they come."""
+Numbers = Mapping[str, Collection[Number]]
+"""The numbers of hardware by its identity: a unit has several, and so have equal nodes of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """What distinguishes a device from others."""
+class Holds:
+    """The held devices by name. Immutable."""
 
-    text: str
-    """The identity, for people: ``0403-6001-A50285BI-i0``."""
+    def __init__(
+        self,
+        held: Mapping[str, HeldDevice] | None = None,
+        *,
+        remembered: Mapping[str, Set[str]] | None = None,
+    ) -> None:
+        """`remembered`: the identities of devices by name, for claims without any."""
+        self._held = held or {}
+        self._hardware: dict[str, Set[str]] = {
+            name: {node.identity for node in device.nodes} or (remembered or {}).get(name, set())
+            for name, device in self._held.items()
+        }
+        self._names: dict[str, set[str]] = defaultdict(set)
+        for name, hardware in self._hardware.items():
+            for identity in hardware:
+                self._names[identity].add(name)
+        self._by_number: dict[Number, list[tuple[str, str]]] = defaultdict(list)
+        for name, device in sorted(self._held.items()):
+            for node in device.nodes:
+                if number := _number(node):
+                    self._by_number[number].append((node.identity, name))
 
-    place: str
-    """What distinguishes two devices of the same identity: a port, for example."""
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
 
-    is_stable: bool = True
-    """Whether the identity belongs to the same device after a reboot."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def hardware(self, name: str) -> Set[str]:
+        """Return the identities of a held device; empty if they are unknown."""
+        return self._hardware[name]
+
+    def is_of(self, name: str, hardware: Set[str]) -> bool:
+        """Return whether claims are known to hold this hardware under this name."""
+        return not self._hardware.get(name, set()).isdisjoint(hardware)
+
+    def is_of_other(self, name: str, hardware: Set[str]) -> bool:
+        """Return whether claims are known to hold other hardware under this name."""
+        own = self._hardware.get(name)
+        return bool(own) and own.isdisjoint(hardware)
+
+    def names(self, hardware: Set[str]) -> set[str]:
+        """Return the names under which claims hold this hardware."""
+        return {name for identity in hardware for name in self._names.get(identity, ())}
+
+    def taken(self, numbers: Numbers) -> tuple[Number, str] | None:
+        """Return a number that a claim holds for other hardware, and the device that has it."""
+        for identity, its_numbers in sorted(numbers.items()):
+            for number in sorted(its_numbers):
+                for held_identity, name in self._by_number.get(number, ()):
+                    if held_identity != identity:
+                        return number, name
+        return None
+
+    def outdated(self, name: str, numbers: Numbers) -> list[HeldNode]:
+        """Return the held nodes whose numbers the hardware no longer has."""
+        device = self._held.get(name)
+        return [
+            node
+            for node in (device.nodes if device else ())
+            if node.identity in numbers
+            and (number := _number(node))
+            and number not in numbers[node.identity]
+        ]
+
+    def holder(self, name: str) -> str:
+        """Name a claim that holds a device, for a message."""
+        claims = sorted(str(claim) for claim in self._held[name].claims)
+        return f"claim {claims[0]}" if claims else "a claim"
+
+
+def _number(node: HeldNode) -> Number | None:
+    if node.major is None or node.minor is None:
+        return None  # of an earlier boot
+    return node.type, node.major, node.minor
+
+
+# ------------------------------------------------------------ names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,115 +128,15 @@ class Wish:
     """The policy, and all that distinguishes the device from others."""
 
     plain: str
+    """It can be too long for a name."""
+
     hashed: str
-    is_plain_possible: bool
     hardware: Set[str]
     """The identities of its device nodes, which do not depend on the policy."""
 
 
-def identity_of_node(host: HostDevice) -> Identity:
-    """Return the identity of one device node. Several nodes of one piece of hardware can have the
-    same one."""
-    usb = host.usb
-    name = host.path.removeprefix("/dev/")
-    if host.block:
-        # A zram or loop device is its number, which is chosen at setup.
-        return Identity(text=name, place=name)
-    if host.wwid:
-        text = f"{_stem(name)}-{host.wwid}"
-        return Identity(text=text, place=text)
-    if usb and not _is_wireless(host):
-        unit = _usb_identity(usb)
-        interface = "" if usb.interface is None else f"-i{usb.interface}"
-        return replace(unit, text=f"{unit.text}{interface}", place=f"{unit.place}{interface}")
-    if _has_fixed_name(host, host.kernel_name):
-        return Identity(text=name, place=name)
-    where = _address(host)
-    if where:
-        text = f"{_stem(name)}-{where}"
-        return Identity(text=text, place=text)
-    return Identity(text=name, place=name, is_stable=False)
-
-
-def identity_of_unit(host: HostDevice) -> Identity:
-    """Return the identity of the physical unit that a device node is part of. It does not depend
-    on the nodes that the unit has at the moment."""
-    usb = host.usb
-    if host.wwid:
-        return Identity(text=host.wwid, place=host.wwid)
-    if usb and not _is_wireless(host):
-        return _usb_identity(usb)
-    unit = host.unit or host.directory
-    if _has_fixed_name(host, unit.name):
-        return Identity(text=unit.name, place=unit.name)
-    where = _address(host)
-    if where:
-        return Identity(text=where, place=where)
-    return Identity(text=unit.name, place=unit.name, is_stable=False)
-
-
-def hardware_identity(host: HostDevice) -> str:
-    """Return the identity of the hardware behind a device node, whatever policy publishes it."""
-    identity = identity_of_node(host)
-    # The kernel numbers the nodes of USB devices themselves by bus: bus/usb/001/004.
-    node = "" if host.subsystem == "usb" else _stem(host.path.removeprefix("/dev/"))
-    # What a device reports about itself stands between what the kernel does: no serial number can
-    # make it look like a device at another place.
-    parts = (host.subsystem, node, host.index, identity.text, identity.place)
-    text = " ".join(dict.fromkeys(part for part in parts if part))
-    text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if len(text) <= _MAX_IDENTITY:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{text[: _MAX_IDENTITY - len(digest) - 1]} {digest}"
-
-
-def subsystem_of(identity: str) -> str:
-    """Return the subsystem in the identity of hardware."""
-    return identity.partition(" ")[0]
-
-
-def _usb_identity(usb: UsbParent) -> Identity:
-    # Cheap devices share one serial number: then the place distinguishes them.
-    place = usb.path or f"port-{usb.port}"
-    return Identity(
-        text=f"{usb.vendor_id}-{usb.product_id}-{usb.serial or place}",
-        place=place,
-        is_stable=bool(usb.serial or usb.path),
-    )
-
-
-def _stem(name: str) -> str:
-    """Return the kernel's name of a device without the kernel's number."""
-    within = _NUMBER_WITHIN.match(name)
-    return f"{within[1]}{name[within.end() :]}" if within else re.sub(r"[\d.]+$", "", name)
-
-
-def _has_fixed_name(host: HostDevice, name: str) -> bool:
-    if host.pci and name.startswith("ttyS"):  # a serial card, whose ports the kernel counts
-        return False
-    if host.is_virtual and host.subsystem in _FIXED_NUMBERS:
-        return True
-    return _FIXED_NODES.fullmatch(name) is not None
-
-
-def _is_wireless(host: HostDevice) -> bool:
-    """Return whether a device has a connection by Bluetooth."""
-    # The USB device is the adapter, which says nothing about the keyboard that is paired with it.
-    return any(ancestor.subsystem == "bluetooth" for ancestor in host.ancestors)
-
-
-def _address(host: HostDevice) -> str | None:
-    return None if _is_wireless(host) else address(host.ancestors)
-
-
 def wish(
-    policy: str,
-    identity: Identity,
-    *,
-    hardware: Set[str],
-    nth: int = 1,
-    copy: int | None = None,
+    policy: str, identity: Identity, *, hardware: Set[str], nth: int = 1, copy: int | None = None
 ) -> Wish:
     """
     Return the names for a device.
@@ -211,7 +152,6 @@ def wish(
         key=f"{policy} {identity.text} {identity.place}{suffix}",
         plain=plain,
         hashed=_with_hash(plain, f"{policy} {identity.place}{suffix}"),
-        is_plain_possible=len(plain) <= _MAX_NAME,
         hardware=hardware,
     )
 
@@ -225,37 +165,22 @@ def assign(
     :param before: the names that devices had in the last scan, by key.
     """
     wanted = Counter(wish.plain for wish in wishes)
-    owners = {
-        wish.plain: wish.key
-        for wish in wishes
-        if wish.is_plain_possible and before.get(wish.key) == wish.plain
-    }
-    return {
-        each.key: _name(
-            each,
-            is_known_by_hashed=before.get(each.key) == each.hashed,
-            owner=owners.get(each.plain),
-            is_only_one=wanted[each.plain] == 1,
-            holds=holds,
-        )
-        for each in wishes
-    }
+    owners = {wish.plain: wish.key for wish in wishes if before.get(wish.key) == wish.plain}
 
+    def name_of(each: Wish) -> str | None:
+        for name in (each.plain, each.hashed):
+            if holds.is_of(name, each.hardware):
+                return name
+        hashed = None if holds.is_of_other(each.hashed, each.hardware) else each.hashed
+        if len(each.plain) > _MAX_NAME or holds.is_of_other(each.plain, each.hardware):
+            return hashed
+        if before.get(each.key) == each.hashed or (each.hashed in holds and hashed):
+            return hashed
+        if wanted[each.plain] == 1 or owners.get(each.plain) == each.key:
+            return each.plain
+        return None if each.plain in holds and each.plain not in owners else hashed
 
-def _name(
-    each: Wish, *, is_known_by_hashed: bool, owner: str | None, is_only_one: bool, holds: Holds
-) -> str | None:
-    for name in (each.plain, each.hashed):
-        if holds.is_of(name, each.hardware):
-            return name
-    hashed = None if holds.is_of_other(each.hashed, each.hardware) else each.hashed
-    if not each.is_plain_possible or holds.is_of_other(each.plain, each.hardware):
-        return hashed
-    if is_known_by_hashed or (each.hashed in holds and hashed):
-        return hashed
-    if is_only_one or owner == each.key:
-        return each.plain
-    return None if each.plain in holds and owner is None else hashed
+    return {each.key: name_of(each) for each in wishes}
 
 
 def _label(text: str) -> str:

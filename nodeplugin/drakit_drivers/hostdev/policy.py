@@ -1,116 +1,71 @@
 """
-The spec of a HostDevicePolicy: which devices of the host it publishes, and how pods get them.
+What an admin writes: the policies, which select devices and define how pods get them, and the
+configuration of the driver.
 
 The same model checks policies of the cluster (the custom resource ``HostDevicePolicy``) and those
 of a configuration file. Every field has bounds, and errors name the field and the remedy.
-:mod:`.matchers` has the description of devices.
+:mod:`.matching` has the description of devices, :mod:`.container` the view of containers. Whether a
+path of the configuration exists is checked at start (:mod:`.host`).
 
-It must not know the host: a policy is checked without one.
+It must not depend on the host: policies and configuration are checked without one.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    StrictBool,
-    StrictInt,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, field_validator, model_validator
 
-from drakit import AttributeValue, DevicePolicy, Version
-from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
+from drakit import AttributeValue, DevicePolicy, DriverConfig, Duration, Policy, Version
+from drakit_drivers.hostdev.container import HARMLESS_MOUNTS, Container, is_below
 from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
-from drakit_drivers.hostdev.globs import has_wildcard
-from drakit_drivers.hostdev.matchers import Matcher
+from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
 __all__ = (
     "MAX_EXTRA_ATTRIBUTES",
+    "OWN_ATTRIBUTES",
     "Allow",
     "Attribute",
-    "Container",
     "DeviceClass",
     "HostDevicePolicySpec",
-    "PathMount",
+    "HostDevicesConfig",
+    "HostPolicy",
     "PolicyName",
     "Sharing",
+    "policies_of_node",
+    "policy_of_file",
 )
 
 MAX_EXTRA_ATTRIBUTES = 4
 """Attributes that a policy can add: the API allows 32 of a device with its capacities."""
 
-_HARMLESS_MOUNTS = ("/lib/firmware", "/run/udev/data", "/usr/lib/firmware", "/usr/share")
-"""Directories of the host that contain neither secrets nor sockets."""
-
-_PRIVATE_PLACES = ("/dev", "/proc", "/sys")
-"""Directories of a container that the runtime fills."""
+OWN_ATTRIBUTES = frozenset(
+    """
+    byIdLink byPathLink devname devtype driver drmConnected drmNode hidName identity inputKind
+    inputName iommuGroup major minor netAddress netInterface nodeCount path pciClass pciDeviceID
+    pciSubsystemDeviceID pciSubsystemVendorID pciVendorID policy serial soundCardID soundNode
+    soundPcmCount subsystem tpmVersion ttyPort uartType usbClass usbInterface usbManufacturer
+    usbPath usbPort usbProduct usbProductID usbSpeed usbVendorID usbVersion videoCapture videoName
+    videoOutput
+    """.split()  # noqa: SIM905  (a list of strings would be one line for each)
+)
+"""The names without a domain of the driver's own attributes (:mod:`.attributes`), which a policy
+cannot give to others. docs/reference/attributes.md explains them."""
 
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
-
-# ------------------------------------------------------------ types of values
-
-
-def _parse_mode(value: Any) -> int:
-    # A number is refused: YAML reads 0660 as 432, and 660 as an unintended mode.
-    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
-        raise ValueError('must be octal digits in quotes, like "0660"')
-    return int(value, 8)
-
-
-def _mode_text(mode: int) -> str:
-    return f"{mode:04o}"
-
-
-def _check_absolute(path: str) -> str:
-    parts = path.split("/")
-    if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]):
-        raise ValueError(f"{path!r} must be an absolute path without '.', '..' and empty parts")
-    if re.search(r"[\x00-\x1f\x7f]", path):
-        raise ValueError(f"{path!r} has a control character")
-    return path
-
-
-def _check_container_path(path: str) -> str:
-    _check_absolute(path.removesuffix("/"))
-    if not path.startswith("/dev/") or path == "/dev/":
-        raise ValueError(f"{path!r} must be under /dev/")
-    if re.search(r"[?\[\]]", path) or path.count("*") > 1 or "*" in path.rpartition("/")[0]:
-        raise ValueError(
-            f"{path!r} can contain one '*', in its last component, and no other wildcard"
-        )
-    return path
-
-
-Mode = Annotated[
-    int,
-    BeforeValidator(_parse_mode),
-    PlainSerializer(_mode_text, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"}),
-]
-PathText = Annotated[str, Field(max_length=256), AfterValidator(_check_absolute)]
-Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 LabelKey = Annotated[
     str, Field(pattern=rf"^({_DOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317)
 ]
 LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE)]
-Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 AttributeName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=32)]
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 """The value of the device attribute ``policy``, and the prefix of device names. The limit
 of 40 characters leaves room for the device."""
-
-
-# ------------------------------------------------------------ sharing and the container's view
 
 
 class Sharing(DevicePolicy):
@@ -135,96 +90,6 @@ class Sharing(DevicePolicy):
                 f"mode: {self.mode} needs users, the number of claims that can share a device"
             )
         return self
-
-
-class PathMount(DevicePolicy):
-    """A host file or directory that the runtime mounts into containers, read-only."""
-
-    host_path: PathText
-    """The path on the host. Paths outside ``/lib/firmware``, ``/usr/lib/firmware``,
-    ``/usr/share`` and ``/run/udev/data`` need ``allow.dangerous``."""
-
-    container_path: PathText | None = None
-    """The path in the container. Defaults to the path on the host."""
-
-    @model_validator(mode="after")
-    def _does_not_hide_the_runtime_s_own(self) -> Self:
-        path = self.container_path or self.host_path
-        if _is_below(path, _PRIVATE_PLACES):
-            raise ValueError(
-                f"containerPath: {path} is under {', '.join(_PRIVATE_PLACES)}, which the runtime "
-                "fills; choose another path"
-            )
-        return self
-
-
-class Container(DevicePolicy):
-    """How the device appears in a container: path, permissions, variables and mounts."""
-
-    path: str | None = Field(default=None, max_length=256)
-    """The path of the device node in the container, under ``/dev``. Defaults to the path on the
-    host. If the path ends in ``/``, it is a directory, and each device node keeps its name. If the
-    last path component contains ``*``, the driver replaces ``*`` with the index of the device node
-    within the device, starting at 0."""
-
-    permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
-    """The cgroup permissions: ``r`` (read), ``w`` (write) and ``m`` (mknod), in any combination."""
-
-    uid: Id | None = None
-    """The user ID that owns the device node in the container. If unset, the runtime decides."""
-
-    gid: Id | None = None
-    """The group ID of the device node in the container. If unset, the runtime decides."""
-
-    mode: Mode | None = None
-    """The file mode of the device node in the container, such as ``"0660"``. If unset, the runtime
-    decides."""
-
-    env: dict[Variable, Annotated[str, Field(max_length=1024)]] = Field(
-        default_factory=dict, max_length=32
-    )
-    """Additional environment variables of the container. The driver does not expand the values."""
-
-    mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
-    """Host files and directories that the runtime also mounts into the container."""
-
-    by_id_links: bool = False
-    """Whether the container also gets each device node at the path of its ``by-id`` link, such
-    as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has no
-    such links."""
-
-    @field_validator("path")
-    @classmethod
-    def _below_dev(cls, path: str | None) -> str | None:
-        return path if path is None else _check_container_path(path)
-
-    @field_validator("permissions")
-    @classmethod
-    def _each_letter_once(cls, permissions: str) -> str:
-        if len(set(permissions)) != len(permissions):
-            raise ValueError(f"{permissions!r} contains a letter twice")
-        return permissions
-
-    @field_validator("env")
-    @classmethod
-    def _not_the_driver_s_own(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if name.startswith("HOSTDEV_"):
-                raise ValueError(
-                    f"{name}: names that begin with HOSTDEV_ are reserved for the driver; rename "
-                    f"the variable"
-                )
-            if re.search(r"[\x00-\x1f\x7f]", value):
-                raise ValueError(f"{name}: the value has a control character")
-        return env
-
-    @property
-    def path_fits_several_nodes(self) -> bool:
-        """Whether each node of a device gets another path."""
-        return self.path is None or self.path.endswith("/") or "*" in self.path
-
-
-# ------------------------------------------------------------ what else a policy decides
 
 
 class Attribute(DevicePolicy):
@@ -415,10 +280,10 @@ class HostDevicePolicySpec(DevicePolicy):
                         "name the devices that pods can claim, or set allow.dangerous: true",
                     )
         for index, mount in enumerate(self.container.mounts):
-            if not _is_below(mount.host_path, _HARMLESS_MOUNTS):
+            if not is_below(mount.host_path, HARMLESS_MOUNTS):
                 yield (
                     f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
-                    f"{', '.join(_HARMLESS_MOUNTS)}",
+                    f"{', '.join(HARMLESS_MOUNTS)}",
                     "set allow.dangerous: true only if every pod that can claim the device may "
                     "read it",
                 )
@@ -437,5 +302,71 @@ class HostDevicePolicySpec(DevicePolicy):
         return None
 
 
-def _is_below(path: str, directories: tuple[str, ...]) -> bool:
-    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
+HostPolicy = Policy[HostDevicePolicySpec]
+
+
+def policy_of_file(name: str, spec: HostDevicePolicySpec) -> HostPolicy:
+    """Return a policy of a configuration file, which takes precedence over those of the cluster."""
+    return Policy(name=name, created=datetime.min.replace(tzinfo=UTC), generation=0, spec=spec)
+
+
+def policies_of_node(
+    policies: Iterable[HostPolicy], labels: Mapping[str, str] | None
+) -> list[HostPolicy]:
+    """Return the policies for a node, the first in conflicts first. While the node's labels are
+    unknown, those without a selector."""
+    chosen = (
+        policy
+        for policy in policies
+        if not policy.spec.node_selector
+        or (labels is not None and policy.spec.node_selector.items() <= labels.items())
+    )
+    return sorted(chosen, key=lambda policy: (policy.created, policy.name))
+
+
+# ------------------------------------------------------------ configuration
+
+
+def _check_absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError(f"{path} must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
+
+
+class HostDevicesConfig(DriverConfig):
+    """The configuration of the driver ``hostdev``."""
+
+    policies: dict[PolicyName, HostDevicePolicySpec] = Field(default_factory=dict, max_length=256)
+    """The policies by name. If two policies match a device, the policy whose name sorts first
+    publishes it. A policy in this file takes precedence over a policy in the cluster that matches
+    the same device."""
+
+    allow_dangerous: bool = False
+    """Whether policies can set ``allow.dangerous``. If false, the driver refuses everything that
+    needs it: devices that give a container control of the node or its data, matchers that match all
+    devices, and mounts of any host path."""
+
+    rescan_interval: Duration = Field(
+        default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
+    )
+    """The interval between full scans. The kernel reports immediately when a device is plugged in
+    or unplugged. The scan detects other changes, such as a mount."""
+
+    sys_root: AbsolutePath = Path("/sys")
+    """The mount point of sysfs."""
+
+    udev_root: AbsolutePath = Path("/run/udev")
+    """The mount point of the host's udev database. Optional."""
+
+    dev_root: AbsolutePath = Path("/dev")
+    """The mount point of the host's ``/dev``. Containers always get ``/dev`` paths."""
+
+    mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
+    """The host's mounts. If the file cannot be read, the driver publishes no new block device."""
+
+    swaps: AbsolutePath = Path("/proc/swaps")
+    """The host's swap areas. If the file cannot be read, the driver publishes no new block
+    device."""

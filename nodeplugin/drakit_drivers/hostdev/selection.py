@@ -8,50 +8,50 @@ A device that a claim holds is published only under its held names until it is r
 becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
 devices are published with a :class:`Doubt`, so that no new claim gets them.
 
-Pure: it must not know files, sysfs or the API's types.
+Pure: it must not depend on files, sysfs or the API's types.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from drakit import Policy
-from drakit_drivers.hostdev.holds import Holds, Number, Numbers
-from drakit_drivers.hostdev.matching import is_matched
-from drakit_drivers.hostdev.naming import (
+from drakit import LeftOutReason
+from drakit_drivers.hostdev.hardware import (
+    HostDevice,
     Identity,
-    Wish,
-    assign,
     hardware_identity,
     identity_of_node,
     identity_of_unit,
-    wish,
 )
-from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.refusal import Refusal
-from drakit_drivers.hostdev.sysfs import HostDevice
+from drakit_drivers.hostdev.matching import is_matched
+from drakit_drivers.hostdev.naming import Holds, Number, Numbers, Wish, assign, wish
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
-__all__ = (
-    "Doubt",
-    "HostPolicy",
-    "Overlap",
-    "Published",
-    "Refused",
-    "Selection",
-    "deciding_policies",
-    "policies_of_node",
-    "select",
-)
-
-HostPolicy = Policy[HostDevicePolicySpec]
+__all__ = ("Doubt", "Overlap", "Published", "Refusal", "Refused", "Selection", "select")
 
 _MAX_DEVICES = 2048
 """Devices of a policy on a node, copies included. A policy with more matches too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason for not publishing a device: a code for programs and a message for users."""
+
+    reason: LeftOutReason
+    message: str
+    """A clause without times and counters: ``it is mounted at /``."""
+
+    is_unknown: bool = False
+    """Whether a rule cannot be checked, because something is unreadable. Then no new device is
+    published, but one that was published before stays, with a taint."""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +89,6 @@ class Published:
     def host(self) -> HostDevice:
         """The first device node."""
         return self.hosts[0]
-
-    @property
-    def policy_name(self) -> str:
-        return self.policy.name
 
     @property
     def spec(self) -> HostDevicePolicySpec:
@@ -145,6 +141,12 @@ class Selection:
         """Return a device or a copy by its name."""
         return self.devices.get(name) or self.copies.get(name)
 
+    def policy_of(self, name: str) -> str | None:
+        """Return the policy of a device, published or not, by its name."""
+        refused = self.refused.get(name)
+        found = self.find(name) or (refused and refused.published)
+        return found.policy.name if found else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidate:
@@ -161,48 +163,6 @@ class _Candidate:
     @property
     def wishes(self) -> tuple[Wish, ...]:
         return (*self.devices, *self.copies)
-
-
-def policies_of_node(
-    policies: Iterable[HostPolicy], labels: Mapping[str, str] | None
-) -> list[HostPolicy]:
-    """Return the policies for a node, the first in conflicts first. While the node's labels are
-    unknown, those without a selector."""
-    chosen = (
-        policy
-        for policy in policies
-        if not policy.spec.node_selector
-        or (labels is not None and policy.spec.node_selector.items() <= labels.items())
-    )
-    return sorted(chosen, key=lambda policy: (policy.created, policy.name))
-
-
-def deciding_policies(
-    policies: Sequence[HostPolicy], names: Collection[str], *, before: Selection | None
-) -> list[HostPolicy]:
-    """Return the policies that decide on these devices: those that published them, and those that
-    can match the same devices. All policies if a device is unknown."""
-    found = [before.find(name) or before.refused.get(name) for name in names] if before else [None]
-    owners = {
-        each.published.policy_name if isinstance(each, Refused) else each.policy_name
-        for each in found
-        if each
-    }
-    if None in found or not owners <= {policy.name for policy in policies}:
-        return list(policies)
-    deciding = owners
-    while True:
-        # A device has one subsystem, so other policies of other subsystems cannot match it.
-        reached = {
-            subsystem
-            for policy in policies
-            if policy.name in deciding
-            for subsystem in policy.spec.subsystems
-        }
-        chosen = [each for each in policies if not reached.isdisjoint(each.spec.subsystems)]
-        if len(chosen) == len(deciding):
-            return chosen
-        deciding = {policy.name for policy in chosen}
 
 
 def select(
@@ -256,7 +216,9 @@ def select(
                     continue
                 doubt = _doubt(name, own_names - its_names, its_numbers, holds)
                 waits_for_release |= doubt is not None
-                target[name] = replace(published, doubt=_unreadable(reason) or doubt)
+                if reason:
+                    doubt = Doubt(kind="unreadable", message=reason.message)
+                target[name] = replace(published, doubt=doubt)
                 hardware[name] = hardware.get(name) or each.hardware
     return Selection(
         devices=devices,
@@ -351,10 +313,6 @@ def _held_otherwise(
     return None
 
 
-def _unreadable(reason: Refusal | None) -> Doubt | None:
-    return Doubt(kind="unreadable", message=reason.message) if reason else None
-
-
 def _doubt(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> Doubt | None:
     """Return the reason why no new claim must get a device. `other_form`: its names as copies, if
     it is published with capacity, and its name with capacity, if it is a copy."""
@@ -382,7 +340,7 @@ def _doubt(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> D
 
 def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_Candidate]:
     spec = policy.spec
-    matching = sorted((h for h in found if is_matched(spec, h)), key=_natural_order)
+    matching = sorted((h for h in found if is_matched(spec.match, h)), key=_natural_order)
     if spec.group == "Unit":
         units: dict[Path, list[HostDevice]] = defaultdict(list)
         for host in matching:
@@ -393,12 +351,19 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
     siblings = Counter[Identity]()
     total = 0
     for identity, hosts in pairs:
+        siblings[identity] += 1
+        nth = siblings[identity]
         hardware = frozenset(map(hardware_identity, hosts))
+        device = wish(policy.name, identity, hardware=hardware, nth=nth)
         total += spec.sharing.users or 1
         is_too_many = total > _MAX_DEVICES
-        users = 0 if is_too_many else spec.sharing.users or 0
-        device, *copies = _wishes(
-            policy, identity, hosts, hardware=hardware, users=users, siblings=siblings
+        of_copies = identity
+        if spec.single_path:
+            # One device at most: kvm-0, kvm-1, ...
+            of_copies, nth = Identity(text="", place=hosts[0].path), 1
+        copies = tuple(
+            wish(policy.name, of_copies, hardware=hardware, nth=nth, copy=index)
+            for index in range(0 if is_too_many else spec.sharing.users or 0)
         )
         only_copies = spec.sharing.mode == "Users" and not is_too_many
         yield _Candidate(
@@ -406,31 +371,10 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
             hosts=hosts,
             identity=identity,
             hardware=hardware,
-            devices=tuple(copies) if only_copies else (device,),
-            copies=() if only_copies else tuple(copies),
+            devices=copies if only_copies else (device,),
+            copies=() if only_copies else copies,
             is_too_many=is_too_many,
         )
-
-
-def _wishes(
-    policy: HostPolicy,
-    identity: Identity,
-    hosts: Sequence[HostDevice],
-    *,
-    hardware: Set[str],
-    users: int,
-    siblings: Counter[Identity],
-) -> Iterator[Wish]:
-    """Yield the wish for a device, then those for its copies. `siblings` counts the devices of the
-    same identity."""
-    siblings[identity] += 1
-    nth = siblings[identity]
-    yield wish(policy.name, identity, hardware=hardware, nth=nth)
-    if policy.spec.single_path:
-        # One device at most: kvm-0, kvm-1, ...
-        identity, nth = Identity(text="", place=hosts[0].path), 1
-    for index in range(users):
-        yield wish(policy.name, identity, hardware=hardware, nth=nth, copy=index)
 
 
 def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:

@@ -1,37 +1,56 @@
 """
-Devices as sysfs shows them: number, path, driver, and the USB or PCI device that they belong to.
-:mod:`.families` reads the attributes that only devices of one kind have.
+Devices as sysfs and the host's udev database show them: number, path, driver, the USB or PCI device
+that they belong to, and attributes of their kind (serial ports, cameras, sound cards, GPUs).
+
+Missing and unknown differ. A missing file or value is a fact: there is no such device, the device
+is being unplugged, or it has no such attribute. Any other error (no file descriptor, no memory, no
+permission) leaves it unknown and raises :class:`UnreadableError`. A caller that took it for missing
+would remove a device that is still there.
 
 Attributes may vanish at any moment, because the device is being unplugged. A device that is no
 longer the same after all reads counts as unplugged: half of its attributes would make it another
-device. A device with an unreadable file (:mod:`.files`) is unknown, and the result reports it.
+device.
+
+Most hosts have a udev database, minimal ones do not. Therefore, the kernel's attributes take
+precedence over udev's properties.
 
 It must not depend on policies, what may be published, or where device nodes are mounted.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from drakit import AttributeValue
-from drakit_drivers.hostdev.families import family_attributes
-from drakit_drivers.hostdev.files import (
-    UnreadableError,
-    is_missing,
-    link_name,
-    listing,
-    read_attribute,
+from drakit_drivers.hostdev.hardware import (
+    Ancestor,
+    BlockFacts,
+    HostDevice,
+    PciParent,
+    UsbParent,
+    is_root_hub,
+    usb_path,
 )
-from drakit_drivers.hostdev.topology import Ancestor, is_root_hub, usb_path
-from drakit_drivers.hostdev.udev import UdevDatabase
 
-__all__ = ("BlockFacts", "Found", "HostDevice", "PciParent", "Sysfs", "UsbParent")
+__all__ = ("Found", "Sysfs", "UnreadableError", "entries", "link_name", "read_attribute")
+
+ValueT = TypeVar("ValueT")
+
+_MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
+"""The file does not exist, or its device is being unplugged."""
+
+_WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
+"""The kernel's driver has no value for the attribute, or the file is of another kind."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
 _INDICES = {
     "i2c-dev": "name",
     "iio": "name",
@@ -42,120 +61,49 @@ _INDICES = {
 }
 """By subsystem: the attribute that distinguishes the nodes of one interface of a device."""
 
-_PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
+# ------------------------------------------------------------ files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UsbParent:
-    """The USB device behind a device."""
+class UnreadableError(Exception):
+    """A file that may exist cannot be read. The text is a clause that names the file."""
 
-    vendor_id: str
-    product_id: str
-    port: str
-    """The kernel's number of the bus, and the ports on the way to it: ``1-2.3``."""
-
-    manufacturer: str | None
-    product: str | None
-    serial: str | None
-    interface: int | None
-    """Number of the interface, where the device belongs to one."""
-
-    version: str | None = None
-    """The device's release number, as it reports it: ``02.64``."""
-
-    device_class: str | None = None
-    """Two hexadecimal digits; ``00`` where each interface has its own class."""
-
-    speed: int | None = None
-    """Megabits per second."""
-
-    path: str | None = None
-    """Controller and ports on the way to it, as :func:`.topology.usb_path` returns them."""
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} cannot be read: {reason}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PciParent:
-    """The PCI function behind a device."""
-
-    bus_id: str
-    root: str | None
-    vendor_id: str | None
-    device_id: str | None
-    class_id: str | None
-    subsystem_vendor_id: str | None = None
-    subsystem_device_id: str | None = None
-    iommu_group: int | None = None
+def read_attribute(directory: Path, name: str) -> str | None:
+    """Read an attribute; None if it is missing or has no value."""
+    path = directory / name
+    content = _value(path, path.read_bytes)
+    return content.decode(errors="replace").strip().strip("\0") or None if content else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockFacts:
-    """What only block devices have."""
-
-    size_bytes: int
-    has_backing_file: bool
-    """A loop device that is set up."""
-
-    backing_device: str | None = None
-    """The path of the device to which a zram device writes, if there is one."""
+def link_name(link: Path) -> str | None:
+    """Return the name of a link's target; None if there is no link."""
+    target = _value(link, link.readlink)
+    return target.name if target else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostDevice:
-    """One device that has a device node."""
+def entries(directory: Path) -> list[Path]:
+    """List a directory, sorted; empty if it is missing."""
+    return _listing(directory) or []
 
-    subsystem: str
-    kernel_name: str
-    path: str
-    """Where the host has its node: ``/dev/net/tun``."""
 
-    type: Literal["b", "c"]
-    major: int
-    minor: int
-    directory: Path
-    """The device's own directory in sysfs, without symbolic links."""
+def _listing(directory: Path) -> list[Path] | None:
+    return _value(directory, lambda: sorted(directory.iterdir()))
 
-    devtype: str | None = None
-    links: tuple[str, ...] = ()
-    index: str | None = None
-    """What distinguishes it from the other nodes of the same interface: ``1`` for the second node
-    of a camera."""
 
-    serial: str | None = None
-    """As udev read it; USB devices have their own."""
+def _value(path: Path, read: Callable[[], ValueT]) -> ValueT | None:
+    try:
+        return read()
+    except OSError as error:
+        if error.errno in _MISSING | _WITHOUT_VALUE:
+            return None
+        raise UnreadableError(path, error.strerror) from error
 
-    wwid: str | None = None
-    """The world wide id of a SCSI device, such as a tape drive."""
 
-    driver: str | None = None
-    numa_node: int | None = None
-    usb: UsbParent | None = None
-    pci: PciParent | None = None
-    block: BlockFacts | None = None
-    properties: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The properties in udev's database."""
-
-    ancestors: tuple[Ancestor, ...] = ()
-    """The devices above it, nearest first."""
-
-    unit: Path | None = None
-    """The directory of the physical unit that it is part of; None if it is one by itself."""
-
-    family: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """Attributes that only devices of its kind have."""
-
-    @property
-    def is_virtual(self) -> bool:
-        """Return whether no hardware is behind it."""
-        return "/devices/virtual/" in str(self.directory)
-
-    @property
-    def number(self) -> str:
-        return f"{self.major}:{self.minor}"
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All paths under which the host has it."""
-        return (self.path, *self.links)
+# ------------------------------------------------------------ devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,30 +116,57 @@ class Found:
 
 
 class Sysfs:
-    """Reads devices below one mount of sysfs."""
+    """Reads devices below one mount of sysfs, with their entries in the udev database."""
 
-    def __init__(self, root: Path, udev: UdevDatabase) -> None:
+    def __init__(self, root: Path, *, udev_root: Path) -> None:
         self.root = root.resolve()
-        self._udev = udev
+        self._udev_data = udev_root / "data"
 
     def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Found:
         """Find a subsystem's devices that have a node and a wanted path."""
         devices: list[HostDevice] = []
         unreadable: str | None = None
         try:
-            listed = self._listing(subsystem)
+            listed = self._entries(subsystem)
         except UnreadableError as error:
             return Found(devices=(), unreadable=str(error))
         for entry in listed:
             try:
-                device = self.device(entry, wanted=wanted)
+                device = self._device(entry, wanted=wanted)
             except UnreadableError as error:
                 unreadable = unreadable or str(error)
             else:
                 devices += [device] if device else []
         return Found(devices=tuple(devices), unreadable=unreadable)
 
-    def device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
+    def block_directories(self) -> dict[str, Path]:
+        """Every block device and partition of the host: kernel name to its own directory."""
+        found = {entry.name: _resolved(entry) for entry in self._entries("block")}
+        return {name: directory for name, directory in found.items() if directory}
+
+    def active_consoles(self) -> list[str]:
+        """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
+        active = read_attribute(self.root / "class" / "tty" / "console", "active")
+        return (active or "").split()
+
+    def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
+        """Return the subsystem of a device number."""
+        return link_name(self.root / "dev" / kind / number / "subsystem")
+
+    def _entries(self, subsystem: str) -> list[Path]:
+        for directory in (
+            self.root / "class" / subsystem,
+            self.root / "bus" / subsystem / "devices",
+        ):
+            found = _listing(directory)
+            if found is not None:
+                return found
+        if _listing(self.root / "class") is None:
+            # Without sysfs, every device would count as unplugged.
+            raise UnreadableError(self.root / "class", "it is missing")
+        return []
+
+    def _device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
         """Read one device; None if it has no node, is not wanted, or is being unplugged. Raises
         UnreadableError."""
         inode = _inode(entry)
@@ -206,21 +181,16 @@ class Sysfs:
             return None
         subsystem = link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        udev = self._udev.entry(node_type, f"{major}:{minor}")
-        if not any(wanted(name) for name in (path, *udev.links)):
+        properties, links = self._udev_entry(f"{node_type}{major}:{minor}")
+        if not any(wanted(name) for name in (path, *links)):
             return None
         family = [directory, *self._ancestors(directory)]
         ancestors = tuple(
-            Ancestor(
-                name=part.name,
-                subsystem=subsystem_of_part,
-                driver=link_name(part / "driver"),
-            )
+            Ancestor(name=part.name, subsystem=subsystem_of_part, driver=link_name(part / "driver"))
             for part in family[1:]
             # A directory such as 0000:00:1f.3/sound is no device.
             if (subsystem_of_part := link_name(part / "subsystem"))
         )
-        usb = _usb_parent(family, ancestors)
         index = _INDICES.get(subsystem)
         device = HostDevice(
             subsystem=subsystem,
@@ -231,56 +201,52 @@ class Sysfs:
             minor=minor,
             directory=directory,
             devtype=uevent.get("DEVTYPE"),
-            links=udev.links,
+            links=links,
             index=read_attribute(directory, index) if index else None,
-            serial=udev.properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
+            serial=properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
             wwid=_wwid(family) if node_type == "c" else None,
             driver=link_name(directory / "driver")
             or next((each.driver for each in ancestors if each.driver), None),
-            numa_node=_numa_node(family),
-            usb=usb,
+            # -1 means that the firmware does not report it.
+            numa_node=_whole(_nearest(family, "numa_node")),
+            usb=_usb_parent(family, ancestors),
             pci=_pci_parent(family),
             block=_block_facts(directory) if node_type == "b" else None,
-            properties=udev.properties,
+            properties=properties,
             ancestors=ancestors,
             unit=_unit(family, subsystem),
-            family=family_attributes(subsystem, family, udev.properties),
+            family=_family_attributes(subsystem, family, properties),
         )
         return device if _inode(directory) == inode else None
 
-    def block_directories(self) -> dict[str, Path]:
-        """Every block device and partition of the host: kernel name to its own directory."""
-        found = {entry.name: _resolved(entry) for entry in self._listing("block")}
-        return {name: directory for name, directory in found.items() if directory}
-
-    def active_consoles(self) -> list[str]:
-        """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
-        active = read_attribute(self.root / "class" / "tty" / "console", "active")
-        return (active or "").split()
-
-    def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
-        """Return the subsystem of a device number."""
-        return link_name(self.root / "dev" / kind / number / "subsystem")
-
-    def _listing(self, subsystem: str) -> list[Path]:
-        for directory in (
-            self.root / "class" / subsystem,
-            self.root / "bus" / subsystem / "devices",
-            self.root / subsystem,  # /sys/block, where there is no /sys/class/block
-        ):
-            found = listing(directory)
-            if found is not None:
-                return found
-        if listing(self.root / "class") is None:
-            # Without sysfs, every device would count as unplugged.
-            raise UnreadableError(self.root / "class", "it is missing")
-        return []
+    def _udev_entry(self, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return properties, and links to the node, of a device by its type and number. Empty if
+        udev has not processed the device, or does not run on the host."""
+        properties: dict[str, str] = {}
+        links: list[str] = []
+        for line in (read_attribute(self._udev_data, name) or "").splitlines():
+            if line.startswith("S:"):
+                links.append(f"/dev/{line[2:]}")
+            elif line.startswith("E:") and "=" in line:
+                key, _, value = line[2:].partition("=")
+                properties[key] = value
+        return properties, tuple(sorted(links))
 
     def _ancestors(self, directory: Path) -> Iterator[Path]:
         for parent in directory.parents:
             if parent == self.root or parent.parent == self.root:  # /sys/devices is no device
                 return
             yield parent
+
+
+def _resolved(entry: Path) -> Path | None:
+    """Return the device's own directory, without symbolic links; None if it is missing."""
+    return _value(entry, lambda: Path(os.path.realpath(entry, strict=True)))
+
+
+def _inode(directory: Path) -> int | None:
+    """Return what identifies a directory in sysfs, which a replugged device does not get again."""
+    return _value(directory, lambda: directory.stat().st_ino)
 
 
 def _block_facts(directory: Path) -> BlockFacts:
@@ -293,48 +259,27 @@ def _block_facts(directory: Path) -> BlockFacts:
     )
 
 
-def _resolved(entry: Path) -> Path | None:
-    """Return the device's own directory, without symbolic links; None if it is missing."""
-    try:
-        return entry.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python 3.12
-        if isinstance(error, OSError) and is_missing(error):
-            return None
-        raise UnreadableError(entry, error) from error
-
-
-def _inode(directory: Path) -> int | None:
-    """Return what identifies a directory in sysfs, which a replugged device does not get again."""
-    try:
-        return directory.stat().st_ino
-    except OSError as error:
-        if is_missing(error):
-            return None
-        raise UnreadableError(directory, error.strerror) from error
-
-
 def _uevent(directory: Path) -> dict[str, str]:
     lines = (read_attribute(directory, "uevent") or "").splitlines()
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-def _numa_node(family: list[Path]) -> int | None:
-    text = next(filter(None, (read_attribute(part, "numa_node") for part in family)), None)
-    # -1 means that the firmware does not report it.
-    return int(text) if text and text.isdigit() else None
+def _nearest(family: Iterable[Path], name: str) -> str | None:
+    """Read an attribute of the nearest device that has it."""
+    return next(filter(None, (read_attribute(part, name) for part in family)), None)
 
 
 def _wwid(family: list[Path]) -> str | None:
-    scsi = (part for part in family if link_name(part / "subsystem") == "scsi")
-    return next(filter(None, (read_attribute(part, "wwid") for part in scsi)), None)
+    return _nearest((part for part in family if link_name(part / "subsystem") == "scsi"), "wwid")
 
 
 def _usb_parent(family: list[Path], ancestors: Sequence[Ancestor]) -> UsbParent | None:
-    interface = next(filter(None, (read_attribute(p, "bInterfaceNumber") for p in family)), None)
+    interface = _nearest(family, "bInterfaceNumber")
     for part in family:
         vendor_id = read_attribute(part, "idVendor")
         product_id = read_attribute(part, "idProduct")
         if vendor_id and product_id:
+            root_hub_speed = _nearest(filter(lambda each: is_root_hub(each.name), family), "speed")
             return UsbParent(
                 vendor_id=vendor_id,
                 product_id=product_id,
@@ -347,29 +292,23 @@ def _usb_parent(family: list[Path], ancestors: Sequence[Ancestor]) -> UsbParent 
                 version=_bcd(read_attribute(part, "bcdDevice")),
                 device_class=read_attribute(part, "bDeviceClass"),
                 speed=_whole(read_attribute(part, "speed")),
-                path=usb_path(part.name, ancestors, root_hub_speed=_root_hub_speed(family)),
+                path=usb_path(part.name, ancestors, root_hub_speed=_whole(root_hub_speed)),
             )
     return None
-
-
-def _root_hub_speed(family: list[Path]) -> int | None:
-    root = next((part for part in family if is_root_hub(part.name)), None)
-    return _whole(read_attribute(root, "speed")) if root else None
 
 
 def _pci_parent(family: list[Path]) -> PciParent | None:
     for part in family:
         if _PCI_ADDRESS.fullmatch(part.name) and link_name(part / "subsystem") == "pci":
-            # The outermost bridge's directory: pci0000:00.
-            roots = [name for name in part.parts if _PCI_ROOT.fullmatch(name)]
             return PciParent(
                 bus_id=part.name,
-                root=roots[0] if roots else None,
-                vendor_id=_without_prefix(read_attribute(part, "vendor")),
-                device_id=_without_prefix(read_attribute(part, "device")),
-                class_id=_without_prefix(read_attribute(part, "class")),
-                subsystem_vendor_id=_without_prefix(read_attribute(part, "subsystem_vendor")),
-                subsystem_device_id=_without_prefix(read_attribute(part, "subsystem_device")),
+                # The outermost bridge's directory: pci0000:00.
+                root=next(filter(_PCI_ROOT.fullmatch, part.parts), None),
+                vendor_id=_hexadecimal(part, "vendor"),
+                device_id=_hexadecimal(part, "device"),
+                class_id=_hexadecimal(part, "class"),
+                subsystem_vendor_id=_hexadecimal(part, "subsystem_vendor"),
+                subsystem_device_id=_hexadecimal(part, "subsystem_device"),
                 iommu_group=_whole(link_name(part / "iommu_group")),
             )
     return None
@@ -398,5 +337,121 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def _without_prefix(number: str | None) -> str | None:
+def _hexadecimal(directory: Path, name: str) -> str | None:
+    number = read_attribute(directory, name)
     return number.removeprefix("0x") if number else None
+
+
+# ------------------------------------------------------------ attributes of a kind
+
+_Facts = Iterator[tuple[str, AttributeValue | None]]
+
+_SOUND_NODES = {
+    r"controlC\d+": "control",
+    r"pcmC\d+D\d+p": "playback",
+    r"pcmC\d+D\d+c": "capture",
+    r"midiC\d+D\d+": "midi",
+    r"hwC\d+D\d+": "hwdep",
+    r"timer|seq": "global",
+}
+
+_INPUT_KINDS = ("keyboard", "mouse", "touchscreen", "touchpad", "tablet", "joystick", "switch")
+"""Kinds of udev's ``ID_INPUT_*``, the most telling first: every keyboard also counts as keys."""
+
+
+def _family_attributes(
+    subsystem: str, family: Sequence[Path], properties: Mapping[str, str]
+) -> dict[str, AttributeValue]:
+    """Return the attributes of the device's kind: at most three, because the API allows 32 for a
+    device. `family`: its directory, and those above it, nearest first."""
+    read = _READERS.get(subsystem)
+    facts = read(family, properties) if read else ()
+    return {name: value for name, value in facts if value is not None}
+
+
+def _tty(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    # An adapter with four connectors has four ports; the kernel numbers them.
+    yield "ttyPort", _whole(_nearest(family[:3], "port_number"))
+    # 0 is a port that the kernel offers, but for which no UART answers.
+    yield "uartType", _whole(read_attribute(family[0], "type"))
+
+
+def _video(family: Sequence[Path], properties: Mapping[str, str]) -> _Facts:
+    yield "videoName", read_attribute(family[0], "name")
+    capabilities = properties.get("ID_V4L_CAPABILITIES")
+    if capabilities is not None:
+        kinds = capabilities.split(":")
+        yield "videoCapture", "capture" in kinds
+        yield "videoOutput", "video_output" in kinds
+
+
+def _sound(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    name = family[0].name
+    yield "soundNode", next((k for p, k in _SOUND_NODES.items() if re.fullmatch(p, name)), None)
+    card = next((part for part in family if re.fullmatch(r"card\d+", part.name)), None)
+    if card:
+        yield "soundCardID", read_attribute(card, "id")
+        streams = (re.match(r"pcmC\d+D(\d+)", entry.name) for entry in entries(card))
+        yield "soundPcmCount", len({match[1] for match in streams if match})
+
+
+def _input(family: Sequence[Path], properties: Mapping[str, str]) -> _Facts:
+    parent = next((part for part in family if re.fullmatch(r"input\d+", part.name)), None)
+    yield "inputName", read_attribute(parent, "name") if parent else None
+    kinds = (kind for kind in _INPUT_KINDS if properties.get(f"ID_INPUT_{kind.upper()}") == "1")
+    yield "inputKind", next(kinds, None)
+
+
+def _hidraw(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    for part in family[1:]:
+        match = re.search(r"^HID_NAME=(.+)$", read_attribute(part, "uevent") or "", re.MULTILINE)
+        if match:
+            yield "hidName", match[1].strip()
+            return
+
+
+def _drm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    device = family[0]
+    kinds = {"card": "primary", "renderD": "render"}
+    kind = kinds.get(device.name.rstrip("0123456789"))
+    yield "drmNode", kind
+    if kind == "primary":
+        outputs = [read_attribute(entry, "status") for entry in entries(device)]
+        yield "drmConnected", outputs.count("connected")
+
+
+def _net(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    # An RDMA device or a modem: its own node, beside the network interface of the same hardware.
+    for part in family[1:]:
+        interfaces = entries(part / "net")
+        if interfaces:
+            yield "netInterface", interfaces[0].name
+            yield "netAddress", read_attribute(interfaces[0], "address")
+            return
+
+
+def _tpm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
+    directory = family[0]
+    # The node of the resource manager (tpmrm0) has no specific attributes.
+    chip = directory.parent.parent / "tpm" / directory.name.replace("rm", "")
+    for place in (directory, chip):
+        version = _whole(read_attribute(place, "tpm_version_major"))
+        if version is not None:
+            yield "tpmVersion", version
+            return
+
+
+_READERS: Mapping[str, Callable[[Sequence[Path], Mapping[str, str]], _Facts]] = {
+    "tty": _tty,
+    "video4linux": _video,
+    "sound": _sound,
+    "input": _input,
+    "hidraw": _hidraw,
+    "drm": _drm,
+    "infiniband_mad": _net,
+    "infiniband_verbs": _net,
+    "usbmisc": _net,
+    "wwan": _net,
+    "tpm": _tpm,
+    "tpmrm": _tpm,
+}

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from drakit.resource.versions import RULE_VERSIONS
+from drakit_drivers.hostdev.dangerous import danger_of_descriptors
+from drakit_drivers.hostdev.hardware import HostDevice, UsbParent
 from drakit_drivers.hostdev.selection import Doubt, select
-from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
-from drakit_drivers.hostdev.usb_descriptors import danger_of_descriptors
 from tests.fakes.sysfs import as_policies, policy
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT
@@ -108,7 +108,7 @@ def quoted(table: str, pattern: str) -> list[str]:
 
 def test_the_node_plugin_logs_the_messages_of_the_page():
     for message in quoted(section(TASK, "Troubleshooting"), r"\| log: `([^`]+)`"):
-        assert f'"{message}"' in code("reports")
+        assert f'"{message}"' in code("driver")
 
 
 def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
@@ -120,15 +120,13 @@ def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
     reasons = quoted(firsts, r"`([^`]+)`")
     for fragment in (part.strip() for reason in reasons for part in reason.split("...")):
         # "it is" is put before a variable: "it is {use}".
-        assert re.sub(r"^it is ", "", fragment) in code("block_devices", "host")
+        assert re.sub(r"^it is ", "", fragment) in code("block_usage", "host")
 
 
 def test_the_page_lists_the_reasons_that_the_driver_uses():
     listed = section(REFERENCE, "Devices that are not published")
     table = listed.partition("| Reason for a block device")[0]
-    used = re.findall(
-        r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "block_devices", "reports")
-    )
+    used = re.findall(r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "driver"))
     assert set(quoted(table, r"^\| `(\w+)`")) == set(used)
 
 

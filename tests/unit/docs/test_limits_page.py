@@ -9,7 +9,7 @@ from drakit.explain import pending, projection, search, selectors
 from drakit.kube.listing import MAX_OBJECT_BYTES
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit.resource import limits, names
-from drakit_drivers.hostdev import policy, selection
+from drakit_drivers.hostdev import container, policy, selection
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import batches, contract, host_paths, wire
@@ -69,8 +69,8 @@ EXPECTED = [
     f"{longest(policy.Sharing, 'users'):,}",
     f"{longest(SPEC, 'match')}",
     f"{longest(SPEC, 'attributes')}",
-    f"{longest(policy.Container, 'mounts')}",
-    f"{longest(policy.Container, 'env')}",
+    f"{longest(container.Container, 'mounts')}",
+    f"{longest(container.Container, 'env')}",
     # Devices
     f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES}",
     f"{limits.MAX_ATTRIBUTE_VALUES}",

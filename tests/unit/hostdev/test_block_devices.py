@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_drivers.hostdev.block_devices import read_usage, reason_not_to_publish
-from drakit_drivers.hostdev.files import UnreadableError
-from drakit_drivers.hostdev.refusal import Refusal
+from drakit_drivers.hostdev.block_usage import read_usage
+from drakit_drivers.hostdev.host import reason_against_block_device
+from drakit_drivers.hostdev.selection import Refusal
+from drakit_drivers.hostdev.sysfs import UnreadableError
 from tests.fakes.sysfs import FakeHost
 
 VDA = "pci0000:00/0000:00:02.0/virtio1/block/vda"
@@ -17,7 +18,7 @@ def usage(host: FakeHost):
 
 
 def refusal(host: FakeHost, name: str) -> Refusal | None:
-    return reason_not_to_publish(host.find("block")[name], usage(host))
+    return reason_against_block_device(host.find("block")[name], usage(host))
 
 
 def reasons(host: FakeHost) -> dict[str, str | None]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.globs import check_glob, matches
+from drakit_drivers.hostdev.matching import check_glob, matches
+from drakit_drivers.hostdev.policy import HostDevicesConfig
 from tests.fakes.sysfs import policy
 
 

@@ -10,12 +10,8 @@ from pydantic import ValidationError
 
 from drakit import Inventory
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
-from drakit_drivers.hostdev.dangerous import (
-    DANGEROUS_NODES,
-    danger_of_path,
-    matches_everything,
-)
-from drakit_drivers.hostdev.globs import matches
+from drakit_drivers.hostdev.dangerous import DANGEROUS_NODES, danger_of_path, matches_everything
+from drakit_drivers.hostdev.matching import matches
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
 from tests.fakes.sysfs import policy as spec

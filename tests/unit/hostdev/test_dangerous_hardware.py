@@ -13,8 +13,8 @@ import pytest
 
 from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits, Inventory
 from drakit_drivers.hostdev import HostDevices
-from drakit_drivers.hostdev.dangerous_hardware import danger_of
-from drakit_drivers.hostdev.sysfs import HostDevice
+from drakit_drivers.hostdev.dangerous import danger_of
+from drakit_drivers.hostdev.hardware import HostDevice
 from tests.fakes.hostdev import Rig, taints
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost, policy, unreadable

@@ -63,7 +63,6 @@ def uevents(monkeypatch) -> Iterator[Uevents]:
 @contextmanager
 def listening(host: FakeHost, *subsystems: str) -> Iterator[HostEvents]:
     made = HostEvents(udev_root=host.udev, subsystems=lambda: set(subsystems))
-    made.open()
     try:
         yield made
     finally:

@@ -45,11 +45,11 @@ from tests.fakes.recordings import plug
 def test_a_matcher_matches_completely(host, matcher, matched):
     plug(host, "ftdi")
     spec = HostDevicePolicySpec.model_validate({"match": [{"subsystem": "tty"} | matcher]})
-    assert is_matched(spec, host.find("tty")["ttyUSB0"]) is matched
+    assert is_matched(spec.match, host.find("tty")["ttyUSB0"]) is matched
 
 
 def test_one_of_several_matchers_is_enough(host):
     plug(host, "ftdi")
     match = [{"subsystem": "tty", "usb": {"vendorID": each}} for each in ("1a86", "0403")]
     spec = HostDevicePolicySpec.model_validate({"match": match})
-    assert is_matched(spec, host.find("tty")["ttyUSB0"])
+    assert is_matched(spec.match, host.find("tty")["ttyUSB0"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps, unescape
+from drakit_drivers.hostdev.block_usage import MountEntry, parse_mountinfo, parse_swaps, unescape
 
 
 def escape(text: str) -> str:

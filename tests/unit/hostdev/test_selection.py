@@ -12,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drakit import HeldDevice
-from drakit_drivers.hostdev.holds import Holds
-from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
-from drakit_drivers.hostdev.refusal import Refusal
-from drakit_drivers.hostdev.selection import policies_of_node, select
-from drakit_drivers.hostdev.sysfs import HostDevice, PciParent, UsbParent
-from drakit_drivers.hostdev.topology import Ancestor
+from drakit_drivers.hostdev.hardware import (
+    Ancestor,
+    HostDevice,
+    PciParent,
+    UsbParent,
+    identity_of_node,
+    identity_of_unit,
+)
+from drakit_drivers.hostdev.naming import Holds
+from drakit_drivers.hostdev.policy import policies_of_node
+from drakit_drivers.hostdev.selection import Refusal, select
 from tests.fakes.sysfs import as_policies
 from tests.fakes.sysfs import policy as spec
 

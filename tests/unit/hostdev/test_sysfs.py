@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from drakit_drivers.hostdev.attributes import MAX_STRING_BYTES, attributes, capacity, left_out
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
-from drakit_drivers.hostdev.udev import UdevDatabase
+from drakit_drivers.hostdev.hardware import HostDevice
+from drakit_drivers.hostdev.sysfs import Sysfs
 from tests.fakes.sysfs import FakeHost, published
 
 USB = "pci0000:00/0000:00:14.0/usb1/1-2/1-2.3"
@@ -180,7 +180,7 @@ def test_numbers_that_make_no_sense_are_missing(host):
 
 def test_this_machine_can_be_read():
     """The devices of this machine can be read, and their attributes are valid for the API."""
-    sysfs = Sysfs(Path("/sys"), UdevDatabase(Path("/run/udev")))
+    sysfs = Sysfs(Path("/sys"), udev_root=Path("/run/udev"))
     for subsystem in ("misc", "block", "tty", "mem", "no-such-subsystem"):
         found = sysfs.devices(subsystem, wanted=lambda path: True)
         assert found.unreadable is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_drivers.hostdev.topology import Ancestor, address, usb_path
+from drakit_drivers.hostdev.hardware import Ancestor, address, usb_path
 
 
 def above(*devices: str) -> tuple[Ancestor, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from drakit import DriverError
-from drakit_drivers.hostdev.files import UnreadableError, entries, link_name, read_attribute
 from drakit_drivers.hostdev.host import Host, Scan
+from drakit_drivers.hostdev.sysfs import UnreadableError, entries, link_name, read_attribute
 from tests.fakes.hostdev import Labeled, Rig, taints
 from tests.fakes.sysfs import FakeHost, as_policies, policy, unreadable
 

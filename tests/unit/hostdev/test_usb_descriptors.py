@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_drivers.hostdev.usb_descriptors import MAX_DESCRIPTOR_BYTES, danger_of_descriptors
+from drakit_drivers.hostdev.dangerous import MAX_DESCRIPTOR_BYTES, danger_of_descriptors
 from tests.fakes.usb_descriptors import (
     DANGEROUS,
     FTDI,

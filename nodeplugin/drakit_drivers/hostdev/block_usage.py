@@ -1,19 +1,15 @@
 """
-The block devices that may be published: zram devices, and loop devices without a backing file,
-while the host does not use them.
-
-Disks, partitions and volumes belong to CSI, which has a controller, fencing and volume modes for
-them. A zram device with a backing device writes to a disk, and a loop device with a backing file
-exposes a file of the host, so these belong to CSI, too. The other zram and loop devices hold no
-data of the host: tests of clusters use them as devices that appear and vanish.
+Which block devices the host uses.
 
 A device is in use if it is mounted, a swap area, part of a mounted btrfs, the backing file of a
-loop device, or if another device is built on it (``holders`` in sysfs). If the host's mounts cannot
-be read, the caller gets :class:`.files.UnreadableError`, and publishes no new block device. Some
-uses are invisible: ZFS opens a device like any program, and mounts in other mount namespaces do not
-show.
+loop device, or if another device is built on it (``holders`` in sysfs, which :mod:`.host` reads).
+Some uses are invisible: ZFS opens a device like any program, and mounts in other mount namespaces
+do not show.
 
-It must not depend on policies, claims or names of published devices.
+A file that cannot be read or parsed raises :class:`.sysfs.UnreadableError`: a skipped line could be
+the one that shows the use.
+
+It must not depend on policies, claims, or the rules for publishing devices.
 """
 
 from __future__ import annotations
@@ -22,19 +18,17 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_drivers.hostdev.files import UnreadableError, entries, read_attribute
-from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps
-from drakit_drivers.hostdev.refusal import Refusal
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
+from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries, read_attribute
 
-__all__ = ("read_usage", "reason_not_to_publish")
+__all__ = ("MountEntry", "parse_mountinfo", "parse_swaps", "read_usage", "unescape")
 
 T = TypeVar("T")
 
-_USE_CSI = "use a CSI driver: see 'Disks: use CSI' in the documentation (docs/admin/disks.md)"
+_ESCAPE = re.compile(r"\\([0-3][0-7]{2})")
 
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
@@ -44,36 +38,6 @@ _ANSWERED_OTHERWISE = frozenset(
 )
 """Anonymous file systems whose sources need not be resolved (``/dev/root``): sysfs lists the
 devices of a btrfs, and the others have none."""
-
-
-def reason_not_to_publish(device: HostDevice, used: Mapping[str, str]) -> Refusal | None:
-    """
-    Return the reason not to publish a block device; None if there is none.
-
-    :param used: the result of :func:`read_usage`.
-    """
-    block = device.block
-    if block is None:
-        return None
-    is_zram = re.fullmatch(r"zram\d+", device.kernel_name)
-    is_loop = re.fullmatch(r"loop\d+", device.kernel_name)
-    if not (is_zram or is_loop):
-        return Refusal("NotSupported", f"it is a disk, and hostdev publishes no disk; {_USE_CSI}")
-    if block.has_backing_file:
-        return Refusal("NotSupported", f"it is a loop device with a backing file; {_USE_CSI}")
-    if block.backing_device:
-        return Refusal(
-            "NotSupported",
-            f"it is a zram device that writes to {block.backing_device}; {_USE_CSI}",
-        )
-    if is_zram and block.size_bytes == 0:
-        return Refusal("Other", "it has no size: its disksize is not set")
-    use = used.get(device.number)
-    if use:
-        return Refusal("InUse", f"it is {use}")
-    # A holder that is not mounted (yet) still holds the device open.
-    holder = next(iter(entries(device.directory / "holders")), None)
-    return Refusal("InUse", f"{holder.name} is built on it") if holder else None
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> Mapping[str, str]:
@@ -168,3 +132,58 @@ class _Sources:
         if not stat.S_ISBLK(node.st_mode):
             return ()
         return (f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}",)
+
+
+# ------------------------------------------------------------ the kernel's formats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MountEntry:
+    """One mount, as far as devices are concerned."""
+
+    number: str
+    """``MAJOR:MINOR`` of the file system; major 0 where it belongs to no single device."""
+
+    root: str
+    """The part of the file system that is mounted."""
+
+    mount_point: str
+    fs_type: str
+    source: str
+
+
+def unescape(text: str) -> str:
+    r"""Undo the kernel's ``\040`` for characters that would break a line into wrong fields."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def parse_mountinfo(text: str) -> list[MountEntry]:
+    """Read a mountinfo file; raises ValueError for a malformed line."""
+    return [_mount(line) for line in text.split("\n") if line]
+
+
+def _mount(line: str) -> MountEntry:
+    # Single spaces: a source may be empty, and then there are two in a row.
+    fields = line.split(" ")
+    try:
+        separator = fields.index("-", 6)
+        fs_type, source = fields[separator + 1 : separator + 3]
+    except ValueError:
+        raise ValueError(f"a line of mountinfo has no file system: {line!r}") from None
+    if not re.fullmatch(r"\d+:\d+", fields[2]):
+        raise ValueError(f"a line of mountinfo has no device number: {line!r}")
+    return MountEntry(
+        number=fields[2],
+        root=unescape(fields[3]),
+        mount_point=unescape(fields[4]),
+        fs_type=unescape(fs_type),
+        source=unescape(source),
+    )
+
+
+def parse_swaps(text: str) -> list[str]:
+    """Read the paths of swap areas; raises ValueError for another file."""
+    header, *lines = text.split("\n")
+    if not header.startswith("Filename"):
+        raise ValueError(f"the list of swap areas begins with {header!r}, not with its header")
+    return [unescape(re.split(r"[ \t]", line, maxsplit=1)[0]) for line in lines if line]
