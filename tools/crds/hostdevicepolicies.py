@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drakit_drivers.hostdev.matchers import RAW_DISK_SUBSYSTEMS
+from drakit_drivers.hostdev.matching import RAW_DISK_SUBSYSTEMS
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from tools.crds.schema import Rules, structural
 

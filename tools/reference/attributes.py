@@ -17,12 +17,18 @@ from typing import Literal
 from drakit import AttributeValue, Device, Policy, Version
 from drakit.resource.topology import TOPOLOGY_FIELDS
 from drakit_drivers.hostdev.attributes import attributes, capacity
-from drakit_drivers.hostdev.matchers import Matcher
-from drakit_drivers.hostdev.naming import identity_of_node, identity_of_unit
+from drakit_drivers.hostdev.hardware import (
+    Ancestor,
+    BlockFacts,
+    HostDevice,
+    PciParent,
+    UsbParent,
+    identity_of_node,
+    identity_of_unit,
+)
+from drakit_drivers.hostdev.matching import Matcher
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
 from drakit_drivers.hostdev.selection import Published
-from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, PciParent, UsbParent
-from drakit_drivers.hostdev.topology import Ancestor
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import list_devices

@@ -24,9 +24,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from drakit import settings
-from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.policy import HostDevicePolicySpec
-from drakit_drivers.hostdev.policy import _parse_mode as _PARSE_MODE
+from drakit_drivers.hostdev.container import _parse_mode as _PARSE_MODE
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostDevicesConfig
 from drakit_drivers.simulated.config import SimulatedConfig
 from drakit_drivers.simulated.parameters import SimulatedParameters
 from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin

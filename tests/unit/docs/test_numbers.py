@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drakit import httpserver
-from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint import rebuild, schema

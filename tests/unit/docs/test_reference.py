@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drakit.explain.codes import Code
-from drakit_drivers.hostdev.attribute_names import OWN_ATTRIBUTES
+from drakit_drivers.hostdev.policy import OWN_ATTRIBUTES
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tests.unit.docs.listings import ROOT
 from tools.reference import __main__ as reference
