@@ -13,8 +13,8 @@ figures are those of the operator. :mod:`.scene` has the objects.
 * ``operator-claims``: allocated claims lose their allocation, and their class does not exist: each
   gets an Event. The time is from before the write of the claim until a watch of Events has its
   Event, so the write of the Event is included.
-* ``operator-relist``: the API server restarts. The operator loses its Lease and its watches, and
-  lists everything again. The row has the peak of the whole run, helper included.
+* ``operator-relist``: the API server restarts. The operator loses its watches, and reads
+  everything again. The row has the peak of the whole run, helper included.
 * ``operator-explanation``: one explanation over 10,000 devices, in one process
   (:mod:`.explanation`).
 * ``operator-hostile``: claims whose opaque parameters hold as many small values as the API server

@@ -83,7 +83,9 @@ def running_operator(kubeconfig: Path) -> Generator[OperatorProcess]:
     with folders() as places:
         config, log = places.root / "operator.yaml", places.root / "log"
         listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
-        config.write_text(yaml.safe_dump({"listen": listen}))
+        # A leader ends if it cannot renew its Lease: it must survive the restart of the API server.
+        election = {"leaseDuration": "120s", "renewDeadline": "100s"}
+        config.write_text(yaml.safe_dump({"listen": listen, "election": election}))
         argv = [sys.executable, "-m", "drakit_operator", "--config", str(config)]
         place = {
             "POD_NAME": "bench",

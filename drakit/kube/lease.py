@@ -64,6 +64,12 @@ class LeaseTimings:
     retry_seconds: float = 2.0
     """Between two renewals, and between two checks of a candidate."""
 
+    @property
+    def request_seconds(self) -> float:
+        """The time limit of a request. A connection can hang, for example if the API server behind
+        it is gone; there must be time for another one. Kubernetes' own components do the same."""
+        return self.renew_deadline_seconds / 2
+
     def __post_init__(self) -> None:
         if not self.retry_seconds < self.renew_deadline_seconds < self.lease_seconds:
             raise ValueError(
@@ -146,6 +152,7 @@ class LeaseElection:
     async def _renew_persistently(self) -> None:
         """Renew once, with as many attempts as the caller has time for."""
         while True:
+            began = _now()
             try:
                 await self._write()
                 return
@@ -154,17 +161,18 @@ class LeaseElection:
                 pass
             except ApiError as error:
                 logger.debug("cannot renew the lease", extra={"error": str(error)})
-                await asyncio.sleep(self._timings.retry_seconds)
+                await asyncio.sleep(began + self._timings.retry_seconds - _now())
+            began = _now()
             try:
                 await self._read()
             except ApiError:
-                await asyncio.sleep(self._timings.retry_seconds)
+                await asyncio.sleep(began + self._timings.retry_seconds - _now())
             if self.holder not in (self.identity, ""):
                 raise _LostError
 
     async def _read(self) -> None:
         """Read the Lease, and note the time if it has changed."""
-        timeout = self._timings.renew_deadline_seconds
+        timeout = self._timings.request_seconds
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
         except NotFoundError:
@@ -198,7 +206,7 @@ class LeaseElection:
             "renewTime": now,
             "leaseTransitions": transitions if ours or self._lease is None else transitions + 1,
         }
-        self._lease = await self._put(spec, timeout_seconds=self._timings.renew_deadline_seconds)
+        self._lease = await self._put(spec, timeout_seconds=self._timings.request_seconds)
         self.holder = self.identity
         self._renewed_at = sent_at
 

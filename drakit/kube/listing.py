@@ -88,7 +88,8 @@ class SkippedLog:
 
 
 class Fetch(Protocol):
-    """Fetch one page; UnreadableError if it is larger than ``max_bytes`` or cannot be parsed."""
+    """Fetch one page; UnreadableError if it is larger than ``max_bytes`` or cannot be parsed. Only
+    pages of one object are requested without the rest of the object."""
 
     async def __call__(
         self, params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
@@ -101,7 +102,6 @@ async def read_list(
     *,
     params: Mapping[str, str],
     page_size: int,
-    metadata_only: bool = False,
 ) -> Listing[Kept]:
     """
     Fetch page after page, all of the same resource version.
@@ -111,9 +111,7 @@ async def read_list(
     """
     for attempt in range(ATTEMPTS):
         try:
-            return await _read(
-                fetch, keep, params=params, page_size=page_size, metadata_only=metadata_only
-            )
+            return await _read(fetch, keep, params=params, page_size=page_size)
         except GoneError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -126,7 +124,6 @@ async def _read(
     *,
     params: Mapping[str, str],
     page_size: int,
-    metadata_only: bool,
 ) -> Listing[Kept]:
     items: list[Kept] = []
     skipped: list[Skipped] = []
@@ -137,7 +134,7 @@ async def _read(
             answer = await fetch(
                 query,
                 max_bytes=MAX_PAGE_BYTES if limit > 1 else MAX_OBJECT_BYTES,
-                metadata_only=metadata_only,
+                metadata_only=False,
             )
             items += [keep(item) for item in answer.body.get("items") or ()]
         except UnreadableError as error:

@@ -2,9 +2,9 @@
 Follows a collection without end: all its objects, then every change, despite errors.
 
 A watch that ends is resumed at the last version (bookmarks included); one that cannot be resumed
-(410) starts with all objects again: a list in pages, or a stream of them (WatchList, KEP-3157)
-where the API server has it. Errors are retried with backoff. Of each object the reflector keeps
-only what the consumer needs, so that no whole collection is in memory.
+(410) or is denied (403, 404) starts with all objects again: a list in pages, or a stream of them
+(WatchList, KEP-3157) where the API server has it. Errors are retried with backoff. Of each object
+the reflector keeps only what the consumer needs, so that no whole collection is in memory.
 
 It must not know kinds, or other watchers.
 """
@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from drakit.backoff import Backoff
-from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
+from drakit.kube.errors import (
+    ApiError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnavailableError,
+)
 from drakit.kube.listing import Listing, SkippedLog
 from drakit.kube.watch import WatchEvent
 
@@ -41,9 +48,10 @@ KeptT = TypeVar("KeptT")
 PAGE_SIZE = 500
 """Objects of a page of the list, as in Kubernetes' own clients; pages that are too large shrink."""
 
-HEALTHY_SECONDS = 5.0
+HEALTHY_SECONDS = 12.0
 """A watch that lasted this long, or received anything, is resumed at once when it ends: servers end
-watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop."""
+watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop. It
+is longer than a session waits for an answer (10 s), so a server that hangs is a failure, too."""
 
 _ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _ALL_SENT = "k8s.io/initial-events-end"
@@ -132,6 +140,7 @@ class Reflector(Generic[KeptT]):
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
+        self._failing_since: float | None = None
         self._skipped = SkippedLog()
         self.synced: bool = False
         """Whether the collection has been listed once."""
@@ -144,6 +153,12 @@ class Reflector(Generic[KeptT]):
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
+    def failing_seconds(self) -> float:
+        """Seconds since it has not been watching because of errors; 0 if it is."""
+        if self._failing_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._failing_since
+
     async def changes(self) -> AsyncGenerator[Change[KeptT]]:
         """Yield :class:`Replaced` first and after each gap, otherwise one change at a time."""
         while True:
@@ -153,7 +168,8 @@ class Reflector(Generic[KeptT]):
                 async with aclosing(self._watched()) as watched:
                     async for change in watched:
                         yield change
-            except GoneError as error:
+            except (GoneError, ForbiddenError, NotFoundError) as error:
+                # The consumer may drop what is denied, so after a denial it needs all objects, too.
                 self._version = None
                 await self._wait(error)
             except ApiError as error:
@@ -172,12 +188,13 @@ class Reflector(Generic[KeptT]):
         return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
 
     async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
-        """One watch. Returns if it may be resumed at once, otherwise raises the reason."""
+        """One watch. Returns if it may be resumed at once, otherwise raises the reason. Until all
+        objects are there, nothing has recovered."""
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
         all_first = self._version is None
         first: dict[str, KeptT] = {}
-        healthy = loop.call_later(HEALTHY_SECONDS, self._recovered)
+        healthy = None if all_first else loop.call_later(HEALTHY_SECONDS, self._recovered)
         try:
             stream = self._session.watch(
                 self._path,
@@ -188,16 +205,17 @@ class Reflector(Generic[KeptT]):
                 async for event in stream:
                     metadata: Mapping[str, Any] = event.object["metadata"]
                     events += 1
-                    self._recovered()
                     if all_first and event.type == "BOOKMARK":
                         all_first = _ALL_SENT not in (metadata.get("annotations") or {})
                         if not all_first:
+                            self._recovered()
                             self._heard(metadata["resourceVersion"])
                             self.synced = True
                             yield Replaced(items=list(first.values()))
                             first = {}
                         continue
                     if not all_first:
+                        self._recovered()
                         self._heard(metadata["resourceVersion"])
                     for kept in self._kept(event):
                         if all_first:
@@ -209,7 +227,13 @@ class Reflector(Generic[KeptT]):
                         else:
                             yield Applied(object=kept)
         finally:
-            healthy.cancel()
+            if healthy is not None:
+                healthy.cancel()
+        if all_first:
+            # The server ends watches after some minutes. Pages need not come in one of them.
+            self._streams = False
+            why = "the watch ended before all objects were sent"
+            raise UnavailableError.no_answer("WATCH", self._path, why=why)
         if not events and loop.time() - began < HEALTHY_SECONDS:
             why = "the watch ended at once, without an event"
             raise UnavailableError.no_answer("WATCH", self._path, why=why)
@@ -234,6 +258,7 @@ class Reflector(Generic[KeptT]):
 
     def _recovered(self) -> None:
         self._backoff.succeeded()
+        self._failing_since = None
         if self.last_error is not None:
             logger.info("watching again", extra={"path": self._path})
             self.last_error = None
@@ -251,5 +276,7 @@ class Reflector(Generic[KeptT]):
             extra={"path": self._path, "error": str(error), "seconds": round(seconds, 1)},
         )
         self.last_error = error
+        if self._failing_since is None:
+            self._failing_since = asyncio.get_running_loop().time()
         self._on_error(error)
         await asyncio.sleep(seconds)

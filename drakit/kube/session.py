@@ -212,15 +212,8 @@ class Session:
         *,
         params: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
-        timeout_seconds: float | None = None,
-        metadata_only: bool = False,
     ) -> Listing[Kept]:
-        """
-        List a collection in pages, and keep the result of ``keep`` for each object.
-
-        The timeout is that of one page. With ``metadata_only``, the API server sends only the
-        objects' metadata.
-        """
+        """List a collection in pages, and keep the result of ``keep`` for each object."""
 
         async def fetch(
             params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
@@ -231,13 +224,10 @@ class Session:
                 params=params,
                 accept=_METADATA_ONLY if metadata_only else None,
                 max_bytes=max_bytes,
-                one_metadata=metadata_only and params.get("limit") == "1",
-                timeout_seconds=timeout_seconds,
+                one_metadata=metadata_only,
             )
 
-        return await read_list(
-            fetch, keep, params=params or {}, page_size=page_size, metadata_only=metadata_only
-        )
+        return await read_list(fetch, keep, params=params or {}, page_size=page_size)
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
         """Get a text that can be large, such as metrics, line by line."""

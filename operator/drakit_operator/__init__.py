@@ -1,9 +1,9 @@
 """
-The operator: it reports why a pod's claim is pending, and warns of templates that cannot be
-allocated.
+The operator: it reports why a pod's claim is pending, warns of templates that cannot be allocated,
+and maintains the DeviceClass and the status of HostDevicePolicies.
 
-:mod:`.app` is the composition root. Objects arrive through :mod:`.watching` (Kopf, in its own
-thread) and :mod:`.intake` and are stored in :mod:`.store`. The concerns evaluate them, one folder
-each:
-:mod:`.claims`, :mod:`.templates`. :mod:`.announcing` reports their findings.
+:mod:`.app` is the composition root. :mod:`.leadership` decides when it works. :mod:`.sources` and
+Kopf (:mod:`.policies`) fill :mod:`.store`; :mod:`.affected` selects what a change concerns,
+:mod:`.reconciler` takes it off the queue, :mod:`.problems` finds its problems, and
+:mod:`.announcing` reports them.
 """

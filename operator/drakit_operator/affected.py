@@ -55,7 +55,7 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
         elif change.kind is CLAIMS:
             found |= store.world.pods_of_claim(change.name)
     if all_that_wait:
-        # Once: thousands of slices times thousands of pods would keep the Lease from its renewal.
+        # Once: thousands of slices times thousands of pods would keep the probes waiting.
         found.update(store.world.waiting_pods())
     return found
 

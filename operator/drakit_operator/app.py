@@ -304,7 +304,6 @@ class _Leader:
                 session,
                 self._store,
                 self._policies,
-                take=self.reconciler.changed,
                 on_started=self._on_kopf_started,
                 recheck_seconds=self._config.resync_period,
             )

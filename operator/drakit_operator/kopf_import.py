@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ("kopf",)
+__all__ = ("Insights", "kopf")
 
 _UNWANTED = ("kubernetes_asyncio", "kubernetes", "pykube")
 
@@ -33,3 +33,4 @@ def _hidden(*names: str) -> Generator[None]:
 
 with _hidden(*_UNWANTED):
     import kopf
+    from kopf._cogs.structs.references import Insights

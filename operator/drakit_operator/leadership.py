@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -28,9 +29,19 @@ logger = logging.getLogger(__name__)
 RELEASE_SECONDS = 3.0
 """Longest wait for the release of the Lease at a stop; otherwise the Lease expires."""
 
+LOG_SECONDS = 1.0
+"""Longest wait for the log at the end of the process."""
+
 
 def _end_process(reason: str) -> None:
+    # If nobody reads the log, another thread hangs in a write, and holds the log's lock.
+    threading.Thread(target=_end_after, args=(LOG_SECONDS,), daemon=True).start()
     logger.error("no longer leading; the process ends", extra={"reason": reason})
+    os._exit(1)
+
+
+def _end_after(seconds: float) -> None:
+    time.sleep(seconds)
     os._exit(1)
 
 

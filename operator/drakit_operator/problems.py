@@ -24,6 +24,7 @@ from drakit.explain.model import ClaimFacts, PodFacts, SliceFacts
 from drakit.explain.pending import Explainer, waits
 from drakit.explain.pending_claims import missing_classes
 from drakit.explain.poolchecks import node_problems, slice_problems
+from drakit.explain.reports import ReportFacts
 from drakit.explain.world import World
 from drakit_operator.kinds import Name
 
@@ -77,7 +78,7 @@ def problems_of_pod(
     for each in certain(found.claim_reasons, world):
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    if world.hidden:  # a fact that is not seen may prevent the remedy
+    if world.hidden - {ReportFacts}:  # a fact that is not seen may prevent the remedy
         return problems
     return {
         uid: [replace(each, find_remedy=found.find_remedy) for each in reasons]

@@ -32,7 +32,17 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind, Name
+from drakit_operator.kinds import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    POLICIES,
+    SLICES,
+    TEMPLATES,
+    Kind,
+    Name,
+)
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import (
     expressions_of_class,
@@ -199,6 +209,8 @@ class Reconciler:
         """If the queue was full, queue everything again: the dropped objects are unknown."""
         if self._dropped:
             self._dropped = False
+            for name in self._store.uids(POLICIES):
+                self._add(Key(POLICY, name), POLICY_SECONDS)
             self._add_all()
 
     def _add_all(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +40,11 @@ BATCH_SECONDS = 0.05
 A rolling update of a driver changes hundreds of slices within seconds."""
 
 RETRY_SECONDS = 5.0
-"""Pause before the question for a kind is repeated, if the API server does not answer."""
+"""Longest pause before a request is repeated. Only the leader makes these requests, and nothing is
+certain while a kind is not followed."""
+
+LASTING_SECONDS = 60.0
+"""Errors of a watch that last longer are a problem: until they end, nothing is certain."""
 
 POD_PATH = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
@@ -88,16 +92,27 @@ class Sources:
                 group.create_task(self._follow(kind), name=str(kind))
 
     def problem(self) -> str | None:
-        """Return a required kind that cannot be listed, with the reason; None if there is none."""
-        return next((f"{kind} cannot be listed: {why}" for kind, why in self._errors.items()), None)
+        """Return a kind that prevents all conclusions, with the reason; None if there is none."""
+        for kind, why in self._errors.items():
+            return f"{kind} cannot be listed: {why}"
+        for kind, reflector in self._followed():
+            if reflector.failing_seconds() > LASTING_SECONDS:
+                return f"{kind} cannot be watched: {reflector.last_error}"
+        return None
 
     @property
     def is_current(self) -> bool:
         """Whether the store is complete, and follows every kind at the moment. Otherwise, an object
         that another one names can exist without being in the store."""
         return self.complete.is_set() and all(
-            each.last_error is None for each in self._reflectors.values()
+            reflector.last_error is None for _, reflector in self._followed()
         )
+
+    def _followed(self) -> Iterator[tuple[Kind, Reflector[Fact]]]:
+        """Return the reflectors of all kinds that are not left out."""
+        for kind, reflector in self._reflectors.items():
+            if not isinstance(self._known.get(kind), Absence):
+                yield kind, reflector
 
     def version_of(self, kind: Kind) -> str:
         """Return the ``apiVersion`` in which a kind is served; the preferred one if unknown."""
@@ -116,6 +131,7 @@ class Sources:
                 continue
             reading = asyncio.create_task(self._read(found), name=f"reflector of {kind}")
             try:
+                await asyncio.wait({reading}, timeout=self._recheck_seconds)
                 while not reading.done() and found == await self._find(kind):
                     await asyncio.wait({reading}, timeout=self._recheck_seconds)
                 if reading.done():
@@ -155,6 +171,7 @@ class Sources:
             keep_unreadable=keep_unreadable,
             params=kind.params,
             streams=True,
+            retry_limit_seconds=RETRY_SECONDS,
             on_error=lambda error: self._failed(kind, error),
         )
         async for change in reflector.changes():

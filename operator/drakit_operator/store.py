@@ -1,8 +1,8 @@
 """
 The operator's facts of the cluster: one :class:`drakit.explain.world.World`, by watched kind.
 
-It lives in the main loop and is never touched from another thread. The concerns decide which
-objects a change affects (their ``handlers``).
+It lives in the main loop and is never touched from another thread. :mod:`.affected` decides which
+objects a change affects.
 
 It must not know Kopf, sessions, queues, or Events.
 """

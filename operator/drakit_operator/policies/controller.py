@@ -85,10 +85,13 @@ class PolicyController:
         path = resource_path(API_VERSION, "hostdevicepolicies", name=name)
         with suppress(NotFoundError):
             found = await self._session.get(path)
-            if found["metadata"]["uid"] != policy.uid:
-                return  # another policy of this name: Kopf reports it
+            metadata = found["metadata"]
+            if (metadata["uid"], metadata["generation"]) != (policy.uid, policy.generation):
+                return  # another policy of this name, or a newer spec: Kopf reports it
             if change := await self.reconcile(policy, found.get("status") or {}):
-                await self._session.patch(f"{path}/status", {"status": change})
+                # Kopf's handler may have written meanwhile, for a newer spec.
+                seen = {"resourceVersion": metadata["resourceVersion"]}
+                await self._session.patch(f"{path}/status", {"metadata": seen, "status": change})
 
     async def _maintain_class(self, policy: PolicyFacts) -> str:
         """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
@@ -97,16 +100,20 @@ class PolicyController:
         await self._delete_others(policy, version, keep=policy.class_name if wanted else None)
         if wanted is None:
             return ""
+        try:
+            return await self._write_class(policy, wanted, version)
+        except AlreadyExistsError:
+            return ""  # another client was faster: the watch reports it
+        except InvalidError as error:
+            return f"DeviceClass {policy.class_name} cannot be written: {error.message}"
+
+    async def _write_class(self, policy: PolicyFacts, wanted: Object, version: str) -> str:
+        """Create or update the DeviceClass of a policy; return why it cannot be the policy's."""
         path = resource_path(version, "deviceclasses", name=policy.class_name)
         try:
             found = await self._session.get(path)
         except NotFoundError:
-            try:
-                await self._session.create(resource_path(version, "deviceclasses"), wanted)
-            except AlreadyExistsError:
-                pass  # another client was faster: the watch reports it
-            except InvalidError as error:
-                return f"DeviceClass {policy.class_name} cannot be created: {error.message}"
+            await self._session.create(resource_path(version, "deviceclasses"), wanted)
             return ""
         if not owns(policy, found):
             return (

@@ -12,27 +12,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from drakit.explain.reports import PolicyFacts
 from drakit.kube import ApiError, Session
 from drakit_operator.discovery import Absence, find
 from drakit_operator.kinds import POLICIES, Served, name_of
-from drakit_operator.kopf_import import kopf
-from drakit_operator.store import Change, Store
+from drakit_operator.kopf_import import Insights, kopf
+from drakit_operator.store import Store
 
-__all__ = ("PolicyHandlers",)
+__all__ = ("PoliciesNotFoundError", "PolicyHandlers")
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0
-"""Pause before a handler is repeated that the API server did not let end."""
+"""Pause before a handler, or the search for the resource, is repeated that an error ended."""
 
 STOP_SECONDS = 2.0
 """Longest wait for Kopf's end."""
 
+WORKERS_STOP_SECONDS = 1.0
+"""The part of it in which Kopf's workers may end what they do."""
+
 _SELECTOR = (POLICIES.group, POLICIES.versions[0], POLICIES.plural)
+
+
+class PoliciesNotFoundError(Exception):
+    """Kopf did not find HostDevicePolicies, and would never look for them again."""
 
 
 class Reconciler(Protocol):
@@ -50,20 +57,17 @@ class PolicyHandlers:
         store: Store,
         controller: Reconciler,
         *,
-        take: Callable[[Sequence[Change]], None],
         on_started: Callable[[], None],
         recheck_seconds: float,
     ) -> None:
         """
         :param session: of Kopf alone, because Kopf closes its HTTP client. The caller closes it.
-        :param take: receives the changes of the store.
         :param on_started: called when Kopf has started, and has replaced the handlers of signals.
         :param recheck_seconds: the interval at which the custom resource is looked for.
         """
         self._session = session
         self._store = store
         self._controller = controller
-        self._take = take
         self._on_started = on_started
         self._recheck_seconds = recheck_seconds
 
@@ -72,38 +76,57 @@ class PolicyHandlers:
         await self._wait_until_served()
         # Unused without peering. Of itself Kopf asks for the user's name, and images have none.
         identity: Any = "drakit"
+        insights = Insights()
         # Not kopf.operator: at its end, that cancels all tasks of the loop, ours included.
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             clusterwide=True,
             standalone=True,
             identity=identity,
+            insights=insights,
         )
         self._on_started()
+        looking = asyncio.create_task(insights.ready_resources.wait(), name="discovery of Kopf")
         try:
+            await asyncio.wait({looking, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if looking.done() and not insights.watched_resources:
+                # Another API server than before may have answered.
+                raise PoliciesNotFoundError(f"Kopf did not find {POLICIES}")
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (looking, *tasks):
                 task.cancel()
-            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+            await asyncio.wait({looking, *tasks}, timeout=STOP_SECONDS)
 
     async def _wait_until_served(self) -> None:
         """Wait for the custom resource and the permissions: Kopf looks for them only once."""
         reason = ""
         while True:
+            pause = self._recheck_seconds
             try:
-                found = await find(self._session, POLICIES)
+                found = await self._find()
             except ApiError as error:
                 found = Absence(reason=str(error), forbidden=False)
+                pause = min(RETRY_SECONDS, pause)
             if isinstance(found, Served):
                 return
             if found.reason != reason:
                 reason = found.reason
                 extra = {"kind": str(POLICIES), "reason": reason}
                 logger.info("kind is not watched", extra=extra)
-            await asyncio.sleep(self._recheck_seconds)
+            await asyncio.sleep(pause)
+
+    async def _find(self) -> Served | Absence:
+        found = await find(self._session, POLICIES)
+        if isinstance(found, Served):
+            # Kopf reads these lists, which may be forbidden, or not yet contain a new group.
+            await self._session.get("/api")
+            groups: list[dict[str, Any]] = (await self._session.get("/apis")).get("groups") or []
+            if all(each.get("name") != POLICIES.group for each in groups):
+                return Absence(reason="the API server does not list its group", forbidden=False)
+        return found
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -126,6 +149,7 @@ class PolicyHandlers:
         settings.networking.request_timeout = 30
         settings.networking.connect_timeout = 5
         settings.watching.connect_timeout = 5
+        settings.queueing.exit_timeout = WORKERS_STOP_SECONDS
         settings.process.ultimate_exiting_timeout = None
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
@@ -133,15 +157,12 @@ class PolicyHandlers:
         return kopf.AiohttpSession(server=self._session.server, aiohttp_session=self._session.http)
 
     async def _seen(self, *, event: Any, **_: Any) -> None:
-        """Keep the facts of a policy; its changes can affect explanations."""
+        """Keep the facts of a policy: changes of other objects can affect its status."""
         body: dict[str, Any] = dict(event["object"])
         if event["type"] == "DELETED":
-            uid = body["metadata"]["uid"]
-            change = self._store.remove(POLICIES, name_of(body), uid=uid)
+            self._store.remove(POLICIES, name_of(body), uid=body["metadata"]["uid"])
         else:
-            change = self._store.apply(POLICIES, _facts(body))
-        if change is not None:
-            self._take([change])
+            self._store.apply(POLICIES, _facts(body))
 
     async def _reconcile(self, *, body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
         policy = _facts(dict(body))

@@ -166,6 +166,16 @@ async def test_a_short_cut_is_survived(cluster):
         assert (len(first.spans), len(second.spans)) == (1, 0)
 
 
+async def test_a_connection_that_hangs_is_survived(cluster):
+    async with a_leader_and_a_candidate(cluster) as (first, second):
+        for _ in range(5):
+            first.link.hangs = True
+            await asyncio.sleep(2.5)  # one renewal is sent to a server that is gone
+            first.link.hangs = False
+            await asyncio.sleep(10)
+        assert (len(first.spans), len(second.spans)) == (1, 0)
+
+
 async def test_a_renewal_whose_answer_was_lost_is_one_of_ours(cluster):
     async with a_leader_and_a_candidate(cluster) as (first, second):
         first.link.loses_answers = True

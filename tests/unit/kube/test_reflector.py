@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from drakit.kube import GoneError, Listing, UnavailableError, WatchEvent
+from drakit.kube.errors import error_of_status
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced, whole
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -26,6 +27,10 @@ def gone():
 
 def lost():
     return UnavailableError.no_answer("WATCH", PATH, why="it broke")
+
+
+def denied(status):
+    return error_of_status({}, method="WATCH", path=PATH, code=status)
 
 
 class Scripted:
@@ -119,6 +124,40 @@ async def test_a_broken_connection_is_resumed_without_a_list():
     assert reflector.last_error is not None or reflector.synced
 
 
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_watch_that_was_denied_begins_with_a_new_list(status):
+    # The consumer may have dropped what it was denied.
+    session = Scripted(10, [event("ADDED", "b", 11), denied(status)], 20)
+    _, seen = await follow(session, 3)
+    assert seen[-1] == Replaced(items=[slice_("a", 20)])
+    assert calls(session) == ["list", "10", "list", "20"]
+
+
+async def test_a_server_that_hangs_is_a_failure_until_it_answers(caplog):
+    # A session waits 10 s for an answer.
+    session = Scripted(10, *([10.0, lost()] for _ in range(30)), [event("ADDED", "b", 11)])
+    reflector, loop, failing = Reflector(session, PATH, keep=whole), asyncio.get_running_loop(), []
+
+    async def look():
+        while len(session.script) > 1:
+            await asyncio.sleep(1)
+            failing.append(reflector.last_error is not None)
+
+    async with aclosing(reflector.changes()) as stream:
+        assert isinstance(await anext(stream), Replaced)
+        looking, began = asyncio.create_task(look()), loop.time()
+        assert isinstance(await anext(stream), Applied)
+        await looking
+        assert failing.index(True) <= 11
+        assert all(failing[11:])
+        assert reflector.last_error is None
+        assert reflector.failing_seconds() == 0
+        assert loop.time() - began > 30 * 20, "the pauses grow"
+    assert [r.msg for r in caplog.records if r.levelname == "WARNING"] == [
+        "cannot list or watch, retrying"
+    ]
+
+
 async def test_an_unavailable_api_server_is_asked_with_backoff(caplog):
     session = Scripted(*(lost() for _ in range(200)))
     reflector, _ = await follow(session, 0)
@@ -129,6 +168,7 @@ async def test_an_unavailable_api_server_is_asked_with_backoff(caplog):
     assert 600 / 30 <= len(times) <= 600 / 15 + 7
     assert not reflector.synced
     assert "it broke" in str(reflector.last_error)
+    assert reflector.failing_seconds() == 600
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
 
 
@@ -247,12 +287,20 @@ class TestWatchList:
         listed = ("GET", PATH) in api_server.requests
         assert listed is not supported
 
-    async def test_changes_before_the_end_of_the_first_objects_count(self):
-        def with_uid(kind, name, version):
-            body = slice_(name, version)
-            body["metadata"]["uid"] = name
-            return WatchEvent(type=kind, object=body)
+    @pytest.mark.looptime
+    async def test_a_stream_that_ends_before_its_end_is_followed_by_pages_but_not_at_once(self):
+        part = [with_uid("ADDED", "a", 10)]
+        session = Scripted([*part, gone()], part, lost(), lost(), 20)
+        reflector = Reflector(session, PATH, keep=named, streams=True)
+        async with aclosing(reflector.changes()) as stream:
+            assert await anext(stream) == Replaced(items=["a"])
+            assert reflector.last_error is not None, "a part of the objects is no recovery"
+        assert calls(session) == ["", "", "list", "list", "list"]
+        times = [at for _, at in session.calls]
+        pauses = [b - a for a, b in pairwise(times)]
+        assert all(0.25 * 2**n <= pause <= 0.5 * 2**n for n, pause in enumerate(pauses))
 
+    async def test_changes_before_the_end_of_the_first_objects_count(self):
         end = with_uid("BOOKMARK", "", 30)
         end.object["metadata"]["annotations"] = {"k8s.io/initial-events-end": "true"}
         plain = with_uid("BOOKMARK", "", 29)
@@ -283,6 +331,12 @@ class TestWatchList:
             assert (await anext(stream)).object.startswith("a: ")
             api_server.remove(f"{PATH}/a")
             assert (await anext(stream)).object.startswith("a: ")
+
+
+def with_uid(kind, name, version):
+    body = slice_(name, version)
+    body["metadata"]["uid"] = name
+    return WatchEvent(type=kind, object=body)
 
 
 def named(body):

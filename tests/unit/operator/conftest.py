@@ -75,9 +75,15 @@ def _discovered(path: str, versions: list[str], *, ours: bool) -> dict | None:
 class Cluster(FakeApiServer):
     """A cluster as the operator sees it. ``waits`` and similar functions are actions of users."""
 
+    listings_of_our_group = 1_000_000
+    """Lists of all groups that still contain ours: a list can lag behind the group itself."""
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
         ours = bool(self.served.setdefault("drakit.dev", ["v1alpha1"]))
+        if request.path == "/apis":
+            ours = ours and self.listings_of_our_group > 0
+            self.listings_of_our_group -= 1
         if (answer := _discovered(request.path, versions, ours=ours)) is not None:
             return web.json_response(answer)
         return await super()._handle(request)

@@ -210,10 +210,12 @@ async def test_an_error_that_ends_kopf_ends_the_process(cluster, tmp_path):
         await until(lambda: cluster.told() == {("Pod", "later", "ResourceClaimMissing")})
 
 
-@pytest.mark.parametrize("missing", ["resource", "permission"])
+@pytest.mark.parametrize("missing", ["resource", "group", "permission"])
 async def test_policies_are_served_as_soon_as_they_can_be(cluster, tmp_path, missing):
     if missing == "resource":
         cluster.served["drakit.dev"] = []
+    elif missing == "group":
+        cluster.listings_of_our_group = 0
     else:
         cluster.forbidden.add(("list", "hostdevicepolicies"))
     cluster.add_pod("waits", "gone")
@@ -225,8 +227,17 @@ async def test_policies_are_served_as_soon_as_they_can_be(cluster, tmp_path, mis
         assert "status" not in cluster.object(path)
         assert (await probe(app, "/readyz"))[0] == 200
         cluster.served["drakit.dev"] = ["v1alpha1"]
+        cluster.listings_of_our_group = 1_000_000
         cluster.forbidden.clear()
         await until(lambda: cluster.object(path).get("status"))
+
+
+async def test_a_kopf_that_does_not_find_policies_ends_the_process(cluster, tmp_path):
+    cluster.listings_of_our_group = 1
+    async with process(cluster, tmp_path, "one", stderr=asyncio.subprocess.PIPE) as running:
+        _, log = await asyncio.wait_for(running.communicate(), 20)
+    assert running.returncode == 1
+    assert b"Kopf did not find hostdevicepolicies.drakit.dev" in log
 
 
 async def test_objects_that_cannot_be_parsed_do_not_prevent_events_of_other_pods(cluster, tmp_path):

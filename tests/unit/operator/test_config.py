@@ -34,7 +34,7 @@ def test_a_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        pytest.param("sweeps: 3", "sweeps", id="unknown-key"),
+        pytest.param("threads: 3", "threads", id="unknown-key"),
         pytest.param("election: {lease: x}", "election.lease", id="unknown-nested-key"),
         pytest.param("resyncPeriod: soon", "soon", id="no-duration"),
         pytest.param("resyncPeriod: 0s", "resyncPeriod", id="zero-duration"),

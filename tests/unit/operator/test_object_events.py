@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from drakit.explain.model import TaintRuleFacts
+from drakit.explain.reports import ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import Bench, pod
 
@@ -79,6 +81,19 @@ async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
         await asyncio.sleep(70)
     assert [told[1:] for told in bench.told] == [("shared", "DevicesAllocated")]
     assert "for pod second: " in bench.notes["shared"]
+
+
+@pytest.mark.parametrize(("hidden", "named"), [(ReportFacts, True), (TaintRuleFacts, False)])
+async def test_a_remedy_is_named_unless_a_hidden_fact_may_prevent_it(hidden, named):
+    async with Bench().running() as bench:
+        bench.store.world.hidden = frozenset([hidden])
+        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
+            bench.see(kind, body)
+        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        bench.see(CLAIMS, claim("mine"))
+        bench.see(PODS, pod("train", "mine"))
+        await asyncio.sleep(10)
+    assert ("the pod would fit on node n1" in bench.notes["train"]) is named
 
 
 async def test_the_claim_without_devices_is_reported_and_not_the_others_of_the_pod():

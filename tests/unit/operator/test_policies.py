@@ -26,6 +26,7 @@ from drakit.kube import ConflictError, UnavailableError, connect
 from drakit.testing.apiserver import FakeApiServer
 from drakit_operator.affected import policies_affected
 from drakit_operator.kinds import CLASSES, REPORTS
+from drakit_operator.policies import handlers
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
@@ -243,7 +244,9 @@ async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeate
 @pytest.fixture
 async def server():
     async with FakeApiServer() as server:
-        server.store(PATH, {"metadata": {"uid": POLICY.uid}, "spec": {}})
+        for _ in range(2):  # a new object begins with generation 1
+            metadata = {"uid": POLICY.uid, "generation": POLICY.generation}
+            server.store(PATH, {"metadata": metadata, "spec": {}})
         yield server
 
 
@@ -312,12 +315,17 @@ async def test_a_class_of_somebody_else_is_never_touched(server, session):
     assert writes(server) == []
 
 
-async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(server, session):
-    server.fail("POST", "/apis/resource.k8s.io", status=422, reason="Invalid")
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(
+    server, session, method
+):
+    if method == "PATCH":
+        await controller_of(session).reconcile(replace(POLICY, extended_resource="a.b/c"), {})
+    server.fail(method, "/apis/resource.k8s.io", status=422, reason="Invalid")
     change = await controller_of(session).reconcile(POLICY, {})
     (ready,) = change["conditions"]
     assert ready["reason"] == "DeviceClassConflict"
-    assert "DeviceClass serial.drakit.dev cannot be created" in ready["message"]
+    assert "DeviceClass serial.drakit.dev cannot be written" in ready["message"]
 
 
 async def test_a_policy_that_renames_its_class_loses_the_old_one_only(server, session):
@@ -376,6 +384,7 @@ async def test_the_status_is_written_once_and_its_time_is_that_of_the_change(ser
     "facts",
     [
         pytest.param([replace(POLICY, uid="uid-of-another")], id="replaced"),
+        pytest.param([replace(POLICY, generation=2)], id="changed"),
         pytest.param([replace(POLICY, deleting=True)], id="being-deleted"),
         pytest.param([], id="deleted"),
     ],
@@ -385,6 +394,17 @@ async def test_a_policy_that_was_replaced_or_deleted_gets_no_status(server, sess
     assert writes(server) == []
 
 
+async def test_a_status_that_changes_meanwhile_is_a_conflict_and_tried_again(server, session):
+    server.delay(0.3, "GET", CLASS)
+    refreshing = asyncio.create_task(controller_of(session, POLICY).refresh("serial"))
+    while ("GET", CLASS) not in server.requests:
+        await asyncio.sleep(0.01)
+    await session.patch(f"{PATH}/status", {"status": {"observedGeneration": 4}})
+    with pytest.raises(ConflictError):
+        await refreshing
+    assert (await session.get(PATH))["status"] == {"observedGeneration": 4}
+
+
 async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(server, session):
     server.fail("GET", CLASS, status=500)
     with pytest.raises(UnavailableError):
@@ -392,6 +412,38 @@ async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(serv
 
 
 # ------------------------------------------------------------ Kopf
+
+
+@pytest.mark.looptime
+async def test_policies_are_looked_for_soon_after_an_error(monkeypatch):
+    answers = {
+        "/api": {},
+        "/apis": {"groups": [{"name": "drakit.dev"}]},
+        "/apis/drakit.dev": {"versions": [{"version": "v1alpha1"}]},
+        "/apis/drakit.dev/v1alpha1": {"resources": [{"name": "hostdevicepolicies"}]},
+    }
+    failures = ["/apis/drakit.dev", "/apis"]
+
+    class Discovery:
+        async def get(self, path, **_):
+            if path in failures:
+                failures.remove(path)
+                raise UnavailableError.no_answer("GET", path, why="it is away")
+            return answers[path]
+
+        async def create(self, path, body, **_):
+            return {"status": {"allowed": True}}
+
+    async def spawn_tasks(**_):
+        raise InterruptedError
+
+    monkeypatch.setattr(handlers.kopf, "spawn_tasks", spawn_tasks)
+    served = handlers.PolicyHandlers(
+        Discovery(), Store(), None, on_started=lambda: None, recheck_seconds=300
+    )
+    with pytest.raises(InterruptedError):
+        await served.run()
+    assert asyncio.get_running_loop().time() == 20
 
 
 def test_importing_kopf_leaves_client_libraries_out_and_importable():

@@ -11,7 +11,19 @@ from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit.explain.pending import Verdict
 from drakit.kube import connect
 from drakit.metrics import text_of
-from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, REPORTS, RULES, SLICES, Name
+from drakit_operator import sources
+from drakit_operator.kinds import (
+    CLAIMS,
+    CLASSES,
+    KINDS,
+    NODES,
+    PODS,
+    REPORTS,
+    RULES,
+    SLICES,
+    Name,
+    Served,
+)
 from drakit_operator.metrics import Metrics
 from drakit_operator.sources import Sources
 from drakit_operator.store import Store
@@ -28,7 +40,7 @@ pytestmark = pytest.mark.timeout(60)
 class Followed:
     """Sources that run, with their store and the changes that they handed over."""
 
-    def __init__(self, session):
+    def __init__(self, session, *, recheck_seconds):
         self.store = Store()
         self.metrics = Metrics()
         self.batches = []
@@ -38,7 +50,7 @@ class Followed:
             KINDS,
             metrics=self.metrics,
             take=self.batches.append,
-            recheck_seconds=0.2,
+            recheck_seconds=recheck_seconds,
         )
 
     @property
@@ -58,10 +70,10 @@ class Followed:
 @pytest.fixture
 def follow(cluster, tmp_path):
     @asynccontextmanager
-    async def start(*, complete=True):
+    async def start(*, complete=True, recheck_seconds=0.2):
         config = cluster.write_kubeconfig(tmp_path)
         async with await connect(config, user_agent="test") as session:
-            followed = Followed(session)
+            followed = Followed(session, recheck_seconds=recheck_seconds)
             running = asyncio.create_task(followed.sources.run())
             try:
                 if complete:
@@ -233,18 +245,42 @@ async def test_a_list_that_is_refused_in_spite_of_the_review_leaves_its_kind_out
         cluster.fail(method, "/api/v1/nodes", status=403, reason="Forbidden", times=1000)
     async with follow() as followed:
         assert followed.store.world.hidden == {NODES.type}
+        assert followed.sources.is_current, "it is not known, and all else is"
         cluster.add_node("n1")
         cluster.heal()
         await followed.listed(NODES, 1)
         assert followed.store.world.hidden == frozenset()
 
 
-async def test_while_a_kind_cannot_be_watched_the_store_is_not_current(cluster, follow):
+@pytest.mark.parametrize("kind", [NODES, REPORTS, SLICES], ids=str)
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_watch_that_is_refused_for_a_moment_loses_nothing(cluster, follow, kind, status):
+    cluster.add_node("n1")
+    cluster.add_report("n1", "serial")
+    cluster.add_slice("s1", "d", "g0")
+    async with follow(recheck_seconds=300) as followed:
+        path = Served(kind=kind, version=kind.versions[0]).path
+        cluster.fail("WATCH", path, status=status, reason="Odd", times=1)
+        cluster.drop_watches()
+        await until(lambda: cluster.requests.count(("WATCH", path)) == 3)
+        await followed.listed(kind, 1)
+        await until(lambda: followed.sources.is_current)
+        assert followed.sources.problem() is None
+        assert followed.store.world.hidden == frozenset()
+        assert f'listed{{kind="{kind}"}} 1.0' in followed.numbers
+
+
+async def test_while_a_kind_cannot_be_watched_the_store_is_not_current(
+    cluster, follow, monkeypatch
+):
     async with follow() as followed:
         cluster.fail("WATCH", f"{V1}/resourceclaims", status=500, times=3)
         cluster.drop_watches()
         await until(lambda: not followed.sources.is_current)
         assert followed.sources.problem() is None, "a moment is no problem"
+        monkeypatch.setattr(sources, "LASTING_SECONDS", 0)
+        assert f"{CLAIMS} cannot be watched: WATCH" in followed.sources.problem()
         cluster.add_claim("new", "gpu.example")
         await followed.listed(CLAIMS, 1)
         await until(lambda: followed.sources.is_current)
+        assert followed.sources.problem() is None
