@@ -185,7 +185,7 @@ _INTEL_RDT = Record(
     },
 )
 
-check_edits = Record(
+check_edits: Record = Record(
     {
         "env": Listing(text(rules.env, advice=rules.env_advice), whole=_env),
         "deviceNodes": Listing(_DEVICE_NODE, whole=_last_wins("path")),
