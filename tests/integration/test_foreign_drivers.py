@@ -237,11 +237,16 @@ async def test_a_backend_with_malformed_messages_or_a_name_in_use_affects_no_oth
         ]
         assert any("shelf.example.com" in note for note in notes), notes
         assert not any(GPU in note for note in notes), "two for a short time are an update"
-        (stopped,) = {
-            body["note"]
-            for body in rig.api_server.objects("/apis/events.k8s.io/v1/events")
-            if body["reason"] == "EndpointStopped" and "bad.example.com" in body["note"]
-        }
+
+        def stopped_notes():
+            return {
+                body["note"]
+                for body in rig.api_server.objects("/apis/events.k8s.io/v1/events")
+                if body["reason"] == "EndpointStopped" and "bad.example.com" in body["note"]
+            }
+
+        await rig.until(stopped_notes)
+        (stopped,) = stopped_notes()
         assert stopped.startswith("driver bad.example.com is stopped: ")
         assert rig.published_by("bad.example.com") == []
         code, errors = await stop(process)
