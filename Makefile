@@ -273,6 +273,7 @@ test-all: cluster-programs images check conformance crash-matrix ## run also the
 	$(BIN)/python -m e2e.upstream --faults
 	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.37
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
+	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/python -m e2e.upstream
 
 .PHONY: bench
 bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)
