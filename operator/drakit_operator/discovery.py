@@ -10,40 +10,18 @@ It must not know the store, or what is explained without a kind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from drakit.kube import ForbiddenError
+from drakit.kube import ForbiddenError, Session
 from drakit.kube.discovery import served_versions, version_of
 from drakit.resource.raw import child
 from drakit_operator.kinds import Kind, Served
 
-__all__ = ("Absence", "Client", "find")
+__all__ = ("Absence", "find")
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 VERBS = ("list", "watch")
-
-
-class Client(Protocol):
-    """The used part of a session."""
-
-    async def get(
-        self,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> dict[str, Any]: ...
-
-    async def create(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        dry_run: bool = False,
-        timeout_seconds: float | None = None,
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +33,7 @@ class Absence:
     """Objects of the kind may exist. Otherwise the cluster does not have the kind at all."""
 
 
-async def find(client: Client, kind: Kind) -> Served | Absence:
+async def find(client: Session, kind: Kind) -> Served | Absence:
     """Return the version of a kind, or why it cannot be listed and watched. Raises ApiError."""
     served = await _group_versions(client, kind.group) if kind.group else ()
     version: str | None = kind.versions[0]
@@ -78,7 +56,7 @@ async def find(client: Client, kind: Kind) -> Served | Absence:
     return Served(kind=kind, version=version)
 
 
-async def _group_versions(client: Client, group: str) -> tuple[str, ...] | None:
+async def _group_versions(client: Session, group: str) -> tuple[str, ...] | None:
     """Return the served versions; None if they may not be read."""
     try:
         return await served_versions(client, group)
@@ -86,14 +64,14 @@ async def _group_versions(client: Client, group: str) -> tuple[str, ...] | None:
         return None
 
 
-async def _version_of(client: Client, kind: Kind, known: Sequence[str]) -> str | None:
+async def _version_of(client: Session, kind: Kind, known: Sequence[str]) -> str | None:
     try:
         return await version_of(client, kind.group, kind.plural, known)
     except ForbiddenError:
         return next(iter(known), None)
 
 
-async def _may(client: Client, verb: str, kind: Kind) -> bool:
+async def _may(client: Session, verb: str, kind: Kind) -> bool:
     """Ask for a permission; without an answer about it, the list decides."""
     attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
     review = {

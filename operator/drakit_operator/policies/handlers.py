@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from drakit.explain.reports import PolicyFacts
 from drakit.kube import ApiError, Session
 from drakit_operator.discovery import Absence, find
 from drakit_operator.kinds import POLICIES, Served, name_of
 from drakit_operator.kopf_import import Insights, kopf
+from drakit_operator.policies.controller import PolicyController
 from drakit_operator.store import Store
 
 __all__ = ("PoliciesNotFoundError", "PolicyHandlers")
@@ -42,12 +43,6 @@ class PoliciesNotFoundError(Exception):
     """Kopf did not find HostDevicePolicies, and would never look for them again."""
 
 
-class Reconciler(Protocol):
-    """See :class:`drakit_operator.policies.controller.PolicyController`."""
-
-    async def reconcile(self, policy: PolicyFacts, status: Any) -> dict[str, Any]: ...
-
-
 class PolicyHandlers:
     """Serves policies with Kopf while this replica leads."""
 
@@ -55,7 +50,7 @@ class PolicyHandlers:
         self,
         session: Session,
         store: Store,
-        controller: Reconciler,
+        controller: PolicyController,
         *,
         on_started: Callable[[], None],
         recheck_seconds: float,
