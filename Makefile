@@ -136,6 +136,7 @@ $(DOCS)/.done: requirements/docs.txt
 .PHONY: docs
 docs: $(DOCS)/.done ## build the site in build/docs/site, and check it
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build --tag "$(TAG)"
+	@PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.words
 
 .PHONY: docs-serve
 docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, and rebuild it after each change

@@ -38,7 +38,6 @@ __all__ = (
     "Deleted",
     "Reflector",
     "Replaced",
-    "whole",
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -100,11 +99,6 @@ class Collection(Protocol):
     def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]: ...
-
-
-def whole(body: dict[str, Any]) -> dict[str, Any]:
-    """Keep an object as it is."""
-    return body
 
 
 class Reflector(Generic[KeptT]):

@@ -3,7 +3,7 @@
 import pytest
 
 from drakit.kube import UnavailableError, UnreadableError, listing
-from drakit.kube.reflector import Reflector, Replaced, whole
+from drakit.kube.reflector import Reflector, Replaced
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 DEEP = "[" * 1200 + "]" * 1200
@@ -116,7 +116,7 @@ async def test_a_reflector_goes_on_after_an_object_that_it_cannot_read(
     session, api_server, claims, caplog
 ):
     claims(7)
-    changes = Reflector(session, CLAIMS, keep=whole).changes()
+    changes = Reflector(session, CLAIMS, keep=lambda body: body).changes()
     first = await anext(changes)
     assert isinstance(first, Replaced)
     assert len(first.items) == 39

@@ -8,7 +8,7 @@ import pytest
 
 from drakit.kube import GoneError, Listing, UnavailableError, WatchEvent
 from drakit.kube.errors import error_of_status
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced, whole
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -31,6 +31,10 @@ def lost():
 
 def denied(status):
     return error_of_status({}, method="WATCH", path=PATH, code=status)
+
+
+def whole(body):
+    return body
 
 
 class Scripted:
