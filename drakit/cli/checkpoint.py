@@ -19,9 +19,8 @@ from drakit.cli.place import find_place
 from drakit.cli.tables import table, visible
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
     from drakit_nodeplugin.config import NodePluginConfig
-    from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+    from drakit_nodeplugin.state.records import StoredDevice, StoredEndpoint
 
 __all__ = ("as_text", "show", "verify")
 

@@ -53,7 +53,7 @@ def forget(options: argparse.Namespace) -> int:
 
 
 def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, force: bool) -> int:
-    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, forget
+    from drakit_nodeplugin.state.inspection import InspectionError, forget
 
     claim, driver = entry.claim, checkpoint.driver
     if claim.state == "prepared" and entry.boot != "earlier" and not force:
@@ -77,8 +77,8 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
 
 def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) -> None:
     """Raise CommandError if containers use a claim, or if that cannot be determined."""
-    from drakit_nodeplugin.claims.kubeletview import kubelet_claims
-    from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
+    from drakit_nodeplugin.claims.kubelet_claims import kubelet_claims
+    from drakit_nodeplugin.state.podresources import PodResources, PodResourcesError, own_pod
 
     claim, driver = entry.claim, checkpoint.driver
     podresources = PodResources(place.podresources, own_pod=own_pod(os.environ))

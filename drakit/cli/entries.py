@@ -17,9 +17,9 @@ from drakit.cli.errors import CommandError
 from drakit.cli.place import checkpoint_path, drivers, read_boot
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.claims.checkpoint.inspect import Inspection
-    from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
     from drakit_nodeplugin.config import NodePluginConfig
+    from drakit_nodeplugin.state.inspection import Inspection
+    from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = ("Checkpoint", "Entry", "read_checkpoint", "read_checkpoints", "spec_path")
 
@@ -61,7 +61,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
     Raises :class:`.errors.CommandError` if one cannot be read. A file of another program is skipped
     unless its driver is requested.
     """
-    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError
+    from drakit_nodeplugin.state.inspection import InspectionError
 
     for driver in drivers(place, only):
         try:
@@ -74,7 +74,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
 
 def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     """Read the checkpoint of a driver; raise InspectionError."""
-    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, inspect
+    from drakit_nodeplugin.state.inspection import InspectionError, inspect
 
     path = checkpoint_path(place, driver)
     if not path.exists():

@@ -31,7 +31,7 @@ def main() -> None:
     from drakit import logs
     from drakit_nodeplugin.app import Launch, serve
     from drakit_nodeplugin.config import ConfigError, load_config
-    from drakit_nodeplugin.kubelet.podresources import own_pod
+    from drakit_nodeplugin.state.podresources import own_pod
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:

@@ -29,8 +29,8 @@ from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.drivers import Hosting
 from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
-from drakit_nodeplugin.kubelet.podresources import PodName, PodResources
 from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.state.podresources import PodName, PodResources
 
 __all__ = ("Launch", "serve")
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from drakit.device import ClaimReference
 from drakit.metrics import CollectorRegistry, Counter, Gauge, Histogram
-from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
 from drakit_nodeplugin.reasons import NodeReason
+from drakit_nodeplugin.state.records import STATES
 
 __all__ = ("DriverMetrics", "Metrics")
 

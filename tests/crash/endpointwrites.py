@@ -14,8 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.crash import steps
 
 OLD = StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1")})

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from drakit_nodeplugin.claims.checkpoint import rows
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state import rows
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.crash.node import NAME, Node
 from tests.fakes.checkpoints import as_successor
 

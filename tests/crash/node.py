@@ -23,9 +23,8 @@ from typing import Any
 import yaml
 
 from drakit.layout import driver_directory
-from drakit_nodeplugin.claims.checkpoint import rows
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state import rows
+from drakit_nodeplugin.state.records import StoredClaim, StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
 
 NAME = "node-1"

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError
+from drakit_nodeplugin.state.records import DamagedRowError
 from tests.crash.drivers import WHOLE, Marking, Plain
 from tests.crash.mishaps import (
     LOST_ENDPOINT,

@@ -265,7 +265,7 @@ def install(options: StepOptions) -> None:
 
 def set_endpoints_apart(steps: Steps) -> None:
     """Number the transactions of endpoints separately from those of claims."""
-    from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+    from drakit_nodeplugin.state.checkpoint import Checkpoint
 
     for name in ("write_endpoints", "forget_endpoints"):
         steps.set_apart(Checkpoint, name, "sql of endpoints")

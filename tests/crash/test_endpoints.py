@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.crash.endpointwrites import CHANGES
 from tests.fakes.checkpoints import fill
 

@@ -10,7 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint.records import (
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.records import (
     DamagedRowError,
     State,
     StoredClaim,
@@ -18,8 +19,7 @@ from drakit_nodeplugin.claims.checkpoint.records import (
     checksum,
     load,
 )
-from drakit_nodeplugin.claims.checkpoint.schema import VERSION
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state.schema import VERSION
 
 PARTS = ("", "-wal", "-shm")
 DRIVER = "camera.example.com"

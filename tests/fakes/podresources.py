@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from drakit_nodeplugin.kubelet.podresources import PodName
+from drakit_nodeplugin.state.podresources import PodName
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
 

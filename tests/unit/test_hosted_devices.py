@@ -11,19 +11,18 @@ import pytest
 
 from drakit import ClaimReference, Device, HeldNode, Inventory
 from drakit import HeldDevice as DeviceOfClaims
-from drakit_nodeplugin.claims.checkpoint.records import StoredNode
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
-from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.slices.contents import StoredSlice
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.podresources import PodResources
+from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
 from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"

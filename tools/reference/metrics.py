@@ -13,13 +13,13 @@ from typing import Any, get_args
 from drakit.explain.poolchecks import PoolCondition
 from drakit.metrics import Counter, Gauge, Histogram
 from drakit_nodeplugin.claims import errors, queue
-from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.stale import StaleReason
 from drakit_nodeplugin.claims.work import Operation
 from drakit_nodeplugin.metrics import _DEVICE_STATES as DEVICE_STATES
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
+from drakit_nodeplugin.state.records import STATES
 from drakit_operator import kinds
 from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.reconciler import POLICY, concerns_of

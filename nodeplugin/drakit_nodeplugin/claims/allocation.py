@@ -19,7 +19,6 @@ from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit.resource.pools import is_pool_of
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
     ClaimNotAllocatedError,
@@ -29,7 +28,8 @@ from drakit_nodeplugin.claims.errors import (
     TooManyParametersError,
     WrongNodeError,
 )
-from drakit_nodeplugin.devices.hardware import Hardware
+from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 __all__ = (
     "ParameterLimits",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
+from drakit_nodeplugin.state.records import StoredDevice
 
 __all__ = (
     "AbandonedError",

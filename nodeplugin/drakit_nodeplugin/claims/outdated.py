@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from drakit.backoff import Backoff
 from drakit.device import ClaimReference, Inventory
 from drakit.resource.pools import pool_name
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import AbandonedError, BadConfigError, DriverFailedError
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
 __all__ = ("OutdatedClaims",)
 

@@ -32,9 +32,6 @@ from drakit_nodeplugin.claims.allocation import (
     wanted_claim,
     with_consumption,
 )
-from drakit_nodeplugin.claims.checkpoint.numbers import with_former_nodes
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice, StoredNode
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimError,
@@ -61,9 +58,12 @@ from drakit_nodeplugin.claims.work import (
     side_by_side,
     waves,
 )
-from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.endpoints.policies import held_nodes
+from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
+from drakit_nodeplugin.state.device_numbers import with_former_nodes
+from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 __all__ = ("ClaimEngine",)
 

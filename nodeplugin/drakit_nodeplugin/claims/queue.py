@@ -26,7 +26,6 @@ from typing import Protocol
 
 from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import (
@@ -36,6 +35,7 @@ from drakit_nodeplugin.claims.work import (
     Operation,
     all_answered,
 )
+from drakit_nodeplugin.state.records import State, StoredClaim
 
 __all__ = ("NOT_DONE", "ClaimObserver", "ClaimQueue", "Engine")
 

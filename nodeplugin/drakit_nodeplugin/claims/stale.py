@@ -23,8 +23,6 @@ from drakit.driver import Node
 from drakit.rate_limiter import RateLimiter
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys, reference_of
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -35,14 +33,16 @@ from drakit_nodeplugin.claims.errors import (
     NoResultError,
     WrongNodeError,
 )
-from drakit_nodeplugin.claims.kubeletview import (
+from drakit_nodeplugin.claims.kubelet_claims import (
     Grace,
     KubeletClaims,
-    KubeletView,
-    PodView,
+    KubeletClaimView,
     Unclaimed,
 )
 from drakit_nodeplugin.claims.work import EngineParts, workers
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.podresources import PodView
+from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 
@@ -142,7 +142,7 @@ class StaleCollector:
         self,
         parts: EngineParts,
         *,
-        kubelet: KubeletView,
+        kubelet: KubeletClaimView,
         responsible: Callable[[], bool],
         remove_orphans: Callable[[], Awaitable[object]],
         unprepare: Callable[[StoredClaim], Awaitable[bool]],

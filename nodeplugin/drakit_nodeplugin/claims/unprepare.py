@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 
 from drakit.device import AllocatedClaim
 from drakit_nodeplugin.claims.allocation import allocated_claim, with_consumption
-from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
@@ -38,6 +36,8 @@ from drakit_nodeplugin.claims.work import (
     waves,
 )
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.records import State, StoredClaim
 
 __all__ = ("Undone", "Unpreparing")
 

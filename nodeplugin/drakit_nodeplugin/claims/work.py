@@ -29,9 +29,6 @@ from drakit.driver import Node
 from drakit.resource.claim import base_request
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
@@ -45,7 +42,6 @@ from drakit_nodeplugin.claims.errors import (
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import CallableEndpoint
 from drakit_nodeplugin.endpoints.failures import (
@@ -53,6 +49,10 @@ from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
     EndpointStoppedError,
 )
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
+from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = (
     "GERUND",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.taints import HealthTiming
+from drakit_nodeplugin.state.hardware import HeldDevice
 
 __all__ = ("DriverState",)
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from drakit.backoff import Backoff
 from drakit.logs import ProblemLog
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.records import StoredEndpoint
 
-__all__ = ("EndpointStore", "EndpointWriter", "StoredEndpoint")
+__all__ = ("EndpointWriter",)
 
 logger = logging.getLogger(__name__)
 
@@ -36,51 +36,13 @@ RETRY_SECONDS = (1.0, 60.0)
 """First and longest delay after a failure."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredEndpoint:
-    """An endpoint that had devices."""
-
-    name: str
-    pools: Mapping[str, tuple[str, ...]]
-    """Names of devices, by the pool's name in the API."""
-
-    gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The devices among them that the endpoint no longer listed, by pool."""
-
-    evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The devices among them whose pods are evicted when the device is gone, by pool."""
-
-    stopped_at: float | None = None
-    """The time of its stop, in seconds since 1970; None if it was available when the row was
-    written."""
-
-    removing: bool = False
-    """Its grace period has ended: its pools are being deleted."""
-
-
-class EndpointStore(Protocol):
-    """The checkpoint, as far as the device manager needs it. Raises CheckpointError if it fails."""
-
-    async def endpoints(self) -> list[StoredEndpoint]:
-        """Return all endpoints."""
-        ...
-
-    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
-        """Replace the rows of these endpoints: all of them or none."""
-        ...
-
-    async def forget_endpoints(self, names: Collection[str]) -> None:
-        """Remove endpoints; unknown names are ignored."""
-        ...
-
-
 class EndpointWriter:
     """Brings the store up to date."""
 
     def __init__(
         self,
         driver: str,
-        store: EndpointStore,
+        store: Checkpoint,
         *,
         primary: asyncio.Event,
         rows: Callable[[], Mapping[str, StoredEndpoint]],
@@ -135,7 +97,7 @@ class EndpointWriter:
             return True
         try:
             await self._read()
-        except Exception as error:  # the store belongs to another layer, whose errors are unknown
+        except CheckpointError as error:
             self._unreadable.report(str(error))
             return False
         return True
@@ -158,7 +120,7 @@ class EndpointWriter:
                 if not self.current:
                     await self._read()
                 await self._write()
-            except Exception as error:
+            except CheckpointError as error:
                 self._unwritable.report(str(error))
                 self._wanted.set()
                 await asyncio.sleep(backoff.next_seconds())

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Protocol
 
 from drakit.logs import ProblemLog
 from drakit_nodeplugin.endpoints.contract import DeviceKey
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
-__all__ = ("GONE_SECONDS", "GoneDevices", "Holders")
+__all__ = ("GONE_SECONDS", "GoneDevices")
 
 logger = logging.getLogger(__name__)
 
@@ -28,29 +28,20 @@ GONE_SECONDS = 1.0
 instance may release a claim."""
 
 
-class Holders(Protocol):
-    """The checkpoint, as far as devices that are gone need it."""
-
-    async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
-        """Return the names of all devices that claims hold, by the pool's name in the API. Raises
-        CheckpointError if that is unknown."""
-        ...
-
-
 class GoneDevices:
     """Follows the devices of one driver that are gone."""
 
     def __init__(
         self,
         driver: str,
-        holders: Holders,
+        checkpoint: Checkpoint,
         *,
         gone: Callable[[], Iterable[DeviceKey]],
         on_free: Callable[[Collection[DeviceKey]], None],
     ) -> None:
         """`gone` returns the devices that are gone now; `on_free` receives those of them that no
         claim holds."""
-        self._holders = holders
+        self._checkpoint = checkpoint
         self._gone = gone
         self._on_free = on_free
         self._changed = asyncio.Event()
@@ -79,8 +70,8 @@ class GoneDevices:
         if not gone:
             return
         try:
-            used = await self._holders.devices_in_use()
-        except Exception as error:  # the store belongs to another layer, whose errors are unknown
+            used = await self._checkpoint.devices_in_use()
+        except CheckpointError as error:
             self._problems.report(str(error))
             return
         self._problems.report(None)

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal
 
 from drakit.device import Inventory
 from drakit.resource.pools import pool_name
@@ -31,9 +31,8 @@ from drakit_nodeplugin.devices.endpoint_state import (
     accounted,
     removal_due,
 )
-from drakit_nodeplugin.devices.endpoint_store import EndpointStore, EndpointWriter, StoredEndpoint
-from drakit_nodeplugin.devices.gone import GoneDevices, Holders
-from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.devices.endpoint_store import EndpointWriter
+from drakit_nodeplugin.devices.gone import GoneDevices
 from drakit_nodeplugin.devices.model import (
     Capacity,
     DesiredPool,
@@ -48,6 +47,9 @@ from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.state.records import StoredEndpoint
 
 __all__ = ("DeviceManager",)
 
@@ -59,10 +61,6 @@ is notified."""
 
 IDLE_SECONDS = 60.0
 """Time between two checks while the manager waits for nothing. A node may have fifty drivers."""
-
-
-class DeviceStore(EndpointStore, Holders, Protocol):
-    """The checkpoint, as far as devices need it."""
 
 
 _STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = {
@@ -83,7 +81,7 @@ class DeviceManager:
         node: str,
         endpoints: Collection[str],
         settings: Devices,
-        store: DeviceStore,
+        store: Checkpoint,
         primary: asyncio.Event,
         sources_ready: Callable[[], bool],
         on_left_out: Callable[[Mapping[str, str]], None],

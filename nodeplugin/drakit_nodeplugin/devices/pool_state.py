@@ -21,7 +21,6 @@ from dataclasses import replace
 from drakit.device import CounterSet, Device, Health, TaintEffect
 from drakit.resource.device import device_body
 from drakit_nodeplugin.devices.driver_state import DriverState
-from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent, crowded_out
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
@@ -47,6 +46,7 @@ from drakit_nodeplugin.devices.taints import (
     taints,
     validated,
 )
+from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, crowded_out
 
 __all__ = ("PoolState",)
 

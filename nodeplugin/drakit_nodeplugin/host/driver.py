@@ -21,8 +21,6 @@ from contextlib import suppress
 from drakit.device import Inventory
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -46,6 +44,8 @@ from drakit_nodeplugin.kubelet.ownership import (
     socket_paths,
 )
 from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
 __all__ = ("HostedDriver",)
 

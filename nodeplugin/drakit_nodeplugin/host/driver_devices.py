@@ -21,9 +21,6 @@ from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
 from drakit.logs import ProblemLog
-from drakit_nodeplugin.claims.checkpoint.records import StoredNode
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
-from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.contract import DriverTraits
@@ -33,6 +30,9 @@ from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.records import StoredNode
 
 __all__ = ("HostedDevices",)
 

@@ -15,19 +15,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.events import ClaimEvents
-from drakit_nodeplugin.claims.kubeletview import Grace
+from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
 from drakit_nodeplugin.claims.outdated import OutdatedClaims
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.recovery import OrphanRemover, Recovery, SpecRestorer
+from drakit_nodeplugin.claims.recovery import OrphanRemover, Rebuilder, Recovery, SpecRestorer
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.podresources import KubeletClaimView
 from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.state.checkpoint import CheckpointError
 
 __all__ = ("Maintenance",)
 

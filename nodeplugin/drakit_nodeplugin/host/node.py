@@ -25,12 +25,12 @@ from drakit.kube.events import EventRecorder
 from drakit.layout import write_private
 from drakit.logs import ProblemLog
 from drakit.resource.raw import child, text
-from drakit_nodeplugin.claims.checkpoint.numbers import HeldNumbers
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.file_poller import FilePoller
-from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.reasons import NodeReason
+from drakit_nodeplugin.state.device_numbers import HeldNumbers
+from drakit_nodeplugin.state.podresources import PodResources
 
 __all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
 

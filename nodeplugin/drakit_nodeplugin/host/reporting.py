@@ -25,7 +25,6 @@ from drakit.backoff import Backoff
 from drakit.device import Inventory, LeftOut
 from drakit.kube import ApiError, NotFoundError, Session, resource_path
 from drakit.logs import ProblemLog
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.policies import PolicyWatch
@@ -44,6 +43,7 @@ from drakit_nodeplugin.host.report import (
 from drakit_nodeplugin.kubelet.ownership import is_served
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
 __all__ = ("DriverReport", "ReportSources", "remove_former_reports")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.numbers import HeldNumbers
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.device_numbers import HeldNumbers
 from tests.fakes.claims import (
     DRIVER,
     NODE,

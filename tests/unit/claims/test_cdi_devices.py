@@ -8,8 +8,8 @@ import json
 import pytest
 
 from drakit import Edits
-from drakit_nodeplugin.claims.checkpoint.records import checksum, dump, load
 from drakit_nodeplugin.endpoints.snapshot import snapshot_of
+from drakit_nodeplugin.state.records import checksum, dump, load
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.records import (
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, rows, schema
+from drakit_nodeplugin.state.records import (
     DamagedRowError,
     checksum,
     dump,
     load,
 )
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, rows, schema
 from tests.fakes.checkpoints import delete, fill, reopen, stored_claim, stored_device
 
 A, B = stored_claim("a"), stored_claim("b")

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.claims.checkpoint import rows
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum, load_endpoint
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
-from drakit_nodeplugin.devices.endpoint_store import EndpointStore, StoredEndpoint
+from drakit_nodeplugin.state import rows
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.records import DamagedRowError, StoredEndpoint, checksum, load_endpoint
 from tests.fakes.checkpoints import fill, stored_claim
 
 USB = StoredEndpoint(
@@ -64,7 +63,7 @@ def test_a_row_of_an_earlier_version_has_no_devices_that_are_gone():
 
 
 async def test_written_endpoints_survive_a_restart(path, checkpoint):
-    store: EndpointStore = checkpoint
+    store = checkpoint
     assert await store.endpoints() == []
     await store.write_endpoints([USB])
     await store.write_endpoints([NET])

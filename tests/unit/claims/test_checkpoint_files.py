@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, inspect
-from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import (
+from drakit_nodeplugin.state import quarantine
+from drakit_nodeplugin.state.checkpoint import (
     Checkpoint,
     CheckpointError,
 )
+from drakit_nodeplugin.state.inspection import InspectionError, inspect
+from drakit_nodeplugin.state.records import StoredDevice
 from tests.fakes.checkpoints import PARTS, Files, copy, delete, fill, readable, reopen, stored_claim
 
 PAGE = 4096
@@ -517,7 +517,7 @@ async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypa
     path.with_name("checkpoint.db.damaged-by-hand").write_text("never removed")
     for number in range(8):
         stamp = f"20260101T00000{number}Z"
-        monkeypatch.setattr(opening.time, "strftime", lambda *_, stamp=stamp: stamp)
+        monkeypatch.setattr(quarantine.time, "strftime", lambda *_, stamp=stamp: stamp)
         path.write_text(f"damaged {number}" * 99)
         path.with_name("checkpoint.db-wal").write_text("its log")
         await reopen(path)
@@ -532,7 +532,7 @@ async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypa
 
 
 async def test_two_within_a_second_do_not_overwrite_each_other(path, monkeypatch):
-    monkeypatch.setattr(opening.time, "strftime", lambda *_: "20260101T000000Z")
+    monkeypatch.setattr(quarantine.time, "strftime", lambda *_: "20260101T000000Z")
     path.parent.mkdir()
     for text in ("first", "second"):
         path.write_text(text)
@@ -544,8 +544,8 @@ async def test_two_within_a_second_do_not_overwrite_each_other(path, monkeypatch
 POWER_CUT = """
 import asyncio, os, sys
 from pathlib import Path
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state import quarantine
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 
 steps = iter(range(int(sys.argv[2])))
 
@@ -556,7 +556,7 @@ def cut_before(step):
         return step(*args)
     return run
 
-Path.rename, opening._sync = cut_before(Path.rename), cut_before(opening._sync)
+Path.rename, quarantine._sync = cut_before(Path.rename), cut_before(quarantine._sync)
 asyncio.run(Checkpoint(Path(sys.argv[1])).open())
 """
 

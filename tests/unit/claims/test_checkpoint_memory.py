@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.inspect import forget
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.inspection import forget
 from tests.fakes.checkpoints import delete, stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 

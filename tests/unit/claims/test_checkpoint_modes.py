@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.checkpoints import fill, reopen, stored_claim
 
 

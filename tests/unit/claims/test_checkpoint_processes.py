@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from tests.fakes.checkpoints import reopen, stored_claim, stored_device
 
 PROLOGUE = """
 import asyncio, sys
 from dataclasses import replace
 from pathlib import Path
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from tests.fakes.checkpoints import stored_claim, stored_device
 
 def say(text):
@@ -291,7 +291,7 @@ async def test_a_crash_in_the_middle_of_a_transaction_stores_nothing_of_it(start
 
 
 KILLED = """
-from drakit_nodeplugin.claims.checkpoint import rows
+from drakit_nodeplugin.state import rows
 
 put = rows._put
 

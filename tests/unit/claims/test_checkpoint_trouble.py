@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.open import _only_one
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, schema
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, schema
+from drakit_nodeplugin.state.quarantine import _only_one
 from tests.fakes.checkpoints import fill, reopen, stored_claim
 
 A, B = stored_claim("a"), stored_claim("b")
@@ -74,8 +74,8 @@ async def test_that_there_is_space_again_is_noticed_by_the_next_call(checkpoint)
 SMALL_DISK = """
 import asyncio, os, subprocess, sys
 from pathlib import Path
-from drakit_nodeplugin.claims.checkpoint import store as module
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.state import checkpoint as module
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from tests.fakes.checkpoints import reopen, stored_claim
 
 module.REOPEN_SECONDS = 0
@@ -201,8 +201,8 @@ def test_a_real_disk(tmp_path, scenario):
 FILE_SIZE = """
 import asyncio, resource, signal, sys
 from pathlib import Path
-from drakit_nodeplugin.claims.checkpoint import store as module
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.state import checkpoint as module
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from tests.fakes.checkpoints import stored_claim
 
 module.REOPEN_SECONDS = 0

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.inspect import forget, inspect
-from drakit_nodeplugin.claims.checkpoint.records import (
+from drakit_nodeplugin.state.checkpoint import Checkpoint, schema
+from drakit_nodeplugin.state.inspection import forget, inspect
+from drakit_nodeplugin.state.records import (
     StoredClaim,
     StoredDevice,
+    StoredEndpoint,
     StoredNode,
     checksum,
     dump,
     load,
 )
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, schema
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.fakes.checkpoints import as_successor, delete, fill, reopen, stored_claim, stored_device
 
 ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)

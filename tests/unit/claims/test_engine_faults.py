@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from drakit import DriverError
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, reference
 
 A, B, C = "uid-a", "uid-b", "uid-c"

@@ -37,9 +37,9 @@ from drakit import (
     Edits,
 )
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.devices.hardware import PoolContent
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.state.hardware import PoolContent
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, begin, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode

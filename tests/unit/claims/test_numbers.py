@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from drakit import DeviceNode
-from drakit_nodeplugin.claims.checkpoint import numbers as numbers_module
-from drakit_nodeplugin.claims.checkpoint.inspect import forget
-from drakit_nodeplugin.claims.checkpoint.numbers import (
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state import device_numbers as numbers_module
+from drakit_nodeplugin.state.device_numbers import (
     MAX_FORMER_NODES,
     HeldNumbers,
     with_former_nodes,
 )
-from drakit_nodeplugin.claims.checkpoint.records import StoredNode
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state.inspection import forget
+from drakit_nodeplugin.state.records import StoredNode
 from tests.fakes.claims import DRIVER, FakeClaims, FakeDevices, claim_body, reference
 from tests.unit.claims.conftest import Plugin
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from drakit.cdi import directory
-from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
+from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
 from drakit_nodeplugin.claims.recovery import OrphanRemover
+from drakit_nodeplugin.state.podresources import PodView
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 ORPHAN = f"{DRIVER}-claim_lost.json"

@@ -8,10 +8,10 @@ import itertools
 import pytest
 
 from drakit import Device, Inventory
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import DriverFailedError, SpecFailedError
 from drakit_nodeplugin.claims.outdated import POLL_SECONDS, QUIET_SECONDS, OutdatedClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import DRIVER, NODE, claim_body, prepare, reference, unprepare
 
 A, B, C = (reference(f"uid-{name}") for name in "abc")

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from drakit import CounterSet, Device
-from drakit_nodeplugin.claims.checkpoint.holds import held_beside_unpreparing
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, rows, schema
 from drakit_nodeplugin.claims.prepare import LISTED_SECONDS
-from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice, PoolContent, units_of
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state.checkpoint import Checkpoint, rows, schema
+from drakit_nodeplugin.state.hardware import Hardware, HeldDevice, PoolContent, units_of
+from drakit_nodeplugin.state.holds import held_beside_unpreparing
 from tests.fakes.checkpoints import delete, stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 

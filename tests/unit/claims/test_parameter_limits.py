@@ -14,8 +14,8 @@ from drakit_nodeplugin.claims.allocation import (
     allocated_claim,
     wanted_claim,
 )
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, dump
 from drakit_nodeplugin.claims.errors import BadConfigError, TooManyParametersError
+from drakit_nodeplugin.state.records import StoredClaim, dump
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 
 A, B = "uid-a", "uid-b"

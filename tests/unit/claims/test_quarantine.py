@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint import rows, schema
-from drakit_nodeplugin.claims.checkpoint.open import copy_rows
+from drakit_nodeplugin.state import rows, schema
+from drakit_nodeplugin.state.quarantine import copy_rows
 from tests.fakes.checkpoints import fill, stored_claim, stored_device
 
 PAGE = 4096

@@ -12,18 +12,14 @@ from typing import cast
 
 import pytest
 
+from drakit_nodeplugin.claims import recovery
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.checkpoint import rebuild
-from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder, Rebuilt
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
-from drakit_nodeplugin.claims.kubeletview import (
-    KubeletClaims,
-    ListedDevice,
-    PodView,
-    kubelet_claims,
-)
+from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims, kubelet_claims
+from drakit_nodeplugin.claims.recovery import Rebuilder, Rebuilt
 from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.podresources import ListedDevice, PodView
+from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.node import StaticNode
 
@@ -458,7 +454,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         kubelet, checkpoint=Checkpoint(), source=Silent(), files=Files()
     ).rebuild()
     assert len(rebuilt.incomplete) == len(stored) == 100
-    assert looptime == rebuild.FETCH_SECONDS
+    assert looptime == recovery.FETCH_SECONDS
 
 
 async def test_a_checkpoint_that_fails_is_reported_and_not_raised(start, claims, kubelet):
@@ -483,7 +479,7 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
     files = type("Files", (), {})()
     rebuilt = await rebuilder_of(Hanging(), checkpoint=files, source=claims, files=files).rebuild()
     assert rebuilt.error == "it took longer than 15 s"
-    assert looptime == rebuild.REBUILD_SECONDS
+    assert looptime == recovery.REBUILD_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from drakit.cdi import InvalidEditsError, lint_directories
 from drakit.device import DeviceNode, Edits
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 
 DRIVER = "camera.example.com"
 A, B, C = (f"3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7{n}" for n in "abc")

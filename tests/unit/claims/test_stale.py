@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 
 from drakit.resource.claim import parse_claim
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
-from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
+from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.podresources import PodView
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.node import StaticNode
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.file_poller import UNCHANGED_POLLS
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from drakit.cli.main import main
 from drakit.layout import driver_directory
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
+from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.checkpoints import DRIVER
 from tests.fakes.node import StaticNode
 from tests.unit.cli.projects import installed, values_of, write

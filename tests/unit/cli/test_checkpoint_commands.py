@@ -13,9 +13,9 @@ import pytest
 
 from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.ownership import socket_paths
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
 

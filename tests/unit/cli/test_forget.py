@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, forget
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.inspection import InspectionError, forget
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
 from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from drakit.cli import checkpoint as commands
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint import schema
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.ownership import socket_paths
+from drakit_nodeplugin.state import quarantine, schema
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -61,7 +60,7 @@ async def printed(site, command):
 
 
 def test_the_numbers_of_the_pages_are_those_of_the_code():
-    assert opening.KEPT == 5
+    assert quarantine.KEPT == 5
     for page in (REFERENCE, RECOVERY):
         assert "five newest damaged files" in page
     assert f"has schema version {schema.VERSION}" in REFERENCE

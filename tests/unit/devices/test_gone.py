@@ -11,6 +11,7 @@ from drakit import Device, Health
 from drakit.device import CounterSet, Inventory
 from drakit_nodeplugin.devices.gone import GONE_SECONDS
 from drakit_nodeplugin.devices.model import DeviceHealth
+from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,
@@ -327,7 +328,7 @@ async def test_while_the_checkpoint_cannot_be_read_nothing_goes(node: Node, capl
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         await pass_time(2)
-        node.store.error = OSError("no disk")
+        node.store.error = CheckpointError("no disk")
         manager.replaced(DRIVER, inventory("b"))
         await pass_time(60)
         assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}

@@ -8,7 +8,7 @@ import pytest
 
 from drakit import Device, Inventory
 from drakit.device import Capacity, CapacityRange, CounterSet
-from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent, crowded_out, units_of
+from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, crowded_out, units_of
 from tests.unit.devices.conftest import DRIVER, NODE, Node, shown
 
 GIB = 2**30 * 10**9

@@ -8,7 +8,8 @@ import pytest
 
 from drakit import Device
 from drakit.device import Inventory
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,
@@ -124,7 +125,7 @@ async def test_nothing_is_removed_before_the_store_knows_of_it(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         await pass_time(5)
-        node.store.error = OSError("the disk is full")
+        node.store.error = CheckpointError("the disk is full")
         manager.stopped(DRIVER, "it ended")
         await pass_time(1000)
         assert shown(manager.publication()) == STOPPED
@@ -347,7 +348,7 @@ async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
 
 async def test_a_store_that_cannot_be_read_at_the_start_is_read_later(node: Node):
     await life(node)
-    node.store.error = OSError("no such device")
+    node.store.error = CheckpointError("no such device")
     async with node.plugin() as manager:
         assert not manager.publication().complete
         await pass_time(100)
@@ -360,7 +361,7 @@ async def test_a_store_that_cannot_be_read_at_the_start_is_read_later(node: Node
 
 async def test_an_endpoint_that_has_listed_wins_over_a_store_that_is_read_late(node: Node):
     await life(node)
-    node.store.error = OSError("no such device")
+    node.store.error = CheckpointError("no such device")
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("b", "c"))
         assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}

@@ -13,10 +13,10 @@ import pytest
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
 from drakit_nodeplugin.config import DeviceHealthSettings
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
+from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,

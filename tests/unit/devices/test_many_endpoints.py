@@ -15,11 +15,11 @@ import pytest
 from drakit import Health
 from drakit.device import Device, Inventory
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.kube import FakeApiServer
 from tests.unit.devices.conftest import DRIVER, NODE, SETTINGS, Node, cameras, pass_time, shown
 from tests.unit.slices.conftest import NODES, SLICES, Link

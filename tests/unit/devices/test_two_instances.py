@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.unit.devices.conftest import DRIVER, NODE, Node, inventory, pass_time, shown
 
 pytestmark = pytest.mark.looptime
@@ -117,7 +118,7 @@ async def test_nothing_is_deleted_before_the_new_primary_one_has_read_what_was_s
             first.replaced("also", inventory("a"))
             await pass_time(2)
         assert other.publication().complete
-        node.store.error = OSError("no such device")
+        node.store.error = CheckpointError("no such device")
         hand_over(node, second)
         await pass_time(10)
         assert not other.publication().complete

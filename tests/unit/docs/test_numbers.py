@@ -6,9 +6,7 @@ import pytest
 
 from drakit import httpserver
 from drakit_drivers.hostdev.policy import HostDevicesConfig
-from drakit_nodeplugin.claims import queue
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint import rebuild, schema
+from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
@@ -16,6 +14,7 @@ from drakit_nodeplugin.endpoints.python import driver_thread
 from drakit_nodeplugin.host import policies, report, reporting
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, pool_publisher
+from drakit_nodeplugin.state import quarantine, schema
 from drakit_operator import reconciler
 from drakit_operator.config import Config
 from drakit_operator.policies import status
@@ -50,9 +49,9 @@ SENTENCES = {
         f"have more than {report.MAX_NAME - 1}",
     ],
     "reference/checkpoint": [
-        f"Keeps the {WORDS[opening.KEPT]} newest damaged files",
-        f"rebuilds lost claims within {rebuild.REBUILD_SECONDS:.0f} s",
-        f"or after {rebuild.ATTEMPTS * rebuild.AGAIN_SECONDS / 60:.0f} minutes if the kubelet",
+        f"Keeps the {WORDS[quarantine.KEPT]} newest damaged files",
+        f"rebuilds lost claims within {recovery.REBUILD_SECONDS:.0f} s",
+        f"or after {recovery.ATTEMPTS * recovery.AGAIN_SECONDS / 60:.0f} minutes if the kubelet",
         f"The database has schema version {schema.VERSION}",
     ],
     "reference/node-plugin": [
@@ -85,7 +84,7 @@ SENTENCES = {
     "admin/device-plugins": [
         f"kubelet's list for {minutes(kubelet_resources.CLEAR_SECONDS)} minutes",
     ],
-    "admin/disaster-recovery": [f"keeps the {WORDS[opening.KEPT]} newest damaged files"],
+    "admin/disaster-recovery": [f"keeps the {WORDS[quarantine.KEPT]} newest damaged files"],
     "admin/host-devices": [
         "every `hostdev.rescanInterval` "
         f"({HostDevicesConfig().rescan_interval.total_seconds():.0f} s by default)",

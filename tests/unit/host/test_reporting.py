@@ -11,13 +11,13 @@ import pytest
 
 from drakit import Inventory, LeftOut
 from drakit.kube import NotFoundError, UnavailableError
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.devices.model import EndpointStatus, Revision
 from drakit_nodeplugin.host import reporting
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.host.reporting import DriverReport, ReportSources, remove_former_reports
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.state.checkpoint import CheckpointError
 
 DRIVER, NODE = "lamps.example.com", "node-1"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")

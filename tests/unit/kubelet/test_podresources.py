@@ -13,16 +13,14 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.kubeletview import PodView, claim_uid
-from drakit_nodeplugin.kubelet.podresources import (
+from drakit_nodeplugin.claims.kubelet_claims import (
     KubeletClaimView,
-    PodResources,
-    PodResourcesError,
     StateFileError,
-    own_pod,
     read_claim_uids,
 )
+from drakit_nodeplugin.state.cdi_files import claim_uid
+from drakit_nodeplugin.state.podresources import PodResources, PodResourcesError, PodView, own_pod
+from drakit_nodeplugin.state.records import StoredClaim
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 from tests.fakes.podresources import OWN_POD, OWN_POD_ENVIRONMENT, FakePodResources
 
@@ -199,7 +197,7 @@ async def test_a_kubelet_that_starts_again_is_asked_at_its_new_socket(socket):
 
 def test_a_node_plugin_that_never_asks_has_not_loaded_the_contract():
     code = (
-        "import sys, drakit_nodeplugin.kubelet.podresources as _;"
+        "import sys, drakit_nodeplugin.state.podresources as _;"
         "sys.exit(any('podresources_pb2' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0

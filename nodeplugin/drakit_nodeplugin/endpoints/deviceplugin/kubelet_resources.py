@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from drakit.backoff import Backoff
 from drakit_nodeplugin.reasons import NodeReason
+from drakit_nodeplugin.state.podresources import KubeletAnswer
 
-__all__ = ("Bar", "KubeletAnswer", "KubeletResources")
+__all__ = ("Bar", "KubeletResources")
 
 ANSWER_SECONDS = 2.0
 """The timeout of an answer: a plugin that registers waits for it."""
@@ -34,17 +35,6 @@ registered again."""
 PERIOD_SECONDS = 30.0
 """Pause between two answers while nothing waits for one. After twice this time without an answer,
 earlier answers no longer count, so there are several answers within the time above."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KubeletAnswer:
-    """The resources of the kubelet's device manager, as one of its answers has them."""
-
-    resources: Mapping[str, bool]
-    """Resources that it serves (True), or whose devices containers only still hold (False)."""
-
-    unknown: str | None = None
-    """The reason why the answer is incomplete; None if it is complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

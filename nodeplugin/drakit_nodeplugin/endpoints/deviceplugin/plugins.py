@@ -30,11 +30,7 @@ from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
-    Bar,
-    KubeletAnswer,
-    KubeletResources,
-)
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import Bar, KubeletResources
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import DevicePlugin
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
@@ -51,6 +47,7 @@ from drakit_nodeplugin.endpoints.failures import (
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.wire import shown
+from drakit_nodeplugin.state.podresources import KubeletAnswer
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedPlugin

@@ -25,10 +25,10 @@ from drakit_nodeplugin.endpoints.deviceplugin import (
     plugin_connection,
     plugin_registration,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletAnswer
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.state.podresources import KubeletAnswer
 
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"

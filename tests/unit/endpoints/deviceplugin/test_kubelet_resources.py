@@ -9,11 +9,9 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
-    KubeletAnswer,
-    KubeletResources,
-)
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletResources
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.deviceplugin.conftest import THING, World, until
 

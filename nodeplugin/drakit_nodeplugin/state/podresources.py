@@ -1,44 +1,30 @@
 """
-The kubelet's report of its pods: the client of its podresources API v1, and the reader of its state
-file.
+The kubelet's report of its pods: the client of its podresources API v1.
 
 A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
 10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer
 for a second.
 
-The state file, ``dra_manager_state``, adds the claims that no container uses any more and that the
-kubelet still has to unprepare. It can only add: if it alone is readable, a claim that it does not
-name proves nothing. Its format is private to the kubelet, so any other format is rejected.
-
-:mod:`drakit_nodeplugin.claims` interprets listed and missing claims. It must not know the
-checkpoint.
+:mod:`drakit_nodeplugin.claims.kubelet_claims` interprets listed and missing claims. It must not
+depend on the checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import sys
-import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from drakit.logs import ProblemLog
-from drakit_nodeplugin.claims.kubeletview import (
-    KubeletClaims,
-    ListedDevice,
-    PodView,
-    kubelet_claims,
-)
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletAnswer
 
 if TYPE_CHECKING:
     from drakit_proto.kubelet.podresources.v1.podresources_pb2 import ListPodResourcesResponse
@@ -47,14 +33,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = (
-    "KubeletClaimView",
+    "KubeletAnswer",
+    "ListedDevice",
     "PodList",
     "PodName",
     "PodResources",
     "PodResourcesError",
-    "StateFileError",
+    "PodView",
     "own_pod",
-    "read_claim_uids",
 )
 
 logger = logging.getLogger(__name__)
@@ -73,11 +59,6 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 _NO_POD = "drakit.dev-probe"
 """A name that no pod has: the call only shows whether the kubelet implements it."""
-
-_KIND, _VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
-
-_MAX_STATE_BYTES = 64 * 1024 * 1024
-"""Enough for tens of thousands of claims: a larger file is not the kubelet's."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -106,6 +87,39 @@ def own_pod(environment: Mapping[str, str]) -> PodName | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ListedDevice:
+    """A device that a container has by a claim, as the kubelet lists it."""
+
+    namespace: str
+    """Namespace of the claim."""
+
+    claim: str
+    """Name of the claim."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None
+    cdi_names: tuple[str, ...]
+    """Qualified CDI names, including those of the driver's devices that precede it in the claim."""
+
+
+class PodView(Enum):
+    """The completeness of a pod list of the kubelet."""
+
+    COMPLETE = "complete"
+    """The list contains the node plugin's own pod, and therefore all pods of the node."""
+
+    PARTIAL = "partial"
+    """The kubelet has answered without our own pod: it has not read its pods yet, so a missing
+    claim proves nothing, however long that lasts."""
+
+    UNKNOWN = "unknown"
+    """There is no answer, or the node plugin does not run in a pod. A claim that is listed anyway,
+    for example in the kubelet's state file, is in use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PodList:
     """The devices of the kubelet's active pods, including pods without devices."""
 
@@ -120,6 +134,17 @@ class PodList:
 
     asked_at: float
     """Loop clock. Two checks that share an answer are one observation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubeletAnswer:
+    """The resources of the kubelet's device manager, as one of its answers has them."""
+
+    resources: Mapping[str, bool]
+    """Resources that it serves (True), or whose devices containers only still hold (False)."""
+
+    unknown: str | None = None
+    """The reason why the answer is incomplete; None if it is complete."""
 
 
 class PodResources:
@@ -338,91 +363,3 @@ def _resources(answer: ListPodResourcesResponse) -> frozenset[str]:
         for devices in container.devices
         if devices.device_ids
     )
-
-
-# ------------------------------------------------------------ the claims of one driver
-
-
-class KubeletClaimView:
-    """Implements :class:`drakit_nodeplugin.claims.kubeletview.KubeletView` for one driver."""
-
-    def __init__(
-        self, driver: str, podresources: PodResources, *, state_file: Path | None = None
-    ) -> None:
-        self._driver = driver
-        self._podresources = podresources
-        self._state_file = state_file
-        self._log = ProblemLog(
-            logger,
-            "the kubelet's state file cannot be read",
-            recovered="the kubelet's state file can be read again",
-            facts={"driver": driver},
-        )
-
-    async def listed(self) -> KubeletClaims:
-        """Return the claims of the driver that are in use."""
-        asked_at = asyncio.get_running_loop().time()
-        uids = await self._read_state()
-        try:
-            pods = await self._podresources.claims()
-        except PodResourcesError:  # the client has logged it
-            return KubeletClaims(uids=uids, pods=PodView.UNKNOWN, asked_at=asked_at)
-        return kubelet_claims(
-            self._driver, pods.devices, uids=uids, pods=pods.pods, asked_at=pods.asked_at
-        )
-
-    async def _read_state(self) -> frozenset[str]:
-        if self._state_file is None:
-            return frozenset()
-        try:
-            uids = await asyncio.to_thread(read_claim_uids, self._state_file)
-        except StateFileError as error:
-            self._log.report(str(error))
-            return frozenset()
-        self._log.report(None)
-        return uids
-
-
-class StateFileError(Exception):
-    """The kubelet's state file cannot be relied on. The text is a sentence."""
-
-
-def read_claim_uids(path: Path) -> frozenset[str]:
-    """Return the UIDs of the claims in the file; raise :class:`StateFileError`. Blocks."""
-    try:
-        with path.open("rb") as file:
-            # The kubelet replaces the file; a mount of the file alone would always show the old
-            # one.
-            if os.fstat(file.fileno()).st_nlink == 0:
-                raise StateFileError(
-                    f"{path} is a file that the kubelet has since replaced; mount its "
-                    f"directory, not the file"
-                )
-            data = file.read(_MAX_STATE_BYTES + 1)
-    except OSError as error:
-        raise StateFileError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > _MAX_STATE_BYTES:
-        raise StateFileError(f"{path} is larger than {_MAX_STATE_BYTES} bytes")
-    try:
-        return _claim_uids(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StateFileError(
-            f"{path} is not a checkpoint of a known kubelet: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _claim_uids(data: bytes) -> frozenset[str]:
-    outer: dict[str, Any] = json.loads(data)
-    text = cast("str", outer["Data"])
-    if zlib.crc32(text.encode()) != outer["Checksum"]:
-        raise ValueError("its checksum does not match")
-    inner: dict[str, Any] = json.loads(text)
-    if (inner["kind"], inner["apiVersion"]) != (_KIND, _VERSION):
-        raise ValueError(f"it is a {inner['kind']} of {inner['apiVersion']}")
-    # Go writes an empty list as null.
-    claims: list[dict[str, Any]] = inner["ClaimInfoStateList"] or []
-    uids = [claim["ClaimUID"] for claim in claims]
-    for uid in uids:
-        if not isinstance(uid, str) or not uid:
-            raise ValueError(f"{uid!r} is not a UID")
-    return frozenset(uids)

@@ -13,7 +13,7 @@ fields from each row that it writes; the successor must cope with both. Any othe
 :data:`READABLE_FROM`.
 
 A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.open` decides how to handle an
+fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` decides how to handle an
 unsound database.
 
 Functions block. It must not know asyncio, or the purpose of claims.
@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drakit.layout import private_file
-from drakit_nodeplugin.claims.checkpoint.holds import counters_of, devices_of
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
+from drakit_nodeplugin.state.holds import counters_of, devices_of
+from drakit_nodeplugin.state.records import DamagedRowError, load
 
 __all__ = (
     "READABLE_FROM",

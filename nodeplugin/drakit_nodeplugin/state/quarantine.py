@@ -18,7 +18,7 @@ Opens a checkpoint's database, whatever the state of its file.
 
 After a crash between steps 2 and 4, the next start finishes them, so no crash loses both databases.
 A row is copied if its bytes pass their checksum. The rows are read from both ends up to damage.
-:mod:`.rebuild` restores what is not found this way.
+:mod:`drakit_nodeplugin.claims.recovery` restores what is not found this way.
 
 Only one process at a time does this for a folder. Errors of the environment (no space, no
 permission, a read-only file system) quarantine nothing: that would lose the claims. A damaged row
@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from drakit.layout import private_directory, private_file
-from drakit_nodeplugin.claims.checkpoint import rows, schema
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load, load_endpoint
+from drakit_nodeplugin.state import rows, schema
+from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 
 __all__ = (
     "DATABASE_ERRORS",

@@ -19,9 +19,8 @@ from typing import cast
 
 from drakit.cdi import SpecDirectory, build_spec, dump_spec, qualified_name
 from drakit.device import Edits
-from drakit_nodeplugin.claims.kubeletview import claim_uid
 
-__all__ = ("ClaimSpecs",)
+__all__ = ("ClaimSpecs", "claim_uid")
 
 
 class ClaimSpecs:
@@ -124,3 +123,10 @@ def _each(uids: Iterable[str], action: Callable[[str], object]) -> dict[str, OSE
 
 def _no_name(error: OSError) -> bool:
     return error.errno in (errno.EINVAL, errno.ENAMETOOLONG)
+
+
+def claim_uid(cdi_name: str, *, driver: str) -> str | None:
+    """Return the claim of a CDI name; None if it is not one of ours."""
+    kind, _, device = cdi_name.partition("=")
+    uid, _, index = device.rpartition("-")
+    return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None

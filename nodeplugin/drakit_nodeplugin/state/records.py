@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 import orjson
 
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-
 __all__ = (
     "STATES",
     "DamagedRowError",
@@ -28,6 +26,7 @@ __all__ = (
     "State",
     "StoredClaim",
     "StoredDevice",
+    "StoredEndpoint",
     "StoredNode",
     "checksum",
     "dump",
@@ -146,6 +145,28 @@ class StoredClaim:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredEndpoint:
+    """An endpoint that had devices."""
+
+    name: str
+    pools: Mapping[str, tuple[str, ...]]
+    """Names of devices, by the pool's name in the API."""
+
+    gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The devices among them that the endpoint no longer listed, by pool."""
+
+    evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The devices among them whose pods are evicted when the device is gone, by pool."""
+
+    stopped_at: float | None = None
+    """The time of its stop, in seconds since 1970; None if it was available when the row was
+    written."""
+
+    removing: bool = False
+    """Its grace period has ended: its pools are being deleted."""
 
 
 def dump(record: StoredClaim | StoredEndpoint) -> bytes:

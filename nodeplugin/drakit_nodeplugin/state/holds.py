@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.devices.hardware import Amounts, Hardware, HeldDevice, units_of
+from drakit_nodeplugin.state.hardware import Amounts, Hardware, HeldDevice, units_of
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 __all__ = (
     "Held",

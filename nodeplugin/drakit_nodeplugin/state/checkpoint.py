@@ -12,7 +12,7 @@ A claim's CDI file follows its row in the same trip to the writer's thread: it i
 row of a prepared claim, and removed before the row goes.
 
 This module owns the writer's thread, the cache of recent rows, and the handling of errors.
-:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.open` opens a database in any state.
+:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any state.
 It must not know gRPC, the API server, endpoints beyond their rows, the content of a CDI file, or
 the types of the engine.
 """
@@ -35,16 +35,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint.numbers import ClaimDevices, HeldNumbers, TakenNumber
-from drakit_nodeplugin.claims.checkpoint.open import CheckpointError
-from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim, StoredNode
-from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.file_poller import FileWatch
+from drakit_nodeplugin.state import holds, quarantine, rows, schema
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber
+from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.state.quarantine import CheckpointError
+from drakit_nodeplugin.state.records import State, StoredClaim, StoredEndpoint, StoredNode
+from drakit_nodeplugin.state.rows import Held, Outcome
 
 __all__ = (
     "Checkpoint",
@@ -297,7 +295,7 @@ class Checkpoint:
     async def rebuilt(self) -> None:
         """Record that the damage is repaired: it is not reported again after a restart."""
         if self.damage is not None:
-            await self._run(lambda database: self._transaction(database, opening.forget_damage))
+            await self._run(lambda database: self._transaction(database, quarantine.forget_damage))
             self.damage = None
 
     async def _run(
@@ -332,7 +330,7 @@ class Checkpoint:
             self.unusable = text
             self._disconnect()
             raise CheckpointError(text) from error
-        except opening.DATABASE_ERRORS as error:
+        except quarantine.DATABASE_ERRORS as error:
             raise self._failed(error, now) from error
 
     def _ready(self, now: float) -> sqlite3.Connection:
@@ -354,7 +352,7 @@ class Checkpoint:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            opened = opening.open_database(self.path, without_entry=self._without_entry)
+            opened = quarantine.open_database(self.path, without_entry=self._without_entry)
         except CheckpointError as error:
             self.unusable = str(error)
             raise
@@ -373,7 +371,7 @@ class Checkpoint:
     def _find_again(self, connection: sqlite3.Connection) -> None:
         """The file was quarantined by another process, or removed: use the new one."""
         try:
-            opening.rewrite(connection, self.path)
+            quarantine.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
             self.unusable = f"the checkpoint {self.path} was removed: {error}"
             raise CheckpointError(self.unusable) from error
@@ -387,7 +385,7 @@ class Checkpoint:
                 connection.close()
 
     def _failed(self, error: Exception, now: float) -> CheckpointError:
-        if opening.is_damage(error):
+        if quarantine.is_damage(error):
             self.broken = f"the checkpoint {self.path} is damaged: {error}"
             return CheckpointError(f"{self.broken}; {_RESTART}")
         text = f"the checkpoint {self.path} failed: {error}"

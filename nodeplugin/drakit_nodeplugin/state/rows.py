@@ -4,7 +4,7 @@ The rows of a checkpoint: reading them, and writing a batch of claims as compare
 Functions over an open connection of the present schema (:mod:`.schema`). A writer must know the
 generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
 written without a generation, because endpoints have one writer; a damaged one is ignored, because
-an endpoint reports its devices again when it returns. :mod:`.store` opens connections and handles
+an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens connections and handles
 errors.
 
 Functions block. They must not know asyncio, files, or the meaning of a claim's states.
@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
-from drakit_nodeplugin.claims.checkpoint.holds import (
+from drakit_nodeplugin.state.device_numbers import TakenNumber
+from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.holds import (
     Held,
     HeldAs,
     Rest,
@@ -30,18 +32,16 @@ from drakit_nodeplugin.claims.checkpoint.holds import (
     incomplete,
     refusal,
 )
-from drakit_nodeplugin.claims.checkpoint.numbers import TakenNumber
-from drakit_nodeplugin.claims.checkpoint.records import (
+from drakit_nodeplugin.state.records import (
     DamagedRowError,
     State,
     StoredClaim,
+    StoredEndpoint,
     checksum,
     dump,
     load,
     load_endpoint,
 )
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
     "Admit",

@@ -17,11 +17,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint import rows, schema
-from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.state import quarantine, rows, schema
+from drakit_nodeplugin.state.quarantine import DATABASE_ERRORS
+from drakit_nodeplugin.state.records import StoredClaim, StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
 
@@ -140,7 +138,7 @@ def _read(path: Path, version: int) -> Inspection:
             return Inspection(
                 version=version,
                 claims=tuple(rows.page(connection)),
-                damage=opening.remembered_damage(connection),
+                damage=quarantine.remembered_damage(connection),
                 endpoints=tuple(rows.endpoints(connection)),
                 dropped=tuple(rows.damaged_endpoints(connection).values()),
             )
@@ -150,7 +148,7 @@ def _read(path: Path, version: int) -> Inspection:
 
 def _of_damage(path: Path, version: int | None, error: Exception) -> Inspection:
     """Return the inspection of a damaged database; raise an error that is not damage."""
-    if not opening.is_damage(error):
+    if not quarantine.is_damage(error):
         raise error
     return _of_damaged(path, version, str(error))
 
@@ -159,7 +157,7 @@ def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
     """Copy the sound rows of a damaged database into memory, and read them there."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         schema.create(memory)
-        opening.copy_rows(path, memory)
+        quarantine.copy_rows(path, memory)
         return Inspection(
             version=version,
             claims=tuple(rows.page(memory)),

@@ -12,7 +12,7 @@ Numbers belong to the node and not to a driver, so all drivers of a process have
 with their rows. Identities of different drivers differ even if their texts are equal, so two
 drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot count
 for nothing. Another process of the same driver, in a rolling update, writes rows as well:
-:mod:`.store` then reads them again.
+:mod:`.checkpoint` then reads them again.
 
 It must not know SQLite, the API server, drivers, or the meaning of a claim's states.
 """
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice, StoredNode
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 __all__ = ("ClaimDevices", "HeldNumbers", "TakenNumber", "with_former_nodes")
 

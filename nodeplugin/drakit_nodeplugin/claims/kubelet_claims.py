@@ -10,63 +10,53 @@ that has just started serves its list before it has read its pods, and adds them
 list can show that a claim is in use. Only complete lists show that it is unused, and only if they
 agree for a grace period (:class:`Grace`).
 
-:mod:`drakit_nodeplugin.kubelet` calls the kubelet; :mod:`.stale` and :mod:`.recovery` decide what
-happens at the end of a grace period. It must not know gRPC.
+The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more and
+that the kubelet still has to unprepare. It can only add: if it alone is readable, a claim that it
+does not name proves nothing. Its format is private to the kubelet, so any other format is rejected.
+
+:mod:`drakit_nodeplugin.state.podresources` calls the kubelet; :mod:`.stale` and :mod:`.recovery`
+decide what happens at the end of a grace period. It must not depend on gRPC.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, cast
 
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit.logs import ProblemLog
+from drakit_nodeplugin.state.cdi_files import claim_uid
+from drakit_nodeplugin.state.podresources import (
+    ListedDevice,
+    PodResources,
+    PodResourcesError,
+    PodView,
+)
+from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = (
     "Grace",
+    "KubeletClaimView",
     "KubeletClaims",
-    "KubeletView",
-    "ListedDevice",
-    "PodView",
+    "StateFileError",
     "Unclaimed",
-    "claim_uid",
     "kubelet_claims",
     "names_of_others",
+    "read_claim_uids",
 )
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListedDevice:
-    """A device that a container has by a claim, as the kubelet lists it."""
+_KIND, _VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
 
-    namespace: str
-    """Namespace of the claim."""
-
-    claim: str
-    """Name of the claim."""
-
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None
-    cdi_names: tuple[str, ...]
-    """Qualified CDI names, including those of the driver's devices that precede it in the claim."""
-
-
-class PodView(Enum):
-    """The completeness of a pod list of the kubelet."""
-
-    COMPLETE = "complete"
-    """The list contains the node plugin's own pod, and therefore all pods of the node."""
-
-    PARTIAL = "partial"
-    """The kubelet has answered without our own pod: it has not read its pods yet, so a missing
-    claim proves nothing, however long that lasts."""
-
-    UNKNOWN = "unknown"
-    """There is no answer, or the node plugin does not run in a pod. A claim that is listed anyway,
-    for example in the kubelet's state file, is in use."""
+_MAX_STATE_BYTES = 64 * 1024 * 1024
+"""Enough for tens of thousands of claims: a larger file is not the kubelet's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,21 +136,6 @@ class Unclaimed:
         return begin is not None and claims.asked_at - begin >= grace.confirmed_seconds
 
 
-class KubeletView(Protocol):
-    """Returns the claims that the kubelet lists as used."""
-
-    async def listed(self) -> KubeletClaims:
-        """Return the claims of the driver that are in use."""
-        ...
-
-
-def claim_uid(cdi_name: str, *, driver: str) -> str | None:
-    """Return the claim of a CDI name; None if it is not one of ours."""
-    kind, _, device = cdi_name.partition("=")
-    uid, _, index = device.rpartition("-")
-    return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None
-
-
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:
     """Return the CDI names that a device has beside ours: they follow ours, and the names that the
     kubelet adds from other devices precede it."""
@@ -193,3 +168,88 @@ def kubelet_claims(
         pods=pods,
         asked_at=asked_at,
     )
+
+
+class KubeletClaimView:
+    """The claims of one driver that the kubelet knows."""
+
+    def __init__(
+        self, driver: str, podresources: PodResources, *, state_file: Path | None = None
+    ) -> None:
+        self._driver = driver
+        self._podresources = podresources
+        self._state_file = state_file
+        self._log = ProblemLog(
+            logger,
+            "the kubelet's state file cannot be read",
+            recovered="the kubelet's state file can be read again",
+            facts={"driver": driver},
+        )
+
+    async def listed(self) -> KubeletClaims:
+        """Return the claims of the driver that are in use."""
+        asked_at = asyncio.get_running_loop().time()
+        uids = await self._read_state()
+        try:
+            pods = await self._podresources.claims()
+        except PodResourcesError:  # the client has logged it
+            return KubeletClaims(uids=uids, pods=PodView.UNKNOWN, asked_at=asked_at)
+        return kubelet_claims(
+            self._driver, pods.devices, uids=uids, pods=pods.pods, asked_at=pods.asked_at
+        )
+
+    async def _read_state(self) -> frozenset[str]:
+        if self._state_file is None:
+            return frozenset()
+        try:
+            uids = await asyncio.to_thread(read_claim_uids, self._state_file)
+        except StateFileError as error:
+            self._log.report(str(error))
+            return frozenset()
+        self._log.report(None)
+        return uids
+
+
+class StateFileError(Exception):
+    """The kubelet's state file cannot be relied on. The text is a sentence."""
+
+
+def read_claim_uids(path: Path) -> frozenset[str]:
+    """Return the UIDs of the claims in the file; raise :class:`StateFileError`. Blocks."""
+    try:
+        with path.open("rb") as file:
+            # The kubelet replaces the file; a mount of the file alone would always show the old
+            # one.
+            if os.fstat(file.fileno()).st_nlink == 0:
+                raise StateFileError(
+                    f"{path} is a file that the kubelet has since replaced; mount its "
+                    f"directory, not the file"
+                )
+            data = file.read(_MAX_STATE_BYTES + 1)
+    except OSError as error:
+        raise StateFileError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_STATE_BYTES:
+        raise StateFileError(f"{path} is larger than {_MAX_STATE_BYTES} bytes")
+    try:
+        return _claim_uids(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StateFileError(
+            f"{path} is not a checkpoint of a known kubelet: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _claim_uids(data: bytes) -> frozenset[str]:
+    outer: dict[str, Any] = json.loads(data)
+    text = cast("str", outer["Data"])
+    if zlib.crc32(text.encode()) != outer["Checksum"]:
+        raise ValueError("its checksum does not match")
+    inner: dict[str, Any] = json.loads(text)
+    if (inner["kind"], inner["apiVersion"]) != (_KIND, _VERSION):
+        raise ValueError(f"it is a {inner['kind']} of {inner['apiVersion']}")
+    # Go writes an empty list as null.
+    claims: list[dict[str, Any]] = inner["ClaimInfoStateList"] or []
+    uids = [claim["ClaimUID"] for claim in claims]
+    for uid in uids:
+        if not isinstance(uid, str) or not uid:
+            raise ValueError(f"{uid!r} is not a UID")
+    return frozenset(uids)
