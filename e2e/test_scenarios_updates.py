@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from e2e.kit import from_template, pod, ready, slices, template, wait_for
+from e2e.kit import from_template, holds_for, pod, ready, slices, template, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, LAMPS, SCRIPTED, Stage, install_scripted, number
+from e2e.scripted.stage import (
+    CLASSES,
+    DEVICES,
+    LAMPS,
+    SCRIPTED,
+    Stage,
+    install_scripted,
+    number,
+)
 
 pytestmark = [
     pytest.mark.e2e,
@@ -48,6 +56,11 @@ def instances(stage) -> list[dict[str, Any]]:
     return sorted(items, key=lambda body: body["metadata"]["creationTimestamp"])
 
 
+def standing(stage) -> list[bool]:
+    """For each instance, whether it is ready and stays; the oldest first."""
+    return [ready(b) and "deletionTimestamp" not in b["metadata"] for b in instances(stage)]
+
+
 def run(stage, name, index) -> None:
     """A pod with one lamp, applied but not waited for."""
     stage.apply(
@@ -62,7 +75,7 @@ def versions(stage) -> dict[str, str]:
     return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
 
 
-def test_a_rolling_update_has_no_downtime(stage: Stage, update):
+def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stage, update):
     run(stage, "before", 0)
     stage.wait_phase("before", "Running")
     stage.lamps.play(Rule(operation="prepare", device="lamp-1", hang="cooperative"))
@@ -72,22 +85,14 @@ def test_a_rolling_update_has_no_downtime(stage: Stage, update):
     (old,) = instances(stage)
 
     update(podAnnotations={"update": "rolling"})
-    # The old instance is stopped and waits for its call; the new one serves meanwhile.
-    wait_for(
-        "two instances",
-        lambda: (
-            [bool(b["metadata"].get("deletionTimestamp")) for b in instances(stage)]
-            == [True, False]
-        ),
-        seconds=90,
-        period=0.1,
-    )
+    wait_for("a second instance", lambda: len(instances(stage)) == 2, seconds=90, period=0.1)
     run(stage, "after", 2)
-    stage.wait_phase("after", "Running", seconds=20)
-    assert len(instances(stage)) == 2
-    assert stage.phase("during") == "Pending"
+    # The old instance works on its call, so the new one is not ready, and its calls wait.
+    holds_for("both instances to stay", lambda: standing(stage) == [True, False], seconds=10)
+    assert {stage.phase("during"), stage.phase("after")} == {"Pending"}
     stage.lamps.play()
     stage.wait_phase("during", "Running")
+    stage.wait_phase("after", "Running")
     wait_for("the old instance's end", lambda: len(instances(stage)) == 1)
     assert instances(stage)[0]["metadata"]["uid"] != old["metadata"]["uid"]
     assert len(stage.lamps.calls("prepare", "began", device="lamp-1")) == 1
@@ -97,6 +102,50 @@ def test_a_rolling_update_has_no_downtime(stage: Stage, update):
     for name in ("before", "during", "after"):
         stage.delete("pod", name, wait=False)
     stage.wait_empty()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "allowed"),
+    [
+        pytest.param(SURGE, (), id="with-surge"),
+        pytest.param({"type": "RollingUpdate"}, ("not registered",), id="without-surge"),
+    ],
+)
+def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
+    update(updateStrategy=strategy)
+    run(stage, "resident", 0)
+    stage.wait_phase("resident", "Running")
+    stage.lamps.play(Rule(operation="prepare", delay_seconds=1.0))
+    written = versions(stage)
+    (old,) = instances(stage)
+    update(updateStrategy=strategy, podAnnotations={"update": "under-load"})
+
+    def is_updated() -> bool:
+        found = instances(stage)
+        return len(found) == 1 and found[0]["metadata"]["uid"] != old["metadata"]["uid"]
+
+    rounds = 0
+    while not is_updated() or rounds < 3:
+        names = [f"load-{rounds}-{index}" for index in range(1, DEVICES)]
+        for index, name in enumerate(names, start=1):
+            run(stage, name, index)
+        for name in names:
+            stage.wait_phase(name, "Running", seconds=150)
+        for name in names:
+            stage.delete("pod", name, wait=False)
+        for name in names:
+            stage.wait_gone(name, seconds=120)
+        rounds += 1
+        assert rounds < 20, "the update does not end"
+    failed = [
+        event["message"]
+        for event in stage.items("events")
+        if event["reason"] == "FailedPrepareDynamicResources"
+        and not any(word in event["message"] for word in allowed)
+    ]
+    assert failed == []
+    assert stage.phase("resident") == "Running"
+    assert versions(stage) == written, "slices are not touched"
 
 
 def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage, update):

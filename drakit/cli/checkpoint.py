@@ -28,7 +28,7 @@ SETTLE_SECONDS = 2.5
 """Until CDI files are checked again: a running node plugin restores them within 2 s, and writes the
 file of a new claim a moment after its row."""
 
-_HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "OWNER", "CDI FILE")
+_HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "CDI FILE")
 _ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")
 
 
@@ -124,7 +124,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     claim = entry.claim
     devices = dict.fromkeys(_device(device) for device in claim.devices)
     shown = ", ".join(devices)
-    return str(claim), claim.uid, claim.state, shown, entry.boot, entry.owner, entry.cdi
+    return str(claim), claim.uid, claim.state, shown, entry.boot, entry.cdi
 
 
 def _device(device: StoredDevice) -> str:
@@ -176,5 +176,5 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     configs = [json.loads(text) for text in entry.claim.configs]
-    more = {"boot": entry.boot, "ownerState": entry.owner, "cdi": entry.cdi}
+    more = {"boot": entry.boot, "cdi": entry.cdi}
     return asdict(entry.claim) | {"configs": configs} | more

@@ -1,5 +1,5 @@
 """
-Reads each entry of a checkpoint for the commands: the row, its boot, its owner, its CDI file.
+Reads each entry of a checkpoint for the commands: the row, its boot, its CDI file.
 
 It writes nothing. It must not know how the entries are shown.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ("Checkpoint", "Entry", "read_checkpoint", "read_checkpoints", "spec_path")
 
 BootState = Literal["this", "earlier", "unknown"]
-OwnerState = Literal["alive", "gone", "-"]
 CdiState = Literal["ok", "missing", "differs", "present", "-"]
 
 
@@ -34,9 +33,6 @@ class Entry:
 
     claim: StoredClaim
     boot: BootState
-    owner: OwnerState
-    """The process that wrote the row last."""
-
     cdi: CdiState
     """``missing`` and ``differs`` appear only where a file must exist: for a claim that was
     prepared in this boot. Elsewhere a file is ``present``, or there is none (``-``)."""
@@ -85,8 +81,6 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     files = {name[len(prefix) : -len(".json")] for name in directory.names(prefix)}
     inspection = inspect(path)
     boot = read_boot(place)
-    owners = {claim.owner for claim in inspection.claims}
-    lives: dict[str, OwnerState] = {owner: _owner(place, driver, owner) for owner in owners}
     orphans = files - {claim.uid for claim in inspection.claims}
     return Checkpoint(
         driver=driver,
@@ -96,7 +90,6 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
             Entry(
                 claim=claim,
                 boot=_boot(claim, boot),
-                owner=lives[claim.owner],
                 cdi=_cdi(directory, driver, claim, boot),
             )
             for claim in inspection.claims
@@ -116,19 +109,6 @@ def _boot(claim: StoredClaim, boot: str | None) -> BootState:
     if boot is None:
         return "unknown"
     return "this" if claim.boot_id == boot else "earlier"
-
-
-def _owner(place: NodePluginConfig, driver: str, owner: str) -> OwnerState:
-    from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
-
-    instance_uid, slash, _ = owner.rpartition("/")
-    if not slash:
-        return "-"
-    try:
-        paths = socket_paths(driver, kubelet_root=place.kubelet_root, instance_uid=instance_uid)
-        return "alive" if Ownership(driver, paths).alive(instance_uid) else "gone"
-    except (OSError, SocketError):
-        return "-"
 
 
 def _cdi(directory: SpecDirectory, driver: str, claim: StoredClaim, boot: str | None) -> CdiState:

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ("FilePoller", "FileWatch")
 
 PERIOD_SECONDS = 1.0
-"""Time between two rounds: half of the 2 s within which a CDI file must be restored. It is also the
-delay after which another instance takes over publishing."""
+"""Time between two rounds: half of the 2 s within which a CDI file must be restored."""
 
 UNCHANGED_POLLS = 60
 """After this many polls without a change, a watch reports one anyway: some file systems do not
@@ -36,28 +33,22 @@ _Stamp = tuple[int, int, int] | None
 """Inode, time of the last change (ns) and size; None if the file does not exist."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Waiter:
-    check: Callable[[], bool]
-    rounds: int
-
-
 class FilePoller:
     """Wakes waiters when their check finds something; used in one event loop."""
 
     def __init__(self, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
-        self._waiters: dict[asyncio.Future[None], _Waiter] = {}
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
-    async def until(self, check: Callable[[], bool], *, rounds: int = 1) -> None:
+    async def until(self, check: Callable[[], bool]) -> None:
         """
-        Wait until a check finds something to do. The check runs once in every `rounds` rounds.
+        Wait until a check finds something to do. The check runs once in every round.
 
         It runs in a thread, and may block. A check that raises also wakes its waiter, which then
         finds the error itself, and knows how to handle it.
         """
         found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[found] = _Waiter(check=check, rounds=rounds)
+        self._waiters[found] = check
         try:
             await found
         finally:
@@ -65,13 +56,9 @@ class FilePoller:
 
     async def run(self) -> None:
         """Poll until canceled."""
-        for number in itertools.count():
+        while True:
             await asyncio.sleep(self._period_seconds)
-            due = [
-                (found, waiter.check)
-                for found, waiter in self._waiters.items()
-                if number % waiter.rounds == 0
-            ]
+            due = list(self._waiters.items())
             for found in await asyncio.to_thread(_poll, due) if due else ():
                 if not found.done():  # the waiter may have been canceled
                     found.set_result(None)

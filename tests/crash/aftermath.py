@@ -11,7 +11,6 @@ It must not know steps, or the selection of runs.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from tests.crash.drivers import DEVICES
 from tests.crash.node import Claims, differences
@@ -88,8 +87,5 @@ async def _refused(stage: Stage, operation: Operation, claims: Claims) -> None:
 async def compare(stage: Stage, scenario: Scenario, expected: Claims, *, when: str) -> None:
     """Raise :class:`LeakError` unless exactly these claims are prepared."""
     held = await asyncio.to_thread(stage.node.look)
-    if scenario.spare:
-        # No runtime reads them, and the next start removes them; the spare plugin started before.
-        held = replace(held, temporary=())
     if found := differences(held, expected, driver=scenario.driver):
         raise LeakError(f"{when}: {'; '.join(found)}")

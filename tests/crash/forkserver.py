@@ -190,7 +190,11 @@ def _run(arguments: Sequence[str], options: Mapping[str, str | None]) -> int:
     from drakit_nodeplugin.__main__ import main as run_node_plugin
     from tests.crash import steps
 
-    paths = {name: Path(value) for name, value in options.items() if value and name != "kill_at"}
+    paths = {n: Path(v) for n, v in options.items() if v and n not in ("kill_at", "keeps")}
+    if options["keeps"]:
+        from drakit_nodeplugin.state.lock import DriverLock
+
+        setattr(DriverLock, "_waiting", lambda self: None)  # noqa: B010  (of this process alone)
     steps.install(steps.StepOptions(**paths, kill_at=options["kill_at"]))
     sys.argv = ["drakit-nodeplugin", *arguments]
     try:

@@ -173,8 +173,13 @@ class Matrix:
             stage.allocate(scenario.pod)
         if scenario.listed is not None:
             await stage.list_claims(scenario.listed)
-        await stage.start(pod=PODS[0], armed=scenario.at_start, kill_at=kill_at)
-        if scenario.spare:
+        await stage.start(
+            pod=PODS[0],
+            armed=scenario.at_start,
+            kill_at=kill_at,
+            keeps=scenario.spare == "waits",
+        )
+        if scenario.spare == "waits":
             await stage.connect()
             await stage.start_spare(pod=PODS[1])
 

@@ -35,7 +35,7 @@ from tests.crash.mishaps import (
     upgrade,
 )
 from tests.crash.node import Claims, DriverClass, Node, differences
-from tests.crash.stage import Operation, Stage
+from tests.crash.stage import PODS, Operation, Stage
 
 Variant = Literal["prepare", "unprepare", "nobody"]
 """The kubelet's call after the restart, if any."""
@@ -119,8 +119,9 @@ class Scenario:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings of the plugin, in addition to its directories."""
 
-    spare: bool = False
-    """Whether a second instance runs from the start, as in a rolling update. It takes over."""
+    spare: Literal["waits", "asks"] | None = None
+    """Whether there is a second instance, as in a rolling update, which takes over. It waits from
+    the start, and the first one is killed before it notices; or it asks while steps count."""
 
     settle_seconds: float = 12.0
     """The time in which a node without calls must be consistent. The plugin checks for unfinished
@@ -173,6 +174,14 @@ async def wait_alone(stage: Stage, scenario: Scenario) -> None:
     await stage.connect()
     stage.arm()
     await settled(stage, scenario)
+
+
+async def hand_over(stage: Stage, scenario: Scenario) -> None:
+    """Start a second instance, to which the first hands over its driver."""
+    await stage.connect()
+    stage.arm()
+    await stage.start_spare(pod=PODS[1])
+    await stage.handed_over()
 
 
 async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
@@ -374,10 +383,19 @@ def _others() -> list[Scenario]:
                 name=f"handover-{operation}",
                 before=POD if operation == "unprepare" else None,
                 act=calling(operation),
-                spare=True,
+                spare="waits",
                 variants=("prepare", "unprepare"),
             )
             for operation in ("prepare", "unprepare")
+        ),
+        Scenario(
+            name="handover",
+            before=POD,
+            untouched=POD.keys(),
+            left=POD,
+            front_door=True,
+            act=hand_over,
+            spare="asks",
         ),
         Scenario(
             name="endpoint-removed",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import grpc
 
-from drakit_nodeplugin.kubelet.ownership import socket_paths
+from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.crash import node as nodes
 from tests.crash.forkserver import ForkServer, Process
 from tests.crash.node import Claims, Node
@@ -63,16 +63,19 @@ class Stage:
 
     # ------------------------------------------------------------ the process
 
-    async def start(self, *, pod: str, kill_at: str | None = None, armed: bool = False) -> None:
-        """Fork a plugin; `connect` waits until it serves."""
+    async def start(
+        self, *, pod: str, kill_at: str | None = None, armed: bool = False, keeps: bool = False
+    ) -> None:
+        """Fork a plugin; `connect` waits until it serves. One that `keeps` its driver does not
+        notice that another instance asks for it."""
         self._armed.write_bytes(b"\0")
         self.arm(armed)
-        self._process = await self._fork(pod, armed=self._armed, kill_at=kill_at)
+        self._process = await self._fork(pod, armed=self._armed, kill_at=kill_at, keeps=keeps)
         self._pod, self._kubelet = pod, FakeKubelet(self.node.root)
 
     async def start_spare(self, *, pod: str) -> None:
-        """Fork a second plugin, whose steps do not count, and wait until it serves. It is called
-        after the first one is killed."""
+        """Fork a second plugin, whose steps do not count, and wait until it serves. It asks for the
+        driver, and is called after the first one is killed."""
         armed = self._folder / "never"
         armed.write_bytes(b"\0")
         process = await self._fork(pod, armed=armed, kill_at=None)
@@ -85,14 +88,23 @@ class Stage:
         root, name = self.node.root, self.node.driver.name
         return socket_paths(name, kubelet_root=root, instance_uid=pod).registration
 
-    async def _fork(self, pod: str, *, armed: Path, kill_at: str | None) -> Process:
+    async def handed_over(self) -> None:
+        """Wait until the first plugin has handed over; raise :class:`PluginDiedError`."""
+        async with asyncio.timeout(START_SECONDS):
+            while "driver handed over" not in self.log.read_text():
+                self.died()
+                await asyncio.sleep(0.005)
+
+    async def _fork(
+        self, pod: str, *, armed: Path, kill_at: str | None, keeps: bool = False
+    ) -> Process:
         arguments = ["--config", str(self.node.config), "--node-name", nodes.NAME]
         arguments += ["--kubeconfig", str(self._kubeconfig)]
         options = {"root": self.node.root, "labels": self._labels, "armed": armed}
         return await self._server.start(
             *arguments,
             environment={"POD_UID": pod, **OWN_POD_ENVIRONMENT},
-            options=options | {"kill_at": kill_at},
+            options=options | {"kill_at": kill_at, "keeps": "yes" if keeps else None},
             log=self.log,
         )
 

@@ -51,7 +51,6 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 VARYING = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "POD"),
-    (re.compile(r"instance-[\w-]+\.lock"), "instance-*.lock"),
     (re.compile(r"\.[0-9a-f]{8}\.drakit"), ".*.drakit"),
     (re.compile(r"\d{8}T\d{6}"), "TIME"),
 )

@@ -50,7 +50,7 @@ def stored_device(name: str, **fields) -> StoredDevice:
 
 async def fill(path: Path, *, count: int = 1, crash: Path | None = None) -> list[StoredClaim]:
     """Write prepared claims; with `crash`, copy the files there as a crash would leave them."""
-    checkpoint = Checkpoint(path, owner="test")
+    checkpoint = Checkpoint(path)
     await checkpoint.open()
     claims = [stored_claim(f"{number:03}") for number in range(count)]
     stored: list[StoredClaim] = []
@@ -94,9 +94,9 @@ def copy(path: Path, target: Path) -> None:
 
 async def delete(checkpoint: Checkpoint, claims: Collection[StoredClaim]) -> frozenset[str]:
     """Delete entries without CDI files; return the UIDs of those that were changed meanwhile."""
-    fenced, unremoved = await checkpoint.release(claims)
+    changed, unremoved = await checkpoint.release(claims)
     assert not unremoved
-    return fenced
+    return changed
 
 
 class Files:

@@ -193,19 +193,6 @@ class FakeInventories:
         self.revision.advance()
 
 
-class FakeInstances:
-    """The processes of a driver: this one, and those that a test names."""
-
-    def __init__(self) -> None:
-        self.others: set[str] = set()
-
-    def alone(self) -> bool:
-        return not self.others
-
-    async def works(self, owner: str) -> bool:
-        return owner in self.others
-
-
 def begin(
     call: Callable[[ClaimReference, Sequence[AllocatedDevice]], Coroutine[Any, Any, Any]],
     batch: Sequence[AllocatedClaim],

@@ -1,4 +1,4 @@
-"""File pollers for tests: with fast rounds, or without checks."""
+"""File pollers for tests, with fast rounds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from drakit_nodeplugin.file_poller import FilePoller
 
-__all__ = ("AlwaysDue", "with_poller")
-
-
-class AlwaysDue(FilePoller):
-    """Wakes every waiter in every round, without a check: for tests with a virtual clock."""
-
-    async def until(self, check: Callable[[], bool], *, rounds: int = 1) -> None:
-        """Wait for a round."""
-        await asyncio.sleep(rounds)
+__all__ = ("with_poller",)
 
 
 async def with_poller(run: Callable[[FilePoller], Awaitable[None]]) -> None:

@@ -13,7 +13,8 @@ class ShelfConfig(DriverConfig):
 
 
 class Shelf(Driver[ShelfConfig]):
-    """Preparing takes a file that is named ``slow-…`` a second."""
+    """Preparing takes a file that is named ``slow-…`` a second, and one that is named ``held-…``
+    until it is not empty."""
 
     name = "shelf.example.com"
     config_type = ShelfConfig
@@ -31,4 +32,7 @@ class Shelf(Driver[ShelfConfig]):
     async def prepare(self, claim, device):
         if device.name.startswith("slow"):
             await asyncio.sleep(1)
+        file = self.config.directory / device.name
+        while device.name.startswith("held") and not file.stat().st_size:
+            await asyncio.sleep(0.02)
         return Edits(env={"BOOK": device.name})

@@ -46,9 +46,11 @@ class Rig:
         api_server.store(f"/api/v1/nodes/{NODE}", {"metadata": {"uid": "node-uid"}})
 
     @contextlib.asynccontextmanager
-    async def plugin(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        config = self.root / "plugin.yaml"
-        config.write_text(yaml.safe_dump(self.config))
+    async def plugin(
+        self, pod_uid: str = "", **settings
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        config = self.root / f"plugin{pod_uid}.yaml"
+        config.write_text(yaml.safe_dump(self.config | settings))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-m", "drakit_nodeplugin", "--config", str(config)),
             *("--kubeconfig", str(self.api_server.write_kubeconfig(self.root))),
@@ -58,6 +60,7 @@ class Rig:
                 **OWN_POD_ENVIRONMENT,
                 "PYTHONPATH": str(ROOT),
                 "PYTHONSAFEPATH": "1",
+                "POD_UID": pod_uid,
             },
             stderr=asyncio.subprocess.PIPE,
         )

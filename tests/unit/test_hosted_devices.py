@@ -12,9 +12,10 @@ import pytest
 from drakit import ClaimReference, Device, HeldNode, Inventory
 from drakit import HeldDevice as DeviceOfClaims
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.file_poller import FilePoller, FileWatch
+from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
@@ -23,7 +24,6 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
 from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
-from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
 CLAIM = ClaimReference(namespace="lab", name="a", uid="uid-a")
@@ -41,6 +41,15 @@ class Rows:
         self.endpoints_stored: dict = {}
         self.error: str | None = None
         self.damage: str | None = None
+        self.changes = Revision()
+        """Advances at each write of claims."""
+
+    @property
+    def change(self) -> int:
+        return self.changes.number
+
+    async def changed(self, seen: int) -> int:
+        return await self.changes.after(seen)
 
     def _use(self) -> None:
         if self.error is not None:
@@ -52,9 +61,6 @@ class Rows:
             HeldDevice(pool=NODE, device=name, consumes={}, unpreparing=True)
             for name in self.unpreparing
         ]
-
-    def watch(self):
-        return FileWatch(self.path, settled_seconds=10)
 
     async def held_devices(self):
         self._use()
@@ -93,7 +99,6 @@ def hosted(
     rows: Rows,
     metrics: Metrics | None = None,
     *,
-    poller: FilePoller | None = None,
     health: bool = False,
     policies: PolicyFeed | None = None,
 ) -> HostedDevices:
@@ -108,7 +113,7 @@ def hosted(
         session=session,
         podresources=PodResources(config.podresources, own_pod=None),
         metrics=metrics,
-        file_poller=poller or AlwaysDue(),
+        file_poller=FilePoller(),
     )
     return HostedDevices(
         DRIVER,
@@ -118,7 +123,6 @@ def hosted(
         events=NodeEvents(NODE, session),
         metrics=metrics.for_driver(DRIVER),
         expected=(DRIVER,),
-        primary=asyncio.Event(),
         registered=lambda: True,
         policies=policies,
     )
@@ -244,6 +248,7 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
         feed.prepared(CLAIM, "cam-2")
         await asyncio.sleep(2)
         spoil(rows, True)
+        rows.changes.advance()
         await asyncio.sleep(3600)
         assert feed.held().keys() == {"cam-0", "cam-1", "cam-2", "x"}
         assert devices.manager.waiting is None
@@ -255,28 +260,17 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
         assert feed.held().keys() == {"cam-2"}
 
 
-async def test_a_read_that_failed_is_repeated_although_no_file_changes():
-    class Watch(FileWatch):
-        def changed(self) -> bool:
-            return False
-
-    class Still(Rows):
-        def watch(self):
-            return Watch(self.path, settled_seconds=10)
-
-    rows, feed = Still(), PolicyFeed()
-    rows.error = "no disk"
-    poller = FilePoller(period_seconds=0.01)
-    devices = hosted(rows, policies=feed, poller=poller)
+@pytest.mark.looptime
+async def test_a_driver_learns_of_a_write_within_seconds():
+    rows, feed = Rows(), PolicyFeed()
+    devices = hosted(rows, policies=feed)
     await devices.restore()
-    polling = asyncio.create_task(poller.run())
     async with following(devices):
-        await asyncio.sleep(0.1)
-        assert not devices.holds_known.is_set()
-        rows.error = None
-        async with asyncio.timeout(5):
-            await devices.holds_known.wait()
-        polling.cancel()
+        await asyncio.sleep(3600)
+        rows.held = {NODE: frozenset({"cam-2"})}
+        rows.changes.advance()
+        await asyncio.sleep(6)
+        assert feed.held().keys() == {"cam-2"}
 
 
 async def test_a_driver_without_policies_does_not_wait():
@@ -299,7 +293,8 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
     watching = asyncio.create_task(devices.parts()["unpreparing"]())
     await asyncio.sleep(6)
     rows.unpreparing = ("cam-0",)
-    await asyncio.sleep(5)
+    rows.changes.advance()
+    await asyncio.sleep(6)
     assert tainted(devices) == set(), "a single check may have met a normal unprepare"
     await asyncio.sleep(5)
     assert tainted(devices) == {"cam-0"}

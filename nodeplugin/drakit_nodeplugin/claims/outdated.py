@@ -65,13 +65,13 @@ class OutdatedClaims:
         node: str,
         checkpoint: Checkpoint,
         queue: ClaimQueue,
-        responsible: Callable[[], bool],
+        registered: Callable[[], bool],
     ) -> None:
-        """`responsible` returns whether this process calls the driver for claims now."""
+        """`registered` returns whether the kubelet has registered the driver."""
         self._node = node
         self._checkpoint = checkpoint
         self._queue = queue
-        self._responsible = responsible
+        self._registered = registered
         self._marked: dict[str, frozenset[_Device]] = {}
         """Marked devices by endpoint."""
 
@@ -108,7 +108,7 @@ class OutdatedClaims:
                 await self._changed.wait()
                 self._changed.clear()
                 while self._marked:
-                    if self._responsible():
+                    if self._registered():
                         for claim in await self._outdated():
                             if claim.uid not in self._working:
                                 self._working.add(claim.uid)
@@ -139,7 +139,7 @@ class OutdatedClaims:
                 answer = await self._queue.prepare_again(claim)
                 await asyncio.sleep(pace.backoff.next_seconds())
                 pace.used_at = loop.time()
-                if not self._responsible():
+                if not self._registered():
                     return
                 if answer.reason in _FINAL and claim not in await self._outdated():
                     return

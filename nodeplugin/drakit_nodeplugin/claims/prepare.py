@@ -50,7 +50,6 @@ from drakit_nodeplugin.claims.work import (
     driver_failed,
     error_of,
     facts_of,
-    foreign_work,
     not_stored,
     prepared_devices,
     raised_by,
@@ -124,7 +123,7 @@ class ClaimEngine:
         parts = self._parts
         uids = [work.claim.uid for work in works]
         try:
-            known = await parts.checkpoint.find(uids, from_memory=parts.instances.alone())
+            known = await parts.checkpoint.find(uids)
         except CheckpointError as error:
             for work in works:
                 self._refuse(work, not_stored(work.claim, error))
@@ -205,8 +204,6 @@ class ClaimEngine:
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
-            if old is not None and (busy := await foreign_work(old, self._parts.instances)):
-                return busy
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
             return wanted_claim(
                 claim,
@@ -286,7 +283,7 @@ class ClaimEngine:
             return
         for each in current:
             uid = each.old.uid
-            if uid in outcome.unplaced or uid in outcome.fenced:
+            if uid in outcome.unplaced or uid in outcome.changed:
                 self._refuse(each.work, self._refused(each.old, outcome))
             else:
                 self._succeed(each.work, each.old)
@@ -315,7 +312,7 @@ class ClaimEngine:
             return
         due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
         hardware = await self._complete(due)
-        if self._parts.devices.traits.side_effects or not self._alone():
+        if self._parts.devices.traits.side_effects:
             await self._begin(due, hardware)
         wanted = self._still_wanted({uid: (each.work, each.claim) for uid, each in due.items()})
         if not wanted:
@@ -396,15 +393,6 @@ class ClaimEngine:
             self._refuse(each.work, error)
         return hardware
 
-    def _alone(self) -> bool:
-        """
-        Return whether no other process can undo a claim while we prepare it.
-
-        Only then an entry may be stored without an intent. Otherwise the other process may have
-        unprepared the claim in the meantime, and the entry would wrongly show it as prepared.
-        """
-        return self._parts.instances.alone() and self._parts.checkpoint.alone
-
     async def _begin(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Store the intents; remove the claims from `due` that cannot begin."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
@@ -482,14 +470,10 @@ class ClaimEngine:
             self._succeed(each.work, claim, renumbered=renumbered)
         for claim in prepared:
             each = due[claim.uid]
-            if claim.uid in outcome.taken:
-                rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
-            elif claim.uid not in outcome.written:
-                error = self._refused(claim, outcome)
-                rollbacks.create_task(self._refuse_late(each.work, claim, error))
-            elif claim.uid in outcome.unplaced:
-                each.claim = outcome.written[claim.uid]
-                rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
+            if claim.uid in outcome.written and claim.uid not in outcome.unplaced:
+                continue
+            each.claim = outcome.written.get(claim.uid, each.claim)
+            rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
@@ -502,14 +486,8 @@ class ClaimEngine:
         """
         stored = due.claim.generation > 0 and not due.in_use
         if stored and not isinstance(error, AbandonedError):
-            undone = await self._unpreparing.undo_one(due.claim)
-            if undone.fenced:
-                await self._unpreparing.undo_late(due.claim)
+            await self._unpreparing.undo_one(due.claim)
         self._refuse(due.work, error)
-
-    async def _refuse_late(self, work: ClaimWork, claim: StoredClaim, error: ClaimError) -> None:
-        await self._unpreparing.undo_late(claim)
-        self._refuse(work, error)
 
 
 def _stored_nodes(edits: Edits) -> tuple[StoredNode, ...]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -140,11 +141,20 @@ class ClaimQueue:
             await all_answered(works, timeout_seconds=timeout_seconds)
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
-    async def drain(self, *, timeout_seconds: float) -> None:
-        """Wait for work in flight, then cancel the rest. The checkpoint contains what it began, and
-        the next instance finishes or undoes it."""
-        if works := self._works():
-            await all_answered(works, timeout_seconds=max(0.0, timeout_seconds))
+    async def drain(self, *, timeout_seconds: float = math.inf) -> bool:
+        """Wait until no work is in flight, including work that begins meanwhile; return whether
+        that came in time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_seconds
+        while works := self._works():
+            if loop.time() >= until:
+                return False
+            await all_answered(works, timeout_seconds=until - loop.time())
+        return True
+
+    async def cancel(self) -> None:
+        """Cancel the work in flight. The checkpoint contains what it began, and the next active
+        instance finishes or undoes it."""
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
@@ -169,8 +179,8 @@ class ClaimQueue:
         """
         Undo entries that a crash, or a driver that was unavailable, has left in a state.
 
-        The result omits claims that need nothing: work on them is in flight, here or in another
-        process, or they have left that state.
+        The result omits claims that need nothing: work on them is in flight, or they have left that
+        state.
         """
         held = [uid for uid in uids if self.take(uid)]
         undone: dict[str, Undone] = {}

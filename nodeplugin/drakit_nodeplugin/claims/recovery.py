@@ -2,8 +2,8 @@
 Recovery: finishes what a crash left unfinished, and repairs CDI files that do not match the
 checkpoint.
 
-**Unfinished claims.** An entry `preparing` without a process that works on it is undone: the
-kubelet got no answer for it, and asks again if it still needs the claim. An entry `unpreparing` is
+**Unfinished claims.** An entry `preparing` without work on it is undone: the kubelet got no answer
+for it, and asks again if it still needs the claim. An entry `unpreparing` is
 finished. Both wait for the driver if it is unavailable. They are found at the start, and at most a
 few seconds after any write.
 
@@ -67,9 +67,9 @@ __all__ = ("OrphanRemover", "Rebuilder", "Rebuilt", "Recovery", "SpecRestorer")
 
 logger = logging.getLogger(__name__)
 
-ROUNDS = 5
-"""Rounds of the poller, a second each, between two checks: a driver that was unavailable starts
-again within a second to a minute."""
+PERIOD_SECONDS = 5.0
+"""Time between two checks: a driver that was unavailable starts again within a second to a
+minute."""
 
 BATCH = 200
 """Files that are written at once: their texts are in memory then."""
@@ -80,7 +80,7 @@ common kernels (10 ms)."""
 
 
 class Recovery:
-    """Finishes the entries of one driver on which no process works."""
+    """Finishes the entries of one driver without work in flight."""
 
     def __init__(self, *, checkpoint: Checkpoint, queue: ClaimQueue) -> None:
         self._checkpoint = checkpoint
@@ -93,7 +93,6 @@ class Recovery:
         takes claims together returns one answer for all, so one claim that hangs would block all
         others."""
 
-        self._watch = checkpoint.watch()
         self._left = True
         """Whether the last check left an entry, or failed."""
 
@@ -116,7 +115,7 @@ class Recovery:
         self._failed &= left.keys()
         return len(left) - undone
 
-    async def run(self, poller: FilePoller) -> None:
+    async def run(self) -> None:
         """
         Check while any entry is unfinished, and after each write; a failed check is logged.
 
@@ -125,15 +124,14 @@ class Recovery:
         """
         async with asyncio.TaskGroup() as group:
             while True:
+                seen, self._left = self._checkpoint.change, True
                 group.create_task(self._check())
-                await poller.until(self._due, rounds=ROUNDS)
-
-    def _due(self) -> bool:
-        """Return whether a check may find something. Blocks."""
-        return self._watch.changed() or self._left
+                await asyncio.sleep(PERIOD_SECONDS)
+                if not self._left and self._checkpoint.change == seen:
+                    await self._checkpoint.changed(seen)
+                    await asyncio.sleep(PERIOD_SECONDS)
 
     async def _check(self) -> None:
-        self._left = True
         try:
             self._left = await self.recover() > 0
         except CheckpointError as error:
@@ -533,8 +531,8 @@ class Rebuilder:
             if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
-        # Another process has written these in the meantime.
-        known = await self._checkpoint.find([*outcome.fenced, *second.fenced])
+        # Calls of the kubelet have written these in the meantime.
+        known = await self._checkpoint.find([*outcome.changed, *second.changed])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
 
 

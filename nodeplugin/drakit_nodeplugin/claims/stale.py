@@ -143,24 +143,23 @@ class StaleCollector:
         parts: EngineParts,
         *,
         kubelet: KubeletClaimView,
-        responsible: Callable[[], bool],
+        registered: Callable[[], bool],
         remove_orphans: Callable[[], Awaitable[object]],
         unprepare: Callable[[StoredClaim], Awaitable[bool]],
         on_collected: Callable[[StaleReason], None],
         timing: StaleTiming,
     ) -> None:
         """
-        `responsible` returns whether this process collects now: the primary instance, once the
-        kubelet has registered the driver. `remove_orphans` is called first in each check.
-        `unprepare` gets an entry as it was read, and returns whether it is gone; it must leave an
-        entry that has changed.
+        `registered` returns whether the kubelet has registered the driver. `remove_orphans` is
+        called first in each check. `unprepare` gets an entry as it was read, and returns whether it
+        is gone; it must leave an entry that has changed.
         """
         self._driver = parts.driver
         self._node = parts.node
         self._checkpoint = parts.checkpoint
         self._source = parts.source
         self._kubelet = kubelet
-        self._responsible = responsible
+        self._registered = registered
         self._remove_orphans = remove_orphans
         self._unprepare = unprepare
         self._on_collected = on_collected
@@ -186,7 +185,7 @@ class StaleCollector:
 
     async def poll(self) -> int:
         """Check once; return how many claims were collected. Raises CheckpointError, OSError."""
-        if not self._responsible():
+        if not self._registered():
             self._suspects.clear()
             return 0
         await self._remove_orphans()

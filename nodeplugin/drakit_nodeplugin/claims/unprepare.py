@@ -30,7 +30,6 @@ from drakit_nodeplugin.claims.work import (
     EngineParts,
     error_of,
     facts_of,
-    foreign_work,
     not_stored,
     raised_by,
     waves,
@@ -58,9 +57,6 @@ class Undone:
     """The driver is unavailable, or still releases a device: containers get nothing of the claim
     any more, but its devices stay held until the driver has confirmed."""
 
-    fenced: bool = False
-    """The entry was not undone, because another process changed or removed it."""
-
 
 class Unpreparing:
     """Undoes claims of one driver. The caller must own the claims' turns (:mod:`.queue`)."""
@@ -74,9 +70,25 @@ class Unpreparing:
         """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
         if not await self.is_complete(works):
             return
-        from_memory = self._parts.instances.alone()
-        if changed := await self._unprepare(works, from_memory=from_memory):
-            await self._unprepare(changed, from_memory=False)
+        parts = self._parts
+        asked = {work.claim.uid: work for work in works}
+        try:
+            known = dict(await parts.checkpoint.find(asked))
+            if unknown := asked.keys() - known.keys():
+                # A file without an entry remains after damage.
+                found, unremoved = await parts.checkpoint.clear(unknown)
+                known |= found
+                for uid in unknown - found.keys():
+                    self._answer(asked[uid], _file_stays(asked[uid].claim, unremoved.get(uid)))
+        except CheckpointError as error:
+            for work in works:
+                if work.answer is None:
+                    work.refuse(not_stored(work.claim, error))
+            return
+        async with aclosing(self.undo(known.values())) as groups:
+            async for group in groups:
+                for uid, undone in group.items():
+                    self._answer(asked[uid], undone)
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
@@ -96,40 +108,6 @@ class Unpreparing:
                 work.refuse(ClaimBusyError(claim=str(work.claim), cause=cause))
             return False
         return True
-
-    async def _unprepare(self, works: Sequence[ClaimWork], *, from_memory: bool) -> list[ClaimWork]:
-        """Answer the works; return those whose entries are no longer what the memory holds, because
-        another process or an admin has changed them."""
-        parts = self._parts
-        asked = {work.claim.uid: work for work in works}
-        changed: list[ClaimWork] = []
-        try:
-            known = dict(await parts.checkpoint.find(asked, from_memory=from_memory))
-            if unknown := asked.keys() - known.keys():
-                # A file without an entry remains after damage.
-                found, unremoved = await parts.checkpoint.clear(unknown)
-                known |= found
-                for uid in unknown - found.keys():
-                    self._answer(asked[uid], _file_stays(asked[uid].claim, unremoved.get(uid)))
-        except CheckpointError as error:
-            for work in works:
-                if work.answer is None:
-                    work.refuse(not_stored(work.claim, error))
-            return changed
-        due: list[StoredClaim] = []
-        for uid, claim in known.items():
-            if (busy := await foreign_work(claim, parts.instances)) is not None:
-                asked[uid].refuse(busy)
-            else:
-                due.append(claim)
-        async with aclosing(self.undo(due)) as groups:
-            async for group in groups:
-                for uid, undone in group.items():
-                    if undone.fenced and from_memory:
-                        changed.append(asked[uid])
-                    else:
-                        self._answer(asked[uid], undone)
-        return changed
 
     def _answer(self, work: ClaimWork, undone: Undone) -> None:
         if undone.error is None:
@@ -154,13 +132,9 @@ class Unpreparing:
         self, uids: Collection[str], *, state: State
     ) -> AsyncGenerator[Mapping[str, Undone], None]:
         """Undo entries that a crash, or a driver that was unavailable, has left in a state; without
-        those that have left that state, or that another process works on."""
+        those that have left that state."""
         found = await self._parts.checkpoint.find(uids)
-        left = [
-            claim
-            for claim in found.values()
-            if claim.state == state and await foreign_work(claim, self._parts.instances) is None
-        ]
+        left = [claim for claim in found.values() if claim.state == state]
         async with aclosing(self.undo(left)) as groups:
             async for group in groups:
                 yield group
@@ -170,8 +144,6 @@ class Unpreparing:
         return whether it is gone."""
         claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
         if claim is None or claim.generation != stale.generation:
-            return False
-        if await foreign_work(claim, self._parts.instances) is not None:
             return False
         return (await self.undo_one(claim)).error is None
 
@@ -203,33 +175,15 @@ class Unpreparing:
         (result,) = [undone async for group in self.undo([claim]) for undone in group.values()]
         return result
 
-    async def undo_late(self, claim: StoredClaim) -> None:
-        """
-        Undo a claim whose entry is no longer ours.
-
-        An unprepare, in another process or by hand, was faster. A new entry holds the devices
-        during the driver's call. It cannot be created if the claim was begun again, or if another
-        claim now has one of the devices; then this process must not touch them.
-        """
-        if not self._parts.devices.traits.side_effects:
-            return
-        undone = await self.undo_one(replace(claim, generation=0))
-        if undone.error is not None:
-            logger.warning(
-                "late prepare not undone",
-                extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
-            )
-
     async def _begin(
         self, claims: Collection[StoredClaim]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
-        """Store the intent, where a driver will be called and this process has not stored it."""
+        """Store the intent, where a driver will be called and the entry does not show it yet."""
         checkpoint = self._parts.checkpoint
         due: list[StoredClaim] = []
         begun: dict[str, StoredClaim] = {}
         for claim in claims:
-            known = claim.state == "unpreparing" and claim.owner == checkpoint.owner
-            if known or not self._needs_driver(claim):
+            if claim.state == "unpreparing" or not self._needs_driver(claim):
                 begun[claim.uid] = claim
             else:
                 due.append(replace(claim, state="unpreparing"))
@@ -238,7 +192,7 @@ class Unpreparing:
         except CheckpointError as error:
             return begun, {claim.uid: Undone(error=not_stored(claim, error)) for claim in due}
         return {**begun, **outcome.written}, {
-            claim.uid: Undone(error=_changed(claim), fenced=True)
+            claim.uid: Undone(error=_changed(claim))
             for claim in due
             if claim.uid not in outcome.written
         }
@@ -270,14 +224,14 @@ class Unpreparing:
         gone = [claim for claim in claims if claim.uid not in errors]
         waiting = [uid for uid, state in undone.items() if state.waiting]
         try:
-            fenced, unremoved = await self._parts.checkpoint.release(gone, files_of=waiting)
+            changed, unremoved = await self._parts.checkpoint.release(gone, files_of=waiting)
         except CheckpointError as error:
             return undone | {claim.uid: Undone(error=not_stored(claim, error)) for claim in gone}
         for claim in claims:
             if claim.uid in unremoved:
                 undone[claim.uid] = _file_stays(claim, unremoved[claim.uid])
-            elif claim.uid in fenced:
-                undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
+            elif claim.uid in changed:
+                undone[claim.uid] = Undone(error=_changed(claim))
         free = [claim for claim in gone if undone[claim.uid].error is None]
         if unprepared := [claim for claim in free if claim.uid not in rolled_back]:
             logger.info("claims unprepared", extra=facts_of(self._parts.driver, unprepared))

@@ -59,7 +59,6 @@ __all__ = (
     "ClaimAnswer",
     "ClaimWork",
     "EngineParts",
-    "Instances",
     "Inventories",
     "Operation",
     "PreparedDevice",
@@ -67,7 +66,6 @@ __all__ = (
     "driver_failed",
     "error_of",
     "facts_of",
-    "foreign_work",
     "not_stored",
     "prepared_devices",
     "raised_by",
@@ -223,20 +221,6 @@ class Inventories(Protocol):
         ...
 
 
-class Instances(Protocol):
-    """The processes that serve the driver on this node: one, or two while one replaces the
-    other."""
-
-    def alone(self) -> bool:
-        """Return whether no other process of the driver was seen lately."""
-        ...
-
-    async def works(self, owner: str) -> bool:
-        """Return whether another process that wrote an entry is alive, or may be. Always False for
-        this process; raises nothing."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
     """The dependencies of one driver's engine."""
@@ -249,7 +233,6 @@ class EngineParts:
     devices: CallableEndpoint
     inventories: Inventories
     specs: ClaimSpecs
-    instances: Instances
     limits: ParameterLimits
     name_all_holders: bool = False
     """Whether errors, which the pod's owner reads, name claims of other namespaces."""
@@ -350,14 +333,6 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDev
     return tuple(devices)
 
 
-async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyError | None:
-    """Return an error if another process works on a claim, which must be left alone then."""
-    if claim.state == "prepared" or not await instances.works(claim.owner):
-        return None
-    cause = "another instance of the node plugin, which is being replaced, is working on it"
-    return ClaimBusyError(claim=str(claim), cause=cause)
-
-
 def driver_failed(
     claim: StoredClaim, cause: DeviceFailedError | EndpointStoppedError
 ) -> DriverFailedError:
@@ -412,7 +387,9 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
         )
     held = outcome.held.get(claim.uid)
     if held is None:
-        return ClaimBusyError(claim=str(claim), cause="another process changed its entry")
+        return ClaimBusyError(
+            claim=str(claim), cause="its entry was removed from the checkpoint meanwhile"
+        )
     request, device = held.device.request, held.device.device
     if held.holder is None:
         return OverAllocatedError(

@@ -219,11 +219,8 @@ class EndpointState:
 
     def restore(self, row: StoredEndpoint) -> None:
         """
-        Begin with its stored row: it is unavailable since before the plugin's start.
-
-        Called again with the row that another instance of the driver has stored since, if this
-        instance becomes the primary one. The endpoint was available until now, unless the row has
-        another time.
+        Begin with its stored row: it is unavailable since before the start. The endpoint was
+        available until now, unless the row has another time.
         """
         wall = self._driver.wall()
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)

@@ -24,8 +24,7 @@ __all__ = ("GONE_SECONDS", "GoneDevices")
 logger = logging.getLogger(__name__)
 
 GONE_SECONDS = 1.0
-"""Time between two checks for claims that hold gone devices. Releases are not notified, and another
-instance may release a claim."""
+"""Time between two checks for claims that hold gone devices."""
 
 
 class GoneDevices:

@@ -56,8 +56,7 @@ __all__ = ("DeviceManager",)
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Time between two checks while the manager waits for ready sources, or to become primary. Neither
-is notified."""
+"""Time between two checks while the manager waits for ready sources, which are not notified."""
 
 IDLE_SECONDS = 60.0
 """Time between two checks while the manager waits for nothing. A node may have fifty drivers."""
@@ -82,7 +81,6 @@ class DeviceManager:
         endpoints: Collection[str],
         settings: Devices,
         store: Checkpoint,
-        primary: asyncio.Event,
         sources_ready: Callable[[], bool],
         on_left_out: Callable[[Mapping[str, str]], None],
         wall_clock: Callable[[], float] = time.time,
@@ -91,7 +89,6 @@ class DeviceManager:
         `endpoints` are those that are expected at the start; others may come. If none is expected,
         any number may come, each with pools of its own.
 
-        Nothing is stored while `primary` is not set: another instance of the driver does that.
         Pools are removed only while `sources_ready` returns that a missing endpoint is really gone.
         `on_left_out` receives the reasons why devices are newly not published, by name.
         """
@@ -130,7 +127,6 @@ class DeviceManager:
         self._writer = EndpointWriter(
             driver,
             store,
-            primary=primary,
             rows=self._rows,
             on_loaded=self._loaded,
             on_written=self._written,
@@ -418,11 +414,6 @@ class DeviceManager:
             group.create_task(self._follow_time())
             group.create_task(self._gone.run())
 
-    def wake(self) -> None:
-        """Process everything that is due; check again whether this instance is primary, and the
-        sources ready."""
-        self._awake.set()
-
     async def _follow_time(self) -> None:
         while True:
             loop = asyncio.get_running_loop()
@@ -457,7 +448,6 @@ class DeviceManager:
         """Process everything that is due; return whether the manager waits for something that is
         not notified."""
         waiting = False
-        self._writer.check_primary()
         if now >= self._graces.start_until:
             self._adopted = {}
         for state in [*self._endpoints.values()]:
@@ -482,7 +472,7 @@ class DeviceManager:
             self._was_complete = complete
             self._state.published_changed = True
         self._notify()
-        return waiting or not complete or not self._writer.current
+        return waiting or not complete
 
     def _now(self) -> float:
         # A loop's timer may fire slightly early; the deadline counts as reached.
@@ -491,19 +481,15 @@ class DeviceManager:
     # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Begin with the endpoints that an earlier process, or another instance, has stored. The
-        devices that an endpoint has listed in the meantime take precedence."""
+        """Begin with the endpoints that an earlier process has stored. The devices that an endpoint
+        has listed in the meantime take precedence."""
         if self._state.open_ended:
-            # The time counts from now, because endpoints connect to the primary instance only.
             known = bool(rows)
             self._graces.begin(self._now(), start_seconds=self._start_seconds, known=known)
         for name, row in rows.items():
             state = self._endpoints.setdefault(name, self._make_endpoint(name))
             if not state.life.listed:
                 state.restore(row)
-        for state in self._endpoints.values():
-            if state.name not in rows and not state.life.listed and state.pools:
-                state.forget()  # the former primary instance has removed it
         # An endpoint that has listed its devices before the rows were read differs from its row.
         self._state.changed()
         self._notify()

@@ -280,10 +280,6 @@ class Surroundings:
     node: str
     """The node's name."""
 
-    primary: asyncio.Event
-    """Set while this process is the driver's primary one: while one instance of a driver replaces
-    another, only that one has the sockets on which vendors' programs call us."""
-
     report: Callable[[Diagnostic], None]
     """Reports a diagnostic; returns at once."""
 
@@ -321,7 +317,8 @@ class DriverSource(Protocol):
         ...
 
     def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
-        """Make the endpoint; called once, in the daemon's loop."""
+        """Make the endpoint, in the daemon's loop. Called again after the one before was closed, if
+        this instance of the plugin is active again."""
         ...
 
 

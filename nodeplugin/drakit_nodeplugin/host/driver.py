@@ -1,14 +1,19 @@
 """
-One hosted driver: its checkpoint, endpoint, devices, slices, engine and kubelet-facing servers.
+One hosted driver in one instance of the plugin: the servers that the kubelet calls, and the active
+driver while this instance has the lock.
 
-Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. A driver with
-policies starts only once it is known which devices claims hold; the sockets do not wait for that.
-Stop order is the reverse, and the sockets drain first. The endpoint reports to the device manager,
-which never calls it; the manager notifies the publisher. Problems become log lines, Events of the
-Node, and metrics. :mod:`.drivers` manages the set of drivers; :mod:`.maintenance` maintains claims
-between the kubelet's calls.
+The sockets come first, within a second of the start. If no other instance has the lock, the driver
+is active before the start ends. Otherwise this one asks for the **hand-over**: the kubelet's calls
+wait meanwhile, and the pod is not ready. The instance that is asked lets new calls wait, finishes
+the calls in flight however long they take, closes the driver and the checkpoint, and releases the
+lock. It stays ready, and is active again if the other one ends.
 
-It must not know the internals of the parts.
+Stop: calls are answered until none is in flight, or canceled after the drain timeout. Then the
+sockets go, the active driver is closed, and the lock is released.
+
+:mod:`.active_driver` assembles the driver, :mod:`.drivers` manages the set of drivers, and
+:mod:`drakit_nodeplugin.state.lock` decides which instance is active. This module must not depend on
+the internals of the parts.
 """
 
 from __future__ import annotations
@@ -16,350 +21,190 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 
-from drakit.device import Inventory
-from drakit.driver import DriverError
-from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.events import ClaimEvents
-from drakit_nodeplugin.claims.prepare import ClaimEngine
-from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import EngineParts
+from drakit import tasks
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverSource, HealthReport, Surroundings
-from drakit_nodeplugin.endpoints.failures import Diagnostic
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.host.driver_devices import HostedDevices
-from drakit_nodeplugin.host.maintenance import Maintenance
+from drakit_nodeplugin.endpoints.contract import DriverSource
+from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.host.policies import PolicyWatch
-from drakit_nodeplugin.host.reporting import DriverReport, ReportSources
-from drakit_nodeplugin.kubelet.ownership import (
-    Ownership,
-    RunningInstances,
-    SocketError,
-    new_owner,
-    socket_paths,
-)
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.state.cdi_files import ClaimSpecs
-from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
+from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.inspection import read_device_numbers
+from drakit_nodeplugin.state.lock import DriverLock
 
 __all__ = ("HostedDriver",)
 
 logger = logging.getLogger(__name__)
 
-STOP_CHECK_SECONDS = 1.0
-"""Time between two checks of an endpoint that may still list its devices after the start."""
+LONG_SECONDS = 10.0
+"""The time after which a hand-over that is not finished is logged."""
 
 
 class HostedDriver:
-    """A driver and everything that serves it."""
+    """A driver in this instance of the plugin."""
 
     def __init__(self, driver: DriverSource, environment: Environment) -> None:
-        """Create the parts. Raises :class:`SocketError` if the paths of the sockets are too
-        long."""
+        """Raises :class:`SocketError` if the paths of the sockets are too long."""
         config = environment.config
         self.name = driver.name
-        self._where = driver.where
-        self._foreign = driver.foreign
-        self._file_poller = environment.file_poller
-        self._metrics = environment.metrics.for_driver(driver.name)
-        self._ownership = Ownership(
-            driver.name,
+        self._driver = driver
+        self._environment = environment
+        self._data = config.drivers_directory / driver.name
+        self._drain_seconds = config.drain_timeout.total_seconds()
+        self._events = NodeEvents(environment.node.name, environment.session)
+        self._lock = DriverLock(driver.name, self._data, instance_uid=environment.instance_uid)
+        self._server = DriverServer(
             socket_paths(
                 driver.name,
                 kubelet_root=config.kubelet_root,
                 instance_uid=environment.instance_uid,
             ),
-        )
-        self._instances = RunningInstances(
-            driver.name, self._ownership, instance_uid=environment.instance_uid
-        )
-        specs = ClaimSpecs(driver.name, config.cdi_directory)
-        self._checkpoint = Checkpoint(
-            config.drivers_directory / driver.name / "checkpoint.db",
-            owner=new_owner(environment.instance_uid),
-            files=specs,
-            numbers=environment.numbers,
-        )
-        self._checkpoint.on_transaction = self._metrics.transaction
-        self._events = NodeEvents(environment.node.name, environment.session)
-        feed = None if driver.traits.policies is None else PolicyFeed()
-        self._devices = HostedDevices(
-            driver.name,
-            traits=driver.traits,
-            checkpoint=self._checkpoint,
-            environment=environment,
-            events=self._events,
-            metrics=self._metrics,
-            expected=driver.expected,
-            primary=self._instances.primary,
-            registered=self._registered,
-            policies=feed,
-        )
-        self._instances.on_change = self._devices.manager.wake
-        self._policies = None
-        if driver.traits.policies is not None and feed is not None:
-            self._policies = PolicyWatch(
-                driver.name,
-                driver.traits.policies,
-                directory=config.drivers_directory / driver.name,
-                session=environment.session,
-                feed=feed,
-                on_change=lambda: self.report.wake(),
-            )
-        self.report = DriverReport(
-            driver.name,
-            ReportSources(
-                manager=self._devices.manager,
-                publisher=self._devices.publisher,
-                checkpoint=self._checkpoint,
-                counts=self._devices.counts,
-                registration=lambda: self._server.status,
-                policies=self._policies,
-            ),
-            node=environment.node,
-            session=environment.session,
-            primary=self._instances.primary,
-        )
-        self._endpoint = driver.endpoint(
-            Surroundings(
-                listener=_ReportingListener(
-                    self._devices.manager,
-                    on_stopped=self._stopped,
-                    on_listed=self._listed,
-                ),
-                node=environment.node.name,
-                primary=self._instances.primary,
-                report=self._report_diagnostic,
-                policies=feed,
-            )
-        )
-        self._endpoint_started = False
-        parts = EngineParts(
-            driver=driver.name,
-            node=environment.node,
-            boot_id=environment.boot_id,
-            checkpoint=self._checkpoint,
-            source=ApiClaims(environment.session, observe=self._metrics.fetched),
-            devices=self._endpoint,
-            inventories=self._devices.manager,
-            specs=specs,
-            instances=self._instances,
-            limits=ParameterLimits(
-                max_bytes=config.opaque_parameters.max_bytes,
-                max_nodes=config.opaque_parameters.max_nodes,
-            ),
-            name_all_holders=config.events.name_holders == "all",
-        )
-        engine = ClaimEngine(parts)
-        events = ClaimEvents(driver.name, node=environment.node.name)
-        queue = ClaimQueue(driver.name, engine, observers=(self._metrics, events))
-        self._server = DriverServer(
-            self._ownership,
-            queue,
-            drain_seconds=config.drain_timeout.total_seconds(),
-            health=self._devices.manager if driver.traits.health else None,
+            reports_health=driver.traits.health,
             health_timeout_seconds=config.devices.health.timeout,
         )
-        self._maintenance = Maintenance(
-            parts,
-            engine=engine,
-            queue=queue,
-            announcer=events,
-            events=self._events,
-            environment=environment,
-            metrics=self._metrics,
-            responsible=lambda: self._instances.primary.is_set() and self._registered(),
-        )
+        self._active: ActiveDriver | None = None
 
     async def start(self) -> None:
-        """Start everything that the kubelet needs. Raises :class:`ConfigError` if that fails."""
-        try:
-            await self._checkpoint.open()
-        except CheckpointError as error:
-            # The driver is served anyway, so that each claim gets this error, which its user sees.
-            # Once the cause is gone, the next call opens the checkpoint.
-            logger.error(
-                "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
-            )
-        await self._maintenance.begin()
-        await self._devices.restore()
-        if self._policies is not None:
-            await self._policies.restore()
-        if self._devices.holds_known.is_set():
-            try:
-                await self._endpoint.start()
-            except DriverError as error:
-                raise ConfigError(f"{self._where}: {error}") from error
-            self._endpoint_started = True
+        """Serve the kubelet, and activate the driver unless another instance is active. Raises
+        :class:`ConfigError` if that fails."""
         try:
             await self._server.start()
-            await self._instances.check()
+            held = await self._lock.try_acquire()
         except (OSError, SocketError) as error:
             raise ConfigError(f"driver {self.name}: {error}") from error
+        if held:
+            await self._activate()
+        else:
+            await self._read_numbers()
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the daemon stops, by name."""
-        poller = self._file_poller
-        policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
+        poller = self._environment.file_poller
         return {
-            **policies,
-            f"{self.name} report": self.report.run,
-            f"{self.name} endpoint": self._run_endpoint,
             f"{self.name} server": lambda: self._server.run(poller),
-            f"{self.name} instances": lambda: self._instances.run(poller),
+            f"{self.name} instance": self._run,
             f"{self.name} Events of the node": self._events.run,
-            **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
-            **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
 
-    async def _run_endpoint(self) -> None:
-        if not self._endpoint_started:
-            await self._devices.holds_known.wait()
-            with suppress(DriverError):  # `run` tries again, and reports it
-                await self._endpoint.start()
-        await self._endpoint.run()
-
     async def stop(self) -> None:
-        """Stop in reverse order; a step that fails does not prevent the next."""
-        steps = (
-            lambda: asyncio.to_thread(self._ownership.leave_primary),
-            self._server.stop,
-            self._endpoint.close,
-            self._checkpoint.close,
-            # Only after the driver has ended: until then it may be working, and another instance
-            # must see that this one is alive.
-            lambda: asyncio.to_thread(self._ownership.release),
-        )
-        for step in steps:
-            try:
-                await step()
-            except Exception:
-                logger.exception("a shutdown step failed", extra={"driver": self.name})
+        """Stop in order; raises nothing."""
+        await self.stop_serving()
+        await self._server.stop()
+        if self._active is not None:
+            await self._active.close()
+            self._active = None
+        await self._lock.release()
 
     async def stop_serving(self) -> None:
-        """Stop serving the kubelet; :meth:`stop` stops the rest."""
-        await self._server.stop()
+        """Answer calls until none is in flight, but not for longer than the drain timeout; then
+        refuse them. :meth:`stop` stops the rest."""
+        # A call that comes meanwhile would fail, if it was refused, and its pod start late.
+        active = self._active
+        if active is not None and not await active.queue.drain(timeout_seconds=self._drain_seconds):
+            self._server.refuse()
+            await active.queue.cancel()
+        self._server.refuse()
 
     async def idle(self) -> bool:
-        """Return whether the driver has neither devices nor claims any more, and no other instance
-        serves it."""
-        alone = self._instances.primary.is_set() and self._instances.alone()
-        if not alone or self._devices.manager.known:
-            return False
+        """Return whether this instance is active, and the driver has neither devices nor claims."""
+        return self._active is not None and await self._active.idle()
+
+    # ------------------------------------------------------------ activity
+
+    async def _run(self) -> None:
+        while True:
+            if self._active is None:
+                await self._wait_for_lock()
+                await self._activate()
+            await self._work()
+
+    async def _wait_for_lock(self) -> None:
+        facts = {"driver": self.name}
+        logger.info("another instance is active", extra=facts)
+        acquiring = asyncio.ensure_future(self._lock.acquire())
         try:
-            return not any((await self._checkpoint.states()).values())
-        except CheckpointError:
-            return False
+            await asyncio.wait({acquiring}, timeout=LONG_SECONDS)
+            if not acquiring.done() and not self._lock.handed_over:
+                message = "the active instance has not handed over yet: it finishes its calls first"
+                logger.warning(message, extra=facts)
+            await acquiring
+        finally:
+            acquiring.cancel()
+
+    async def _activate(self) -> None:
+        active = ActiveDriver(
+            self._driver,
+            self._environment,
+            events=self._events,
+            registration=lambda: self._server.status,
+        )
+        try:
+            await active.start()
+        except BaseException:
+            await active.close()
+            raise
+        self._active = active
+        self._server.serve(active.queue, active.health)
+        logger.info("this instance is active", extra={"driver": self.name})
+
+    async def _work(self) -> None:
+        """Run the active driver until another instance asks for it, then hand it over."""
+        active = self._active
+        assert active is not None
+        async with asyncio.TaskGroup() as group:
+            maintenance = group.create_task(tasks.run(active.maintenance()))
+            parts = group.create_task(tasks.run(active.parts()))
+            await self._lock.until_asked(self._environment.file_poller)
+            logger.info("another instance asks for the driver", extra={"driver": self.name})
+            self._server.serve(None)
+            maintenance.cancel()
+            await asyncio.wait({maintenance})
+            await active.queue.drain()
+            parts.cancel()
+        await active.close()
+        self._active = None
+        self._environment.metrics.forget(self.name)
+        await self._lock.release()
+        logger.info("driver handed over", extra={"driver": self.name})
+
+    async def _read_numbers(self) -> None:
+        """Let claims of other drivers know the device numbers that this driver's claims hold. The
+        active instance may still add some; that it gives another driver's number to other hardware
+        in these seconds is not worth a lock."""
+        numbers = self._environment.numbers
+        try:
+            claims = await asyncio.to_thread(read_device_numbers, self._data / "checkpoint.db")
+        except CheckpointError as error:
+            facts = {"driver": self.name, "error": str(error)}
+            logger.warning("held device numbers cannot be read", extra=facts)
+            numbers.give_up(self.name)
+        else:
+            numbers.load(self.name, claims)
 
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
         """Return the reason why the process must restart: its own sockets do not answer, or the
         checkpoint was damaged since the start, and only a start can quarantine it."""
-        return self._checkpoint.broken or await self._server.probe()
+        broken = None if self._active is None else self._active.broken
+        return broken or await self._server.probe()
 
     def readiness_problem(self) -> str | None:
-        """Return the problem that prevents pods from getting devices; None if there is none."""
-        if self._checkpoint.unusable is not None:
-            return self._checkpoint.unusable
-        if (waiting := self._devices.manager.waiting) is not None:
-            return f"the driver waits: {waiting}"
-        reason = None if self._foreign else self._devices.manager.stop_reason
-        if reason is not None:
-            return f"the driver is stopped: {reason}"
-        return self._server.status.readiness_problem()
+        """Return the problem that prevents pods from getting devices; None if there is none. An
+        instance that has handed over stays ready: the other one works."""
+        if self._active is not None:
+            return self._active.readiness_problem() or self._server.status.readiness_problem()
+        if self._lock.handed_over:
+            return None
+        if self._lock.held:
+            return "the driver is starting"
+        return (
+            "another instance of the node plugin is active for the driver; it hands over when its "
+            "calls in flight have ended"
+        )
 
     async def measure(self) -> None:
         """Update the gauges."""
-        manager = self._devices.manager
-        self._metrics.set(
-            driver_registered=self._server.status.readiness_problem() is None,
-            driver_running=manager.stop_reason is None and manager.waiting is None,
-            driver_blocked=self._endpoint.blocked is not None,
-            checkpoint_damaged=self._maintenance.damaged,
-            checkpoint_unusable=self._checkpoint.unusable is not None,
-        )
-        await self._devices.measure()
-        try:
-            self._metrics.set_claims(await self._checkpoint.states())
-        except CheckpointError:
-            return  # the gauge checkpoint_unusable shows it
-
-    def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
-        logger.warning(
-            "endpoint needs attention",
-            extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
-        )
-        self._emit(diagnostic)
-
-    def _listed(self, endpoint: str, inventory: Inventory) -> None:
-        self.report.listed(inventory)
-        self._maintenance.outdated.listed(endpoint, inventory)
-
-    def _stopped(self, endpoint: str, reason: str) -> None:
-        """Report a stopped endpoint to users; the log already has it."""
-        self._maintenance.outdated.stopped(endpoint)
-        which = "" if endpoint == self.name else f", {endpoint}"
-        note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
-        self._emit(Diagnostic(reason="EndpointStopped", note=note))
-
-    def _emit(self, diagnostic: Diagnostic) -> None:
-        self._metrics.diagnosed(diagnostic.reason)
-        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
-
-    def _registered(self) -> bool:
-        return self._server.status.registered_at is not None
-
-
-class _ReportingListener:
-    """
-    An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
-    users. It forwards everything to the manager.
-
-    An expected endpoint that has never listed its devices is reported only once the manager's grace
-    period after the start has ended. At the first install, for example, no policies are known yet.
-    """
-
-    def __init__(
-        self,
-        manager: DeviceManager,
-        *,
-        on_stopped: Callable[[str, str], None],
-        on_listed: Callable[[str, Inventory], None],
-    ) -> None:
-        self._manager = manager
-        self._on_stopped = on_stopped
-        self._on_listed = on_listed
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        self._cancel(endpoint)
-        self._manager.replaced(endpoint, inventory)
-        self._on_listed(endpoint, inventory)
-
-    def reported(self, endpoint: str, report: HealthReport) -> None:
-        self._manager.reported(endpoint, report)
-
-    def stopped(self, endpoint: str, reason: str) -> None:
-        self._cancel(endpoint)
-        self._manager.stopped(endpoint, reason)
-        self._report_stop(endpoint, reason)
-
-    def _cancel(self, endpoint: str) -> None:
-        if (timer := self._timers.pop(endpoint, None)) is not None:
-            timer.cancel()
-
-    def _report_stop(self, endpoint: str, reason: str) -> None:
-        statuses = {each.name: each for each in self._manager.endpoint_statuses()}
-        status = statuses.get(endpoint)
-        if status is not None and status.state == "Waiting":
-            self._timers[endpoint] = asyncio.get_running_loop().call_later(
-                STOP_CHECK_SECONDS, self._report_stop, endpoint, reason
-            )
-        elif status is None or status.reason == reason:
-            self._on_stopped(endpoint, reason)
+        if self._active is not None:
+            await self._active.measure()

@@ -3,7 +3,7 @@ The devices of one hosted driver: device manager, publisher, and the notificatio
 
 Devices that are left out, names of slices that are taken, and fields that the API server drops,
 become Events of the Node. A claim whose unprepare does not end taints the hardware that it holds.
-:mod:`.driver` assembles the other parts of a driver.
+:mod:`.active_driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any: otherwise a held
 device could be published as free, under a different name. Until the checkpoint can be read and is
@@ -38,9 +38,12 @@ __all__ = ("HostedDevices",)
 
 logger = logging.getLogger(__name__)
 
-UNPREPARING_ROUNDS = 5
+UNPREPARING_SECONDS = 5.0
 """Seconds between two checks for devices that are still being unprepared; those that both find are
 tainted. A normal unprepare takes milliseconds and needs no taint."""
+
+UNKNOWN_SECONDS = 1.0
+"""Seconds between two attempts to read what claims hold while that is unknown."""
 
 
 class HostedDevices:
@@ -56,7 +59,6 @@ class HostedDevices:
         events: NodeEvents,
         metrics: DriverMetrics,
         expected: Collection[str],
-        primary: asyncio.Event,
         registered: Callable[[], bool],
         policies: PolicyFeed | None = None,
     ) -> None:
@@ -79,20 +81,19 @@ class HostedDevices:
             recovered="the devices that claims hold are known",
             facts={"driver": driver},
         )
+        self._seen = checkpoint.change
+        """The change of the claims' rows before the last read."""
         self._is_outdated = False
         """Whether the last read of the claims failed."""
         self._has_health = traits.health
         self._unpreparing: frozenset[tuple[str, str]] | None = None
         """Devices that were being unprepared at the last check; None before the first one."""
-        self._file_poller = environment.file_poller
-        self._watch = checkpoint.watch()
         self.manager = DeviceManager(
             driver,
             node=environment.node.name,
             endpoints=expected,
             settings=environment.config.devices,
             store=checkpoint,
-            primary=primary,
             sources_ready=self._sources_ready,
             on_left_out=self._left_out,
         )
@@ -100,7 +101,6 @@ class HostedDevices:
             manager=self.manager,
             session=environment.session,
             node=environment.node.name,
-            primary=primary,
             on_first_list=self.adopt,
             on_pools=self.manager.observe_published,
             on_left_out=self._left_out,
@@ -190,15 +190,15 @@ class HostedDevices:
 
     async def _watch_unpreparing(self) -> None:
         while True:
+            if not self._is_outdated and not self._unpreparing:
+                await self._checkpoint.changed(self._seen)
             known = self.holds_known.is_set()
-            await self._file_poller.until(
-                lambda: self._watch.changed() or self._is_outdated or bool(self._unpreparing),
-                rounds=UNPREPARING_ROUNDS if known else 1,
-            )
+            await asyncio.sleep(UNPREPARING_SECONDS if known else UNKNOWN_SECONDS)
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
         """Pass on what claims hold. If that is unknown now, what was known before still counts."""
+        self._seen = self._checkpoint.change
         try:
             held = await self._checkpoint.held_beside_unpreparing()
             if self._policies is not None:

@@ -29,8 +29,8 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.host.reporting import remove_former_reports
-from drakit_nodeplugin.kubelet.ownership import SocketError
+from drakit_nodeplugin.host.reporting import remove_former_reports, remove_report
+from drakit_nodeplugin.kubelet.sockets import SocketError
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
@@ -252,7 +252,9 @@ class Hosting:
             )
         logger.info("backend's driver is no longer served", extra={"driver": name})
         directory.forget(name)
-        await driver.report.remove()
+        if self._environment.session.done():
+            node, session = self._environment.node.name, self._environment.session.result()
+            await remove_report(session, node=node, driver=name)
 
     def _report(self, diagnostic: Diagnostic) -> None:
         logger.warning(

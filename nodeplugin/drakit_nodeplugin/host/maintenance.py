@@ -20,12 +20,20 @@ from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
 from drakit_nodeplugin.claims.outdated import OutdatedClaims
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.recovery import OrphanRemover, Rebuilder, Recovery, SpecRestorer
+from drakit_nodeplugin.claims.recovery import (
+    TICK_SECONDS,
+    OrphanRemover,
+    Rebuilder,
+    Recovery,
+    SpecRestorer,
+)
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.inspection import answer, requests
 
 __all__ = ("Maintenance",)
 
@@ -45,10 +53,10 @@ class Maintenance:
         events: NodeEvents,
         environment: Environment,
         metrics: DriverMetrics,
-        responsible: Callable[[], bool],
+        registered: Callable[[], bool],
     ) -> None:
-        """`responsible` returns whether this process collects stale claims, and prepares claims
-        again, now."""
+        """`registered` returns whether the kubelet has registered the driver since the start: stale
+        claims are not collected before, and no claim is prepared again."""
         config = environment.config
         stale = config.stale_claims
         self._parts = parts
@@ -73,7 +81,7 @@ class Maintenance:
             node=parts.node.name,
             checkpoint=parts.checkpoint,
             queue=queue,
-            responsible=responsible,
+            registered=registered,
         )
         self._recovery = Recovery(checkpoint=parts.checkpoint, queue=queue)
         self._rebuilder = Rebuilder(parts, kubelet=kubelet)
@@ -81,7 +89,7 @@ class Maintenance:
         self._collector = StaleCollector(
             parts,
             kubelet=kubelet,
-            responsible=responsible,
+            registered=registered,
             remove_orphans=orphans.poll,
             unprepare=queue.collect,
             on_collected=lambda reason: metrics.collected(reason.value),
@@ -112,13 +120,32 @@ class Maintenance:
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),
             "outdated claims": self.outdated.run,
-            "recovery": lambda: self._recovery.run(environment.file_poller),
+            "recovery": self._recovery.run,
             "stale claims": self._collector.run,
+            "requests": self._answer_requests,
             "Events": self._send_events,
             "rebuild": lambda: self._rebuilder.run(
                 environment.file_poller, rebuilt=self._engine.rebuilt, report=self._report
             ),
         }
+
+    async def _answer_requests(self) -> None:
+        """Forget claims that an admin has released by hand (``drakit node claim forget``)."""
+        checkpoint = self._parts.checkpoint
+        folder = checkpoint.path.parent
+        watch = FileWatch(folder, settled_seconds=TICK_SECONDS)
+        while True:
+            await self._environment.file_poller.until(watch.changed)
+            for uid, generation in (await asyncio.to_thread(requests, folder)).items():
+                facts = {"driver": self._parts.driver, "claim_uid": uid}
+                try:
+                    gone = await checkpoint.forget(uid, generation)
+                except CheckpointError as error:
+                    logger.error("claim not forgotten", extra=facts | {"error": str(error)})
+                    continue
+                if gone:
+                    logger.warning("claim forgotten on request", extra=facts)
+                await asyncio.to_thread(answer, folder, uid)
 
     def _report(self, damage: str, outcome: str) -> None:
         self._events.emit(

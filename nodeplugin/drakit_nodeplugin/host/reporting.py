@@ -1,5 +1,5 @@
 """
-Writes the NodeDeviceReports of this node: one for each driver, by the driver's primary instance.
+Writes the NodeDeviceReports of this node: one for each driver, by the driver's active instance.
 
 A report is written when its content changes, but not during the first seconds after a start: a
 restart without a change writes the same content. Nothing waits for it, and without the resource
@@ -40,12 +40,12 @@ from drakit_nodeplugin.host.report import (
     report_name,
     status_of,
 )
-from drakit_nodeplugin.kubelet.ownership import is_served
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.lock import is_locked
 
-__all__ = ("DriverReport", "ReportSources", "remove_former_reports")
+__all__ = ("DriverReport", "ReportSources", "remove_former_reports", "remove_report")
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +101,11 @@ class DriverReport:
         *,
         node: PluginNode,
         session: asyncio.Future[Session],
-        primary: asyncio.Event,
     ) -> None:
         self._driver = driver
         self._sources = sources
         self._node = node
         self._session = session
-        self._primary = primary
         self._inventory = Inventory(devices=())
         self._unfinished: dict[str, float] = {}
         """The times since which claims are preparing or unpreparing; loop time."""
@@ -129,11 +127,6 @@ class DriverReport:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_devices())
             group.create_task(self._write())
-
-    async def remove(self) -> None:
-        """Delete the report of a driver that is no longer hosted. Raises nothing."""
-        if self._session.done():
-            await _remove(self._session.result(), node=self._node.name, driver=self._driver)
 
     async def _follow_devices(self) -> None:
         revision = self._sources.manager.revision
@@ -169,8 +162,6 @@ class DriverReport:
                 if self._settled() or loop.time() >= start_until:
                     start_until = 0.0
                     body = await self._body()
-                if body is None:
-                    written = None  # another instance may write a different one
                 if body is None or (body == written and loop.time() < repeat_at):
                     await self._change()
                     continue
@@ -204,9 +195,9 @@ class DriverReport:
         )
 
     async def _body(self) -> dict[str, Any] | None:
-        """Return the object; None if another instance writes it, or too little is known yet."""
+        """Return the object; None if too little is known yet."""
         uid = self._node.uid
-        if uid is None or not self._primary.is_set():
+        if uid is None:
             return None
         try:
             status = status_of(await self._facts())
@@ -271,7 +262,7 @@ def _left_out(left_out: Mapping[str, str], reason: Any) -> list[LeftOut]:
     ]
 
 
-async def _remove(session: Session, *, node: str, driver: str) -> bool:
+async def remove_report(session: Session, *, node: str, driver: str) -> bool:
     """Delete a report; return whether it is gone for certain."""
     name = report_name(node, driver)
     if name is None:
@@ -299,7 +290,7 @@ async def remove_former_reports(
     Remove the reports of drivers that this node no longer serves, until canceled.
 
     `drivers` is the parent of the drivers' data directories, which remain. Another release of the
-    chart may serve a driver. The driver then has a running instance.
+    chart may serve a driver. The driver then has an active instance.
     """
     api = await asyncio.shield(session)
     removed: set[str] = set()
@@ -310,15 +301,15 @@ async def remove_former_reports(
         former = await asyncio.to_thread(_unserved, drivers)
         removed &= former
         for driver in sorted(former - removed - set(hosted())):
-            if await _remove(api, node=node, driver=driver):
+            if await remove_report(api, node=node, driver=driver):
                 removed.add(driver)
 
 
 def _unserved(drivers: Path) -> set[str]:
-    """Return the drivers without a running instance. Blocks."""
+    """Return the drivers without an active instance. Blocks."""
     found: set[str] = set()
     for path in drivers.glob("*/checkpoint.db"):
         with suppress(OSError):  # another process may remove it meanwhile
-            if not is_served(path.parent):
+            if not is_locked(path.parent):
                 found.add(path.parent.name)
     return found

@@ -2,8 +2,9 @@
 The DRA service, v1 and v1beta1: translates the kubelet's messages to the plugin's types, and back.
 
 Each call is checked, answered for every claim, and logged in one line. Malformed claims get an
-error each; :mod:`drakit_nodeplugin.claims.queue` handles all others. Both versions are the same
-except for shares, which v1beta1 does not know.
+error each; :mod:`drakit_nodeplugin.claims.queue` handles all others. While another instance of the
+driver is active, calls wait. Both versions are the same except for shares, which v1beta1 does not
+know.
 
 It must not know the steps of a prepare.
 """
@@ -86,9 +87,8 @@ def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     return None
 
 
-def _refused(claim: ClaimReference) -> ClaimAnswer:
-    text = f"claim {claim}: the node plugin is stopping; the kubelet retries"
-    return ClaimAnswer(error=text, reason=NOT_DONE)
+def _not_done(claim: ClaimReference, why: str) -> ClaimAnswer:
+    return ClaimAnswer(error=f"claim {claim}: {why}; the kubelet retries", reason=NOT_DONE)
 
 
 def _shown(text: str) -> str:
@@ -108,11 +108,14 @@ def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
 class ClaimCalls:
     """The calls of one driver, in all versions of the service."""
 
-    def __init__(self, driver: str, queue: ClaimQueue, *, answer_seconds: float) -> None:
+    def __init__(self, driver: str, *, answer_seconds: float) -> None:
+        """Calls wait until :meth:`serve` is called."""
         self._driver = driver
-        self._queue = queue
+        self._queue: ClaimQueue | None = None
         self._answer_seconds = answer_seconds
         self._refusing = False
+        self._changed = asyncio.Event()
+        """Set while calls need not wait."""
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,9 +127,18 @@ class ClaimCalls:
         # The stubs of gRPC accept only instances of a class of theirs.
         context.add_done_callback(cast("Any", self._ended))
 
+    def serve(self, queue: ClaimQueue | None) -> None:
+        """Pass calls to the queue of the active instance; None: let new calls wait."""
+        self._queue = queue
+        if queue is not None:
+            self._changed.set()
+        elif not self._refusing:
+            self._changed.clear()
+
     def refuse(self) -> None:
-        """Answer each new call for claims with "ask again"."""
+        """Answer calls that wait, and each new call for claims, with "ask again"."""
         self._refusing = True
+        self._changed.set()
 
     async def drain(self, *, timeout_seconds: float) -> None:
         """Wait until no call is in flight, at most this long."""
@@ -157,11 +169,23 @@ class ClaimCalls:
                 "claim refused", extra={"driver": self._driver, "error": str(answer.error)}
             )
         good = [claim for claim in claims if claim.uid not in bad]
-        if self._refusing:
-            answers = {claim.uid: _refused(claim) for claim in good}
-        else:
-            answers = await self._queue.ask(operation, good, timeout_seconds=self._answer_seconds)
+        answers: Mapping[str, ClaimAnswer] = await self._ask(operation, good) if good else {}
         return {uid: _sendable(answer) for uid, answer in {**bad, **answers}.items()}
+
+    async def _ask(
+        self, operation: Operation, claims: Sequence[ClaimReference]
+    ) -> Mapping[str, ClaimAnswer]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._answer_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        if self._refusing:
+            return {claim.uid: _not_done(claim, "the node plugin is stopping") for claim in claims}
+        if self._queue is None:
+            why = f"another instance of the node plugin is active for driver {self._driver}"
+            return {claim.uid: _not_done(claim, why) for claim in claims}
+        return await self._queue.ask(operation, claims, timeout_seconds=until - loop.time())
 
     def _ended(self, _: _Context) -> None:
         self._in_flight -= 1

@@ -71,20 +71,26 @@ class HealthSource(Protocol):
 class HealthService:
     """The health service of one driver, in both versions, for any number of streams."""
 
-    def __init__(self, source: HealthSource | None, *, driver: str, timeout_seconds: float) -> None:
-        """``source`` is None for a driver without health. The kubelet trusts a device's health for
-        the timeout."""
+    def __init__(self, *, driver: str, reports_health: bool, timeout_seconds: float) -> None:
+        """The kubelet trusts a device's health for the timeout."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
         """The timeout in whole seconds, as in the messages."""
 
-        self._source = source
+        self._source: HealthSource | None = None
+        """None for a driver without health, and while another instance of it is active."""
+
+        self._reports_health = reports_health
         self._driver = driver
+        self._served = asyncio.Event()
         self._ended = asyncio.Event()
+        """Ends the streams that have begun."""
+
+        self._stopped = asyncio.Event()
 
     @property
     def versions(self) -> tuple[str, ...]:
         """The services that the driver advertises to the kubelet."""
-        if self._source is None:
+        if not self._reports_health:
             return ()
         return ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
@@ -93,7 +99,7 @@ class HealthService:
         v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
             cast("Any", HealthServicer(self, v1alpha1, "v1alpha1.NodeWatchResources")), server
         )
-        if self._source is None:
+        if not self._reports_health:
             return
         # Most drivers report no health, and need not load its messages.
         from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
@@ -103,8 +109,27 @@ class HealthService:
             cast("Any", HealthServicer(self, v1, "v1.NodeWatchResources")), server
         )
 
+    def serve(self, source: HealthSource | None) -> None:
+        """Report the health of this source, in streams that wait, too. None: end the streams; those
+        that the kubelet opens again wait."""
+        if not self._reports_health or self._stopped.is_set():
+            return
+        self._source = source
+        if source is not None:
+            self._served.set()
+        else:
+            self._served.clear()
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+    async def until_served(self) -> bool:
+        """Wait until there is a source; return False once the service has stopped."""
+        await _wait_first(self._served.wait(), self._stopped.wait(), until=math.inf)
+        return not self._stopped.is_set()
+
     def end(self) -> None:
         """End all streams, including future ones: they would delay the server's stop."""
+        self._stopped.set()
         self._ended.set()
 
     @contextmanager
@@ -129,6 +154,7 @@ class HealthService:
 
     def subscribe(self, log: StreamLog) -> Subscription:
         """Return a subscription that logs its changes here."""
+        assert self._source is not None
         resend_seconds = self.timeout_seconds / 3
         return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended, log=log)
 
@@ -147,6 +173,8 @@ class HealthServicer:
         # The first message may take long, and without metadata a client cannot know that the
         # stream is open.
         await context.send_initial_metadata(())
+        if not await self._service.until_served():
+            return
         # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
         # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
         with self._service.stream(self._method) as subscription:
@@ -207,7 +235,7 @@ class Subscription:
 
     def __init__(
         self,
-        source: HealthSource | None,
+        source: HealthSource,
         *,
         resend_seconds: float,
         ended: asyncio.Event,
@@ -227,9 +255,6 @@ class Subscription:
     async def next(self) -> Sequence[DeviceHealth] | None:
         """Wait for the devices of the next message; None once the streams have ended."""
         source = self._source
-        if source is None:
-            await self._ended.wait()
-            return None
         while not self._unsent:
             if await self._wait_ended(until=self._polled_at + PACE_SECONDS):
                 return None

@@ -3,13 +3,14 @@ The kubelet-facing servers of one driver: registration and gRPC, their start and
 their probe.
 
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
-once. Stop: new calls are refused, and calls and work in flight end. Only then the registration
-socket goes, because the kubelet closes its connection within a second of that. The DRA socket
-follows, then the lock. In between, a lost socket is recreated. A kubelet that restarts registers
-the driver again. One that rejected it retries only after the registration socket was recreated.
+once. The servers run in every instance of a driver; calls wait while another one is active. Stop:
+calls in flight get their answers. Only then the registration socket goes, because the kubelet
+closes its connection within a second of that. The DRA socket follows. In between, a lost
+socket is recreated. A kubelet that restarts registers the driver again. One that rejected it
+retries only after the registration socket was recreated.
 
-:mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` implement the other services.
-This module must not know the steps of a prepare.
+:mod:`.sockets` handles the files; :mod:`.dra` and :mod:`.health` implement the other services. This
+module must not know the steps of a prepare.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
-from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError
+from drakit_nodeplugin.kubelet.sockets import (
+    SocketError,
+    SocketPaths,
+    create_directories,
+    remove_sockets,
+)
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
@@ -39,10 +45,6 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 40.0
 """The time limit of a call's answer, independent of its work: the kubelet hangs up at 45 s."""
-
-DRAIN_SECONDS = 40.0
-"""Maximum time that a stop waits for calls and work in flight. With the other steps of a stop, it
-must be shorter than the pod's grace period."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
 """The time for which the kubelet trusts a device's health."""
@@ -229,33 +231,26 @@ class DriverServer:
 
     def __init__(
         self,
-        ownership: Ownership,
-        queue: ClaimQueue,
+        paths: SocketPaths,
         *,
-        health: HealthSource | None = None,
+        reports_health: bool = False,
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
-        drain_seconds: float = DRAIN_SECONDS,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
-        """
-        `start` acquires the ownership; its creator releases it after `stop`.
-
-        Without a source of health, the driver does not advertise a health service.
-        """
-        self.name = driver_name = ownership.driver
-        self.paths = ownership.paths
-        self._drain_seconds = drain_seconds
+        """Without `reports_health`, the driver does not advertise a health service."""
+        self.name = driver_name = paths.driver
+        self.paths = paths
         # No jitter is needed: there is only one kubelet.
         self._retry = Backoff(
             first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
         )
-        self._ownership = ownership
-        self._queue = queue
-        self._calls = ClaimCalls(driver_name, queue, answer_seconds=answer_seconds)
+        self._calls = ClaimCalls(driver_name, answer_seconds=answer_seconds)
         self._health = HealthService(
-            health, driver=driver_name, timeout_seconds=health_timeout_seconds
+            driver=driver_name,
+            reports_health=reports_health,
+            timeout_seconds=health_timeout_seconds,
         )
         self._registration = Registration(
             driver_name,
@@ -277,7 +272,7 @@ class DriverServer:
 
     async def start(self) -> None:
         """Serve. After a failure, which raises :class:`SocketError`, `stop` cleans up."""
-        await asyncio.to_thread(self._ownership.acquire)
+        await asyncio.to_thread(create_directories, self.paths)
         await self._dra_server.start()
         await self._registration_server.start()
         logger.info(
@@ -305,21 +300,28 @@ class DriverServer:
                 )
                 await asyncio.sleep(retry_seconds)
 
+    def serve(self, queue: ClaimQueue | None, health: HealthSource | None = None) -> None:
+        """Answer calls by the queue of the active instance, and report health. None: let new calls
+        wait."""
+        self._calls.serve(queue)
+        self._health.serve(health)
+
+    def refuse(self) -> None:
+        """Answer calls that wait, and new calls, with "ask again"."""
+        self._calls.refuse()
+
     async def stop(self) -> None:
         """
-        Refuse new calls, drain, deregister, and stop serving. May be called at any time, and raises
-        nothing.
-
-        The driver may still be working afterwards. Other instances see this one as alive until the
-        ownership is released, which removes what is left of the sockets.
+        Refuse new calls, let answers go out, deregister, and stop serving. May be called at any
+        time, and raises nothing.
         """
         self._calls.refuse()
-        await self._step(self._queue.drain(timeout_seconds=self._drain_seconds))
-        # Their work has its answer, which may not have been sent yet.
+        # The work of calls in flight has its answer, which may not have been sent yet.
         await self._step(self._calls.drain(timeout_seconds=_CUT_SECONDS))
         await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
         await self._step(self._dra_server.stop(grace_seconds=_CUT_SECONDS))
+        await self._step(asyncio.to_thread(remove_sockets, self.paths))
 
     async def _step(self, step: Coroutine[Any, Any, None]) -> None:
         try:

@@ -68,8 +68,8 @@ RETRY_SECONDS = (2.0, 60.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 UNDO_SECONDS = (2.0, 60.0)
-"""First and longest delay before a repeated change by another client is undone. Another instance of
-the driver, or an admin's tool, may revert our change again."""
+"""First and longest delay before a repeated change by another client is undone. An admin's tool
+may revert our change again."""
 
 QUIET_SECONDS = 600.0
 """The time without foreign changes after which the next one is undone at once."""
@@ -84,7 +84,6 @@ class PoolContext:
     owner: NodeOwner
     api: SliceApi
     store: SliceStore
-    primary: asyncio.Event
     dropped: Callable[[], Collection[Feature]]
     """Returns the features that the API server is known to drop."""
 
@@ -155,9 +154,6 @@ class PoolPublisher:
             gone = False
             await asyncio.sleep(max(settle, self._not_before - loop.time()))
             settle = SETTLE_SECONDS
-            if not self._context.primary.is_set():
-                await self._context.primary.wait()
-                self._settled = False  # the other instance has written meanwhile
             self._changed.clear()
             try:
                 gone = await self._round()
@@ -415,7 +411,6 @@ class _Writer:
         return again
 
     async def _delete(self, stored: StoredSlice) -> None:
-        self._check_primary()
         try:
             await self._context.api.delete(stored)
         except ConflictError:
@@ -429,8 +424,6 @@ class _Writer:
     ) -> bool:
         """Write one slice. A rejection is added to `errors`. Returns whether it names devices; the
         slice can then be written without them."""
-        if not dry_run:
-            self._check_primary()
         api, body = self._context.api, write.body()
         try:
             answer = await api.write(body, exists=write.stored is not None, dry_run=dry_run)
@@ -462,10 +455,6 @@ class _Writer:
         if self._context.on_dropped(dropped):
             raise _DroppedError
         return False
-
-    def _check_primary(self) -> None:
-        if not self._context.primary.is_set():
-            raise _StaleError
 
     def _refuse(self, write: SliceWrite, body: Mapping[str, object], error: InvalidError) -> bool:
         found = refusal(error.details, body)

@@ -47,7 +47,6 @@ class SlicePublisher:
         manager: DeviceManager,
         session: asyncio.Future[Session],
         node: str,
-        primary: asyncio.Event,
         on_first_list: Callable[[Collection[StoredSlice]], None],
         on_pools: Callable[[Collection[str]], None],
         on_left_out: Callable[[Mapping[str, str]], None],
@@ -56,9 +55,6 @@ class SlicePublisher:
         on_write: OnWrite,
     ) -> None:
         """
-        While `primary` is not set, another instance of the driver publishes. Two instances with
-        different configurations would undo each other's writes during an update.
-
         `on_first_list` receives the slices that were published before, and is called before the
         manager is; `on_pools` the pools that the API server holds, whenever these or the desired
         ones change; `on_left_out` the reasons for devices that are newly not published, as in
@@ -68,7 +64,6 @@ class SlicePublisher:
         self._manager = manager
         self._session = session
         self._node = node
-        self._primary = primary
         self._on_first_list = on_first_list
         self._on_pools = on_pools
         self._on_left_out = on_left_out
@@ -133,7 +128,6 @@ class SlicePublisher:
             owner=owner,
             api=api,
             store=self._store,
-            primary=self._primary,
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
             taints_kept=self._taints_kept,

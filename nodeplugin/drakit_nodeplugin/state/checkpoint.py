@@ -3,18 +3,19 @@ The checkpoint: the claims of a driver that this node has begun to prepare, thei
 driver's endpoints.
 
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, whatever its
-size. After a crash, it contains the whole batch or nothing of it. Every write is compare-and-swap
-on a row's generation, also across processes. :mod:`drakit_nodeplugin.claims.allocation` decides
-whether an entry must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an
-unavailable endpoint.
+size. After a crash, it contains the whole batch or nothing of it. Only the driver's active instance
+opens it for writing (:mod:`.lock`). Every write is compare-and-swap on a row's generation, because
+work on a claim can end late. :mod:`drakit_nodeplugin.claims.allocation` decides whether an entry
+must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an unavailable
+endpoint.
 
 A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
 row of a prepared claim, and removed before the row goes.
 
 This module owns the writer's thread, the cache of recent rows, and the handling of errors.
-:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any state.
-It must not know gRPC, the API server, endpoints beyond their rows, the content of a CDI file, or
-the types of the engine.
+:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any
+state. It must not know gRPC, the API server, endpoints beyond their rows, the content of a CDI
+file, or the types of the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.state import holds, quarantine, rows, schema
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber
@@ -62,9 +62,6 @@ MAX_RECENT = 512
 MAX_RECENT_BYTES = 4096
 """Bytes of opaque parameters of a claim in the cache; a row can hold 128 KiB."""
 
-WRITTEN_SECONDS = 10.0
-"""A reader sees a write only after the flush, which takes seconds on a slow disk."""
-
 _RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
 
@@ -83,7 +80,6 @@ class Checkpoint:
         self,
         path: Path,
         *,
-        owner: str = "",
         files: ClaimSpecs | None = None,
         numbers: HeldNumbers | None = None,
     ) -> None:
@@ -92,13 +88,10 @@ class Checkpoint:
         self._files = files
         self._driver = path.parent.name
         self._numbers = HeldNumbers() if numbers is None else numbers
-        self._numbers_read_at: int | None = None
-        """SQLite's ``data_version`` when the numbers of the rows were last read. It changes with
-        each transaction of another process. None: they must be read again."""
+        self._are_numbers_read = False
+        """Whether the numbers of the rows are known; not after a transaction that failed."""
         self._claim_devices = ClaimDevices()
         self.path = path
-        self.owner = owner
-        """Written into every row as its owner."""
         self.damage: str | None = None
         """The cause of lost entries, until :meth:`rebuilt`; None if none were lost."""
         self.broken: str | None = None
@@ -107,21 +100,24 @@ class Checkpoint:
         self.unusable: str | None = None
         """The reason why it is currently unusable (no space, no permission, a newer version); None
         if it is usable."""
-        self.alone = True
-        """Whether no other process has opened the database since we did, as of the last write."""
         self.on_transaction: Callable[[float], None] | None = None
         """Called with the seconds of each write transaction, in the writer's thread."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._opens = 0
         self._uids: set[str] = set()
-        """The UIDs of all rows that may exist, except those that other processes have written since
-        the start. The writer's thread changes this set and the cache below; the loop reads them."""
+        """The UIDs of all rows that may exist. The writer's thread changes this set and the cache
+        below; the loop reads them."""
         self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
-        """A cache of rows that we wrote or read. Another process may have changed them."""
+        """A cache of rows that we wrote or read."""
         self._wanted = self._closed = False
+        self.change = 0
+        """The number of the last change of claims' rows."""
+        self._written = asyncio.Event()
+        """Set for a moment at each change."""
         self._next_attempt = float("-inf")
+        self._transactions = 0
+        """Transactions that the writer's thread has committed."""
 
     async def open(self) -> None:
         """
@@ -142,22 +138,12 @@ class Checkpoint:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
 
-    async def find(
-        self, uids: Collection[str], *, from_memory: bool = False
-    ) -> Mapping[str, StoredClaim]:
-        """
-        Return the known claims with these UIDs.
-
-        The cache does not see later writes of another process. A caller that acts on the cache
-        detects them, because each method below compares generations with the rows. That holds for
-        claims that are prepared; an entry that is not may be retried without a write for as long as
-        a driver fails, and an admin may remove it.
-        """
-        if from_memory and self.alone and self._is_usable():
+    async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
+        """Return the known claims with these UIDs."""
+        if self._is_usable():
             known = [self._recent.get(uid) for uid in uids]
             found = {claim.uid: claim for claim in known if claim is not None}
-            known_or_absent = all(uid in found or uid not in self._uids for uid in uids)
-            if known_or_absent and all(claim.state == "prepared" for claim in found.values()):
+            if all(uid in found or uid not in self._uids for uid in uids):
                 return found
         wanted = list(uids)
         return await self._run(lambda database: self._find(database, wanted), complete=True)
@@ -203,14 +189,12 @@ class Checkpoint:
         is not written either if another claim holds one of its devices, and one of the two needs it
         exclusively. An exclusive device has one holder. Shares do not exclude each other, and admin
         access excludes nothing. With `hardware`, the main inventories, it also leaves out a claim
-        if all claims together would exceed a counter set or a device's capacity. One that is
-        written straight as ``prepared``, with generation 0, is left out too if another process has
-        opened the database since this one did: that one may have undone it already.
+        if all claims together would exceed a counter set or a device's capacity.
 
         With `files`, the CDI files of the claims that were written are put in place afterwards.
         """
         if not claims:
-            return Outcome(written={}, held={}, fenced=frozenset())
+            return Outcome(written={}, held={}, changed=frozenset())
         return await self._run(
             lambda database: self._write(database, claims, hardware, files),
             complete=any(claim.generation == 0 for claim in claims),
@@ -218,7 +202,7 @@ class Checkpoint:
 
     async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
         """Put the CDI files of claims in place whose rows still are what the caller knows; the
-        others are `fenced`."""
+        others are `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
 
     async def release(
@@ -267,9 +251,8 @@ class Checkpoint:
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
         """Return the holds of claims that are being unprepared, and of others on the same counter
-        sets; nothing while no claim is being unprepared. The caller follows every write, so this
-        also notices device numbers that another process has stored or released."""
-        return await self._run(self._held_beside_unpreparing)
+        sets; nothing while no claim is being unprepared."""
+        return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Return the endpoints, by name; one whose row is damaged is not among them."""
@@ -287,10 +270,17 @@ class Checkpoint:
             forget = partial(rows.forget_endpoints, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
-    def watch(self) -> FileWatch:
-        """Return a watch for writes by any process: every write changes a file of the database."""
-        log = self.path.with_name(f"{self.path.name}-wal")
-        return FileWatch(self.path, log, settled_seconds=WRITTEN_SECONDS)
+    async def forget(self, uid: str, generation: int) -> bool:
+        """Delete a claim's row by hand, if it still has this generation; return whether it had.
+        Work on the claim that is in flight cannot store anything any more."""
+        return await self._run(lambda database: self._forget_by_hand(database, uid, generation))
+
+    async def changed(self, seen: int) -> int:
+        """Wait until rows of claims were written since the change with this number; return the
+        number of the last change."""
+        while self.change == seen:
+            await self._written.wait()
+        return self.change
 
     async def rebuilt(self) -> None:
         """Record that the damage is repaired: it is not reported again after a restart."""
@@ -313,7 +303,14 @@ class Checkpoint:
         def in_context() -> ResultT:
             return context.run(self._attempt, work, now, complete)
 
-        return await loop.run_in_executor(self._executor, in_context)
+        before = self._transactions
+        try:
+            return await loop.run_in_executor(self._executor, in_context)
+        finally:
+            if self._transactions != before:
+                self.change += 1
+                self._written.set()
+                self._written.clear()
 
     # ------------------------------------------------------------ within the writer's thread
 
@@ -325,11 +322,6 @@ class Checkpoint:
             if complete and self.damage is not None:
                 raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
             return work(database)
-        except schema.NewerVersionError as error:
-            text = f"the checkpoint {self.path} was taken over by a later version of drakit"
-            self.unusable = text
-            self._disconnect()
-            raise CheckpointError(text) from error
         except quarantine.DATABASE_ERRORS as error:
             raise self._failed(error, now) from error
 
@@ -356,20 +348,18 @@ class Checkpoint:
         except CheckpointError as error:
             self.unusable = str(error)
             raise
-        # If we had opened it before, a number other than ours plus one comes from another process.
-        self.alone = self.alone and self._opens in (0, opened.opens - 1)
-        self._opens = opened.opens
         self._file = _identity(self.path)
         self._recent.clear()
         self._uids = opened.uids
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
+        self._transactions += 1  # its rows may be other ones than before
         self._read_numbers(opened.connection)
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """The file was quarantined by another process, or removed: use the new one."""
+        """The file was removed or replaced by hand: restore it, or use the new one."""
         try:
             quarantine.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -391,7 +381,7 @@ class Checkpoint:
         text = f"the checkpoint {self.path} failed: {error}"
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return CheckpointError(f"{text}; another process has held it for {_BUSY}")
+            return CheckpointError(f"{text}; another program has held it for {_BUSY}")
         self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
         if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
@@ -425,18 +415,14 @@ class Checkpoint:
         # A rebuilt row, whose devices can be completed, is never among these.
         recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
         self._doubt(claims)
-        # Before the transaction: another process would wait for it, too.
         has_numbers = any(device.nodes for claim in claims for device in claim.devices)
         unread = self._numbers.unread() if has_numbers else frozenset[str]()
-        with self._undecided_numbers(claims):
+        with self._undecided_numbers([claim.uid for claim in claims]):
             outcome = self._transaction(
                 database,
-                # Whether we are alone is seen within the transaction.
                 lambda database: rows.write(
                     database,
                     claims,
-                    owner=self.owner,
-                    alone=self.alone,
                     hardware=hardware,
                     recent=recent,
                     admit=partial(self._admit, database, unread),
@@ -458,8 +444,8 @@ class Checkpoint:
         same = {c.uid: c for c in claims if stored.get(c.uid) == c.generation}
         changed = [claim for claim in claims if claim.uid not in same]
         self._doubt(changed)
-        fenced = frozenset(claim.uid for claim in changed)
-        return self._with_files(Outcome(written=same, held={}, fenced=fenced))
+        others = frozenset(claim.uid for claim in changed)
+        return self._with_files(Outcome(written=same, held={}, changed=others))
 
     def _release(
         self,
@@ -472,19 +458,29 @@ class Checkpoint:
         if not gone:
             return frozenset(), unremoved
         self._doubt(gone)
-        with self._undecided_numbers(gone):
-            fenced = self._transaction(database, partial(rows.delete, claims=gone))
+        with self._undecided_numbers([claim.uid for claim in gone]):
+            kept = self._transaction(database, partial(rows.delete, claims=gone))
         for claim in gone:
-            if claim.uid not in fenced:
+            if claim.uid not in kept:
                 self._numbers.settle(self._driver, claim.uid, None)
                 self._forget(claim.uid)
-        return fenced, unremoved
+        return kept, unremoved
 
     def _clear(
         self, database: sqlite3.Connection, uids: list[str]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         found = self._find(database, uids)
         return found, self._unlink([uid for uid in uids if uid not in found])
+
+    def _forget_by_hand(self, database: sqlite3.Connection, uid: str, generation: int) -> bool:
+        if rows.generations(database, [uid]).get(uid) != generation:
+            return False
+        with self._undecided_numbers([uid]):
+            claims = rows.claims_of(database, [uid])
+            self._transaction(database, partial(rows.delete, claims=claims))
+        self._numbers.settle(self._driver, uid, None)
+        self._forget(uid)
+        return True
 
     # ------------------------------------------------------------ numbers, in that thread too
 
@@ -502,34 +498,25 @@ class Checkpoint:
                 f"{', '.join(sorted(unread))} has not been read since the node plugin "
                 "started"
             )
-        self._refresh_numbers(database)
+        if not self._are_numbers_read:
+            self._read_numbers(database)
         return self._numbers.admit(self._driver, claim, held=held)
 
-    def _held_beside_unpreparing(self, database: sqlite3.Connection) -> list[HeldDevice]:
-        self._refresh_numbers(database)
-        return holds.held_beside_unpreparing(database)
-
-    def _refresh_numbers(self, database: sqlite3.Connection) -> None:
-        if self._numbers_read_at != _data_version(database):
-            self._read_numbers(database)
-
     def _read_numbers(self, database: sqlite3.Connection) -> None:
-        # Versions of two connections are not comparable: an older one must not remain.
-        self._numbers_read_at = None
-        version = _data_version(database)
+        self._are_numbers_read = False
         self._numbers.load(self._driver, rows.identified(database))
-        self._numbers_read_at = version
+        self._are_numbers_read = True
 
     @contextmanager
-    def _undecided_numbers(self, claims: Collection[StoredClaim]) -> Generator[None]:
+    def _undecided_numbers(self, uids: Collection[str]) -> Generator[None]:
         """If a transaction fails, its claims hold what they held before, and the numbers are read
         again before they are compared."""
         try:
             yield
         except BaseException:
-            for claim in claims:
-                self._numbers.withdraw(self._driver, claim.uid)
-            self._numbers_read_at = None
+            for uid in uids:
+                self._numbers.withdraw(self._driver, uid)
+            self._are_numbers_read = False
             raise
 
     # ------------------------------------------------------------ CDI files, in that thread too
@@ -552,12 +539,10 @@ class Checkpoint:
     def _remember(self, claim: StoredClaim) -> None:
         self._uids.add(claim.uid)
         self._recent.pop(claim.uid, None)
-        # While another process works on a claim, its row changes.
-        settled = claim.state == "prepared" or claim.owner == self.owner
         # A row whose consumption is unknown is completed without a new generation.
         complete = all(device.consumes is not None for device in claim.devices)
         small = sum(map(len, claim.configs)) <= MAX_RECENT_BYTES
-        if settled and complete and small and claim.rebuilt is None:
+        if complete and small and claim.rebuilt is None:
             self._recent[claim.uid] = claim
             if len(self._recent) > MAX_RECENT:
                 self._recent.popitem(last=False)
@@ -580,7 +565,6 @@ class Checkpoint:
         started = time.perf_counter()
         try:
             with rows.transaction(database):
-                self._check_shared(database)
                 result = work(database)
         except UnicodeDecodeError:  # damage
             raise
@@ -589,23 +573,12 @@ class Checkpoint:
                 f"the checkpoint {self.path} rejects the entry: {error}"
             ) from error
         if self._file != _identity(self.path):
-            raise CheckpointError(f"the checkpoint {self.path} was quarantined by another process")
+            raise CheckpointError(f"the checkpoint {self.path} was removed during a write")
+        self._transactions += 1
         self.unusable = None
         if self.on_transaction is not None:
             self.on_transaction(time.perf_counter() - started)
         return result
-
-    def _check_shared(self, database: sqlite3.Connection) -> None:
-        """See, within a transaction, what other processes have done to the database."""
-        if (version := schema.readable_from(database)) > schema.VERSION:
-            raise schema.NewerVersionError(version)
-        if schema.opens(database) != self._opens:
-            self.alone = False
-
-
-def _data_version(database: sqlite3.Connection) -> int:
-    (version,) = database.execute("PRAGMA data_version").fetchone()
-    return version
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -11,8 +11,8 @@ Numbers belong to the node and not to a driver, so all drivers of a process have
 :class:`HeldNumbers`, in memory. Their checkpoints fill it when they open, and change it together
 with their rows. Identities of different drivers differ even if their texts are equal, so two
 drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot count
-for nothing. Another process of the same driver, in a rolling update, writes rows as well:
-:mod:`.checkpoint` then reads them again.
+for nothing. While another instance of the plugin is active for a driver, its numbers are those that
+were read when this instance began to wait for it.
 
 It must not know SQLite, the API server, drivers, or the meaning of a claim's states.
 """

@@ -2,26 +2,43 @@
 Manual operations on a checkpoint: inspect it, and forget a claim.
 
 An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
-Forgetting is one transaction, like those of the daemon, which may be running. The missing row
-fences the daemon's current work on the claim. :mod:`drakit.cli` decides when that is allowed, and
-updates everything outside the checkpoint.
+Only the active instance of the driver writes to a checkpoint. So a claim is forgotten by a request,
+a small file beside the checkpoint, which that instance answers by removing it. If none is active,
+the lock of the driver is taken for one transaction. :mod:`drakit.cli` decides when a claim may be
+forgotten, and updates everything outside the checkpoint.
 
 Functions block. It must not know CDI files, the kubelet, or how results are shown.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from contextlib import closing
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from drakit.layout import write_private
 from drakit_nodeplugin.state import quarantine, rows, schema
-from drakit_nodeplugin.state.quarantine import DATABASE_ERRORS
+from drakit_nodeplugin.state.lock import try_lock
+from drakit_nodeplugin.state.quarantine import DATABASE_ERRORS, CheckpointError
 from drakit_nodeplugin.state.records import StoredClaim, StoredEndpoint
 
-__all__ = ("Inspection", "InspectionError", "forget", "inspect")
+__all__ = (
+    "Inspection",
+    "InspectionError",
+    "answer",
+    "forget",
+    "inspect",
+    "read_device_numbers",
+    "requests",
+)
+
+FORGET_SECONDS = 10.0
+"""The time that the node plugin has to answer; it looks for requests once a second."""
+
+REQUEST_PREFIX = "forget-"
 
 _ATTEMPTS = 3
 """Reads of a database whose daemon starts at the same moment."""
@@ -77,6 +94,17 @@ def inspect(path: Path) -> Inspection:
     return replace(found, quarantined=tuple(sorted(quarantined)))
 
 
+def read_device_numbers(path: Path) -> list[StoredClaim]:
+    """Return the claims that may hold device numbers; raise :class:`CheckpointError`."""
+    try:
+        if schema.recognize(path) == 0:
+            return []
+        with closing(schema.connect_reading(path)) as connection:
+            return rows.identified(connection)
+    except (OSError, schema.UnfitError, schema.NewerVersionError, *DATABASE_ERRORS) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
+
+
 def forget(path: Path, claim: StoredClaim) -> None:
     """
     Delete the row of a claim, if it is still the one that was inspected.
@@ -84,24 +112,65 @@ def forget(path: Path, claim: StoredClaim) -> None:
     Raises :class:`InspectionError`; then nothing was changed.
     """
     try:
-        if schema.recognize(path) == 0:
-            raise InspectionError(f"the checkpoint {path} is empty")
-        before = os.stat(path)
-        with closing(schema.connect(path)) as connection:
-            with rows.transaction(connection):
-                kept = rows.delete(connection, [claim])
-            moved = not os.path.samestat(before, os.stat(path))
+        gone = _forget_alone(path, claim)
+        if gone is None:
+            gone = _forget_by_request(path, claim)
     except (schema.UnfitError, schema.NewerVersionError) as error:
         raise InspectionError(
             f"the checkpoint {path} cannot be changed: {error}; restart the node plugin"
         ) from error
     except (OSError, *DATABASE_ERRORS) as error:
         raise InspectionError(f"the checkpoint {path} cannot be changed: {error}") from error
-    if kept or moved:
+    if not gone:
         raise InspectionError(
             f"claim {claim} has changed in the checkpoint {path} since this command read it; "
             f"check it with 'drakit node checkpoint show', and try again"
         )
+
+
+def _forget_alone(path: Path, claim: StoredClaim) -> bool | None:
+    """Delete a row while no instance is active, and return whether it was still the same; None if
+    one is active."""
+    with try_lock(path.parent) as locked:
+        if not locked:
+            return None
+        if schema.recognize(path) == 0:
+            raise InspectionError(f"the checkpoint {path} is empty")
+        with closing(schema.connect(path)) as connection, rows.transaction(connection):
+            return not rows.delete(connection, [claim])
+
+
+def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
+    """Ask the active instance, and return whether the row is gone."""
+    request = path.with_name(f"{REQUEST_PREFIX}{claim.uid}")
+    write_private(request, str(claim.generation).encode())
+    try:
+        until = time.monotonic() + FORGET_SECONDS
+        while request.exists():
+            if (gone := _forget_alone(path, claim)) is not None:  # it has stopped
+                return gone
+            if time.monotonic() > until:
+                raise InspectionError(
+                    f"the node plugin did not answer within {FORGET_SECONDS:g} s; check its log"
+                )
+            time.sleep(0.1)
+    finally:
+        request.unlink(missing_ok=True)
+    return not any(entry.uid == claim.uid for entry in inspect(path).claims)
+
+
+def requests(folder: Path) -> Mapping[str, int]:
+    """Return the claims that are to be forgotten, by UID, with the generations of their rows."""
+    found: dict[str, int] = {}
+    for entry in folder.glob(f"{REQUEST_PREFIX}*"):
+        with suppress(OSError, ValueError):
+            found[entry.name.removeprefix(REQUEST_PREFIX)] = int(entry.read_text())
+    return found
+
+
+def answer(folder: Path, uid: str) -> None:
+    """Remove a request."""
+    folder.joinpath(f"{REQUEST_PREFIX}{uid}").unlink(missing_ok=True)
 
 
 def _inspect(path: Path) -> Inspection:

@@ -20,21 +20,20 @@ After a crash between steps 2 and 4, the next start finishes them, so no crash l
 A row is copied if its bytes pass their checksum. The rows are read from both ends up to damage.
 :mod:`drakit_nodeplugin.claims.recovery` restores what is not found this way.
 
-Only one process at a time does this for a folder. Errors of the environment (no space, no
+Only the driver's active instance may open its database. Errors of the environment (no space, no
 permission, a read-only file system) quarantine nothing: that would lose the claims. A damaged row
 of an endpoint is only dropped. Functions block. It must not know asyncio, or the purpose of claims.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,6 @@ class Opened:
     """A database that can be used."""
 
     connection: sqlite3.Connection
-    opens: int
-    """The number of times that it was opened, including this one. If the number changes later,
-    another process has opened it."""
-
     damage: str | None
     """The cause of lost entries, until :func:`forget_damage`."""
 
@@ -116,22 +111,19 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
     try:
         private_directory(path.parent)
-        with _only_one(path.parent):
-            for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
-                private_file(file)
-            for complete in _with_suffix(
-                path, _SALVAGED
-            ):  # of a quarantine that a crash interrupted
-                _swap(path, complete)
-            try:
-                return _open(path, without_entry)
-            except schema.UnfitError as error:
-                _replace(path, str(error), foreign=error.foreign)
-            except DATABASE_ERRORS as error:
-                if _is_of_environment(error):
-                    raise
-                _replace(path, str(error), foreign=False)
+        for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
+            private_file(file)
+        for complete in _with_suffix(path, _SALVAGED):  # of a quarantine that a crash interrupted
+            _swap(path, complete)
+        try:
             return _open(path, without_entry)
+        except schema.UnfitError as error:
+            _replace(path, str(error), foreign=error.foreign)
+        except DATABASE_ERRORS as error:
+            if _is_of_environment(error):
+                raise
+            _replace(path, str(error), foreign=False)
+        return _open(path, without_entry)
     except schema.NewerVersionError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
@@ -159,14 +151,13 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     Does nothing if there is a file again. Raises OSError, sqlite3.Error.
     """
     private_directory(path.parent)
-    with _only_one(path.parent):
-        if path.exists():
-            return
-        # A log without its database would be taken for the log of the new one.
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        connection.execute("VACUUM INTO ?", (str(path),))
-        private_file(path)
+    if path.exists():
+        return
+    # A log without its database would be taken for the log of the new one.
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    connection.execute("VACUUM INTO ?", (str(path),))
+    private_file(path)
     logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
@@ -185,11 +176,10 @@ def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
                     "checkpoint lost entries",
                     extra={"path": str(path), "reason": damage, "lost_claims": ", ".join(lost)},
                 )
-            opens = schema.count_open(connection)
     except BaseException:
         connection.close()
         raise
-    return Opened(connection=connection, opens=opens, damage=damage, uids=uids)
+    return Opened(connection=connection, damage=damage, uids=uids)
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
@@ -197,6 +187,7 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     if version == 0:
         schema.create(connection)
         return
+    schema.upgrade(connection, version)
     problem = next(schema.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
@@ -222,21 +213,20 @@ def _replace(path: Path, reason: str, *, foreign: bool) -> None:
     """Quarantine the file at a path, and put a new database with its sound rows there."""
     name = _free_name(path, foreign=foreign)
     new, complete = (path.with_name(name + suffix) for suffix in (_SALVAGING, _SALVAGED))
-    with nullcontext() if foreign else _write_lock(path):
-        for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):
-            for unfinished in _with_suffix(path, suffix):
-                unfinished.unlink()
-        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-            connection.execute("PRAGMA synchronous = FULL")
-            with rows.transaction(connection):
-                schema.create(connection)
-                lost = copy_rows(path, connection)
-                _remember(connection, f"{reason}; it was quarantined as {name}")
-            kept = len(rows.uids(connection))
-        private_file(new)
-        new.rename(complete)
-        _sync(path.parent)
-        _swap(path, complete)
+    for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):
+        for unfinished in _with_suffix(path, suffix):
+            unfinished.unlink()
+    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        with rows.transaction(connection):
+            schema.create(connection)
+            lost = copy_rows(path, connection)
+            _remember(connection, f"{reason}; it was quarantined as {name}")
+        kept = len(rows.uids(connection))
+    private_file(new)
+    new.rename(complete)
+    _sync(path.parent)
+    _swap(path, complete)
     logger.error(
         "checkpoint is damaged and was quarantined",
         extra={
@@ -259,44 +249,6 @@ def _is_of_environment(error: Exception) -> bool:
     if not isinstance(error, sqlite3.OperationalError) or is_damage(error):
         return False
     return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR
-
-
-@contextmanager
-def _only_one(folder: Path) -> Generator[None]:
-    """Lock a folder against other processes that open a checkpoint in it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + schema.BUSY_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise CheckpointError(
-                        f"another process has been opening the checkpoint in {folder} for "
-                        f"{schema.BUSY_SECONDS:g} s"
-                    ) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _write_lock(path: Path) -> Generator[None]:
-    """Prevent other processes from writing to a damaged database, if its lock still works."""
-    connection: sqlite3.Connection | None = None
-    # No process uses an empty file, and SQLite would remove the log beside it.
-    if path.is_file() and not schema.is_empty(path):
-        with suppress(sqlite3.Error):
-            connection = sqlite3.connect(path, timeout=schema.BUSY_SECONDS, isolation_level=None)
-            connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        if connection is not None:
-            connection.close()
 
 
 # ------------------------------------------------------------ quarantine

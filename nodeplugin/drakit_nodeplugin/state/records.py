@@ -140,9 +140,6 @@ class StoredClaim:
     """Set by the checkpoint at each write, and never used twice. A writer must know the stored one,
     so that work that ends late cannot overwrite newer work. 0: there is no entry."""
 
-    owner: str = ""
-    """The process that wrote the entry last; while it lives, others leave its work alone."""
-
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

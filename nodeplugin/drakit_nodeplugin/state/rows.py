@@ -4,8 +4,8 @@ The rows of a checkpoint: reading them, and writing a batch of claims as compare
 Functions over an open connection of the present schema (:mod:`.schema`). A writer must know the
 generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
 written without a generation, because endpoints have one writer; a damaged one is ignored, because
-an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens connections and handles
-errors.
+an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens connections and
+handles errors.
 
 Functions block. They must not know asyncio, files, or the meaning of a claim's states.
 """
@@ -79,14 +79,15 @@ class Outcome:
     """The outcome of one write; each claim is in exactly one of the first four groups."""
 
     written: Mapping[str, StoredClaim]
-    """The written claims, with their new generation and owner."""
+    """The written claims, with their new generation."""
 
     held: Mapping[str, Held]
     """Claims that were not written, because other claims hold one of their devices, or hardware
     that they need."""
 
-    fenced: frozenset[str]
-    """Claims that were not written, because the stored row is not the one that the writer knows."""
+    changed: frozenset[str]
+    """Claims that were not written, because the stored row is not the one that the writer knows: an
+    admin has forgotten the claim, or the checkpoint has lost it."""
 
     taken: Mapping[str, TakenNumber] = field(default_factory=dict[str, TakenNumber])
     """Claims that were not written, because a device number that they need is held for other
@@ -113,8 +114,7 @@ already use its devices."""
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Run one write transaction. It takes the lock at once, so that a second process waits and does
-    not fail."""
+    """Run one write transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -203,8 +203,6 @@ def write(
     connection: sqlite3.Connection,
     claims: Collection[StoredClaim],
     *,
-    owner: str,
-    alone: bool,
     hardware: Hardware | None = None,
     recent: Mapping[str, StoredClaim] = MappingProxyType({}),
     admit: Admit | None = None,
@@ -212,22 +210,20 @@ def write(
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
 
-    If `alone` is false, another process also uses the database: a write without an intent may then
-    complete work that the other process has already undone. Without `hardware`, claims are
-    compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
-    whose generation is still that of its row is not read again. `admit` decides on prepared claims
-    that have device numbers. Raises ValueError for a claim that appears twice, or that is not JSON.
+    Without `hardware`, claims are compared only by the names of devices. `recent` are claims as
+    they were stored a moment ago: one whose generation is still that of its row is not read again.
+    `admit` decides on prepared claims that have device numbers. Raises ValueError for a claim that
+    appears twice, or that is not JSON.
     """
     known = _known(connection, [claim.uid for claim in claims], recent)
-    fenced: set[str] = set()
+    changed: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
         if claim.uid in fresh:
             raise ValueError(f"claim {claim} appears twice in one batch")
         row = known.get(claim.uid)
-        straight = claim.generation == 0 and claim.state == "prepared"
-        if claim.generation != (row.claim.generation if row else 0) or (straight and not alone):
-            fenced.add(claim.uid)
+        if claim.generation != (row.claim.generation if row else 0):
+            changed.add(claim.uid)
         else:
             fresh[claim.uid] = claim
     taken: dict[str, TakenNumber] = {}
@@ -244,12 +240,12 @@ def write(
         _complete(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
     entries = {
-        uid: (replace(claim, generation=generation, owner=owner), known.get(uid))
+        uid: (replace(claim, generation=generation), known.get(uid))
         for generation, (uid, claim) in enumerate(fresh.items(), start=first)
     }
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
-    return Outcome(written=written, held=held, fenced=frozenset(fenced), taken=taken)
+    return Outcome(written=written, held=held, changed=frozenset(changed), taken=taken)
 
 
 def _in_use(claim: StoredClaim, *, boot_id: str) -> bool:

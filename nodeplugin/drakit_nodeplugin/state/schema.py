@@ -6,15 +6,14 @@ A database carries two versions:
     readable from   the oldest drakit that may use it: SQLite's ``user_version``, in the header
     version         the newest drakit that has shaped it: a row of the table ``meta``
 
-drakit reads and writes every file whose readable-from is at most its own version, even while its
-successor runs beside it in a rolling update. A successor may therefore only add tables, indexes,
-and row fields with a default. The older version leaves added tables unchanged, and drops added
-fields from each row that it writes; the successor must cope with both. Any other change raises
-:data:`READABLE_FROM`.
+drakit reads and writes every file whose readable-from is at most its own version, for example
+after a downgrade. A successor may therefore only add tables, indexes, and row fields with a
+default. The older version leaves added tables unchanged, and drops added fields from each row that
+it writes; the successor must cope with both. Any other change raises :data:`READABLE_FROM`.
 
 A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` decides how to handle an
-unsound database.
+fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` decides how to handle
+an unsound database.
 
 Functions block. It must not know asyncio, or the purpose of claims.
 """
@@ -38,28 +37,28 @@ __all__ = (
     "UnfitError",
     "connect",
     "connect_reading",
-    "count_open",
     "create",
     "has_log",
     "is_empty",
-    "opens",
     "problems",
     "readable_from",
     "recognize",
+    "upgrade",
 )
 
-VERSION = 1
+VERSION = 2
 """Raised with each release that changes tables or rows."""
 
-READABLE_FROM = 1
+READABLE_FROM = 2
 """The oldest version that can use the databases of this one: raised when a table, a field or a
-value changes its meaning or is removed, and when a state or a hold is added."""
+value changes its meaning or is removed, and when a state or a hold is added. Version 1 lets two
+instances of a driver write at the same time."""
 
 _APPLICATION_ID = 0x44524B54
 """``DRKT``: distinguishes our databases from those of other programs (``application_id``)."""
 
 BUSY_SECONDS = 5.0
-"""The time that a writer waits for the other process of a rolling update."""
+"""The time that a writer waits for another program that reads the database."""
 
 # These texts identify a database: any change, even of a blank, changes the schema. The columns of a
 # primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
@@ -178,28 +177,24 @@ def create(connection: sqlite3.Connection) -> None:
     """
     for statement in _STATEMENTS:
         connection.execute(statement)
-    meta = [("version", VERSION), ("generation", time.time_ns() // 1_000_000), ("opens", 0)]
+    meta = [("version", VERSION), ("generation", time.time_ns() // 1_000_000)]
     connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Mark a database of an earlier version as one of this version, within the caller's
+    transaction. Instances of the earlier version cannot write to it any more."""
+    if version < VERSION:
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (VERSION,))
+        connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
 
 
 def readable_from(connection: sqlite3.Connection) -> int:
     """Return the oldest version that can use a database."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return version
-
-
-def opens(connection: sqlite3.Connection) -> int:
-    """Return the number of times that a daemon opened the database."""
-    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
-    return number
-
-
-def count_open(connection: sqlite3.Connection) -> int:
-    """Increment the number of opens within the caller's transaction, and return it."""
-    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
-    return opens(connection)
 
 
 def problems(connection: sqlite3.Connection) -> Iterator[str]:
@@ -291,7 +286,6 @@ def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _numbers(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
     numbers = dict(connection.execute("SELECT name, value FROM meta"))
-    for name, least in (("generation", generation), ("opens", 0)):
-        value = numbers.get(name)
-        if not isinstance(value, int) or value < least:
-            yield f"its counter of {name} is {value!r}, but must be {least} or more"
+    value = numbers.get("generation")
+    if not isinstance(value, int) or value < generation:
+        yield f"its counter of generation is {value!r}, but must be {generation} or more"

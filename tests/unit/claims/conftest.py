@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.fakes.claims import (
     NODE,
     FakeClaims,
     FakeDevices,
-    FakeInstances,
     FakeInventories,
     prepare,
     unprepare,
@@ -34,7 +32,6 @@ class Plugin:
         folder: Path,
         *,
         boot_id: str,
-        owner: str,
         claims: FakeClaims,
         devices: FakeDevices,
         numbers: HeldNumbers | None = None,
@@ -42,12 +39,9 @@ class Plugin:
         self.cdi = folder / "cdi"
         self.claims = claims
         self.devices = devices
-        self.instances = FakeInstances()
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.checkpoint = Checkpoint(
-            folder / "checkpoint.db", owner=owner, files=self.specs, numbers=numbers
-        )
+        self.checkpoint = Checkpoint(folder / "checkpoint.db", files=self.specs, numbers=numbers)
         self.parts = EngineParts(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
@@ -57,7 +51,6 @@ class Plugin:
             devices=devices,
             inventories=self.inventories,
             specs=self.specs,
-            instances=self.instances,
             limits=ParameterLimits(),
         )
         self.engine = ClaimEngine(self.parts)
@@ -104,18 +97,13 @@ def devices() -> FakeDevices:
 
 @pytest.fixture
 async def start(tmp_path, claims, devices):
-    """
-    Start a plugin. The previous one is stopped, as in a restart (or a reboot, by `boot_id`), or
-    continues beside it, as in a rolling update.
-    """
+    """Start a plugin. The previous one is stopped, as in a restart, or a reboot by `boot_id`."""
     running: list[Plugin] = []
-    numbers = itertools.count(1)
 
-    async def start(*, boot_id: str = "boot-1", beside: bool = False) -> Plugin:
-        while running and not beside:
+    async def start(*, boot_id: str = "boot-1") -> Plugin:
+        while running:
             await running.pop().checkpoint.close()
-        owner = f"pod-{next(numbers)}"
-        plugin = Plugin(tmp_path, boot_id=boot_id, owner=owner, claims=claims, devices=devices)
+        plugin = Plugin(tmp_path, boot_id=boot_id, claims=claims, devices=devices)
         await plugin.checkpoint.open()
         if plugin.checkpoint.damage is not None:
             plugin.engine.rebuilt.set()  # as after the first attempt of a rebuild

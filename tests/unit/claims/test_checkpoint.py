@@ -27,7 +27,7 @@ def path(tmp_path):
 
 @pytest.fixture
 async def checkpoint(path):
-    opened = Checkpoint(path, owner="pod-1/nonce")
+    opened = Checkpoint(path)
     await opened.open()
     yield opened
     await opened.close()
@@ -60,7 +60,6 @@ def test_every_field_of_a_claim_comes_back():
         ),
         cdi_spec='{"kind": "x/y"}',
         generation=2**53,
-        owner="pod/nonce",
     )
     body = dump(claim)
     assert load(body, expected=checksum(body)) == claim
@@ -79,7 +78,7 @@ def test_bytes_that_are_no_claim_are_damage_although_their_checksum_is_right(bod
 
 
 def test_a_row_that_was_written_before_a_field_existed_gets_its_default():
-    body = dump(A).replace(b',"configs":[]', b"").replace(b',"owner":""', b"")
+    body = dump(A).replace(b',"configs":[]', b"")
     assert load(body, expected=checksum(body)) == A
 
 
@@ -98,7 +97,7 @@ async def test_a_config_that_is_nested_beyond_measure_is_refused_and_nothing_is_
 # ---------------------------------------------------------------- generations
 
 
-async def test_each_write_gives_a_generation_that_was_never_given_and_the_owner(checkpoint):
+async def test_each_write_gives_a_generation_that_was_never_given(checkpoint):
     first = (await checkpoint.write([A, B])).written
     second = (await checkpoint.write(list(first.values()))).written
     await delete(checkpoint, list(second.values()))
@@ -108,7 +107,6 @@ async def test_each_write_gives_a_generation_that_was_never_given_and_the_owner(
     assert generations == sorted(set(generations))
     assert generations[0] > 0
     assert third[A.uid] == (await checkpoint.find([A.uid]))[A.uid]
-    assert third[A.uid].owner == "pod-1/nonce"
 
 
 async def test_the_counter_of_generations_outlives_a_restart(path, checkpoint):
@@ -127,7 +125,7 @@ async def test_a_writer_with_another_generation_writes_nothing(checkpoint):
 
     outcome = await checkpoint.write(late)
 
-    assert outcome.fenced == {A.uid}
+    assert outcome.changed == {A.uid}
     assert set(outcome.written) == {B.uid}
     assert (await checkpoint.find([A.uid])) == {A.uid: known}
 
@@ -135,13 +133,13 @@ async def test_a_writer_with_another_generation_writes_nothing(checkpoint):
 async def test_a_writer_of_a_deleted_row_writes_nothing(checkpoint):
     (known,) = await prepare(checkpoint, A)
     assert await delete(checkpoint, [known]) == set()
-    assert (await checkpoint.write([known])).fenced == {A.uid}
+    assert (await checkpoint.write([known])).changed == {A.uid}
     assert await checkpoint.uids() == set()
 
 
 async def test_a_writer_that_expects_no_row_does_not_overwrite_one(checkpoint):
     await prepare(checkpoint, A)
-    assert (await checkpoint.write([A])).fenced == {A.uid}
+    assert (await checkpoint.write([A])).changed == {A.uid}
 
 
 async def test_a_writer_with_another_generation_deletes_nothing(checkpoint):
@@ -317,10 +315,10 @@ def test_the_cost_of_a_write_does_not_grow_with_the_rows(fields):
             with rows.transaction(connection):
                 schema.create(connection)
                 claims = [numbered(number) for number in range(rows_before)]
-                rows.write(connection, claims, owner="", alone=True)
+                rows.write(connection, claims)
             connection.set_progress_handler(lambda: counted.append(1), 10)
             claims = [numbered(number) for number in range(rows_before, rows_before + 8)]
-            rows.write(connection, claims, owner="", alone=True)
+            rows.write(connection, claims)
         return len(counted)
 
     assert steps(4000) < 1.2 * steps(40)

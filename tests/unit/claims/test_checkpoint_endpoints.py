@@ -32,7 +32,7 @@ def path(tmp_path):
 
 @pytest.fixture
 async def checkpoint(path):
-    opened = Checkpoint(path, owner="pod-1/nonce")
+    opened = Checkpoint(path)
     await opened.open()
     yield opened
     await opened.close()
@@ -109,21 +109,10 @@ async def test_claims_do_not_notice(path, checkpoint):
     written = (await checkpoint.write([stored_claim("a")])).written
     await checkpoint.write_endpoints([USB])
     await checkpoint.forget_endpoints(["usb"])
-    assert checkpoint.alone
     again = (await checkpoint.write(list(written.values()))).written
     assert again["uid-a"].generation == written["uid-a"].generation + 1
     straight = stored_claim("b", state="prepared")
     assert set((await checkpoint.write([straight])).written) == {"uid-b"}
-
-
-async def test_another_process_that_writes_endpoints_is_another_process(path, checkpoint):
-    other = Checkpoint(path)
-    await other.open()
-    await other.write_endpoints([USB])
-    await other.close()
-    await checkpoint.write_endpoints([NET])
-    assert not checkpoint.alone
-    assert await checkpoint.endpoints() == [NET, USB]
 
 
 # ---------------------------------------------------------------- errors

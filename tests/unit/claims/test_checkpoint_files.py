@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.state import quarantine
+from drakit_nodeplugin.state import quarantine, schema
 from drakit_nodeplugin.state.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -450,7 +450,7 @@ async def test_a_later_version_that_cannot_be_used_is_refused_and_stays_as_it_is
     for call in (checkpoint.open, checkpoint.uids):
         with pytest.raises(
             CheckpointError,
-            match="needs schema version 99 or later, and this drakit has version 1",
+            match=f"needs schema version 99 or later, and this drakit has version {schema.VERSION}",
         ):
             await call()
     await checkpoint.close()
@@ -640,33 +640,34 @@ async def test_a_file_that_is_removed_while_it_is_open_is_written_again(path):
 
     outcome = await checkpoint.write(stored)
     assert len(outcome.written) == 3
-    assert checkpoint.alone
     await checkpoint.close()
     claims, damage = await reopen(path)
     assert len(claims) == 4
     assert damage is None
 
 
-async def test_a_file_that_another_process_quarantines_is_left_for_the_new_one(path):
+async def test_a_file_that_is_replaced_by_hand_is_used_from_then_on(path, tmp_path):
     stored = await fill(path, count=3)
-    first = Checkpoint(path)
-    await first.open()
-    known = await first.find(["uid-000"])
-    change(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
-    second = Checkpoint(path)
-    await second.open()
-    assert second.damage is not None
+    backup = tmp_path / "backup.db"
+    copy(path, backup)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    known = await checkpoint.find(["uid-000"])
+    (later,) = (await checkpoint.write([stored_claim("later")])).written.values()
+    seen = checkpoint.change
+    for file in path.parent.iterdir():
+        file.unlink()
+    backup.replace(path)
 
-    outcome = await first.write(list(known.values()))
+    assert await checkpoint.uids() == {claim.uid for claim in stored}
+    assert checkpoint.change > seen, "its rows have changed"
+    outcome = await checkpoint.write([*known.values(), later])
 
-    assert set(outcome.written) == {"uid-000"}
-    assert await second.find(["uid-000"]) == outcome.written
-    assert await first.uids() == await second.uids() == {"uid-000", "uid-002"}
-    assert not first.alone
-    assert stored[0].generation < outcome.written["uid-000"].generation
-    await first.close()
-    await second.close()
-    assert not {"checkpoint.db-wal", "checkpoint.db-shm"} & set(names(path))
+    assert (set(outcome.written), outcome.changed) == ({"uid-000"}, {"uid-later"})
+    await checkpoint.close()
+    assert names(path) == ["checkpoint.db"]
+    claims, damage = await reopen(path)
+    assert (len(claims), damage) == (3, None)
 
 
 # ---------------------------------------------------------------- any bytes

@@ -1,4 +1,4 @@
-"""Answers from the checkpoint's cache, and the detection of stale ones."""
+"""Answers from the checkpoint's cache, and entries that were removed by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
-from drakit_nodeplugin.state.inspection import forget
 from tests.fakes.checkpoints import delete, stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 
@@ -23,19 +22,16 @@ def specs(tmp_path) -> ClaimSpecs:
 
 @pytest.fixture
 async def checkpoint(tmp_path, specs):
-    checkpoint = Checkpoint(tmp_path / "checkpoint.db", owner="one", files=specs)
+    checkpoint = Checkpoint(tmp_path / "checkpoint.db", files=specs)
     await checkpoint.open()
     yield checkpoint
     await checkpoint.close()
 
 
-@pytest.fixture
-async def other(tmp_path, checkpoint):
-    """Another process, which opens the database after us."""
-    other = Checkpoint(tmp_path / "checkpoint.db", owner="other")
-    await other.open()
-    yield other
-    await other.close()
+async def forget(plugin, uid) -> None:
+    """Forget a claim as the plugin does on an admin's request."""
+    (claim,) = (await plugin.checkpoint.find([uid])).values()
+    assert await plugin.checkpoint.forget(uid, claim.generation)
 
 
 def without_thread(checkpoint, monkeypatch) -> None:
@@ -45,22 +41,24 @@ def without_thread(checkpoint, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "_run", refuse)
 
 
-async def test_own_rows_and_unknown_claims_need_no_thread(checkpoint, monkeypatch):
-    written = (await checkpoint.write([replace(A, state="prepared"), stored_claim("b")])).written
+@pytest.mark.parametrize("state", ["preparing", "prepared", "unpreparing"])
+async def test_stored_rows_and_unknown_claims_need_no_thread(checkpoint, monkeypatch, state):
+    written = (await checkpoint.write([replace(A, state=state), stored_claim("b")])).written
     await delete(checkpoint, [written["uid-b"]])
     without_thread(checkpoint, monkeypatch)
     uids = ["uid-a", "uid-b", "uid-c"]
-    assert await checkpoint.find(uids, from_memory=True) == {"uid-a": written["uid-a"]}
+    assert await checkpoint.find(uids) == {"uid-a": written["uid-a"]}
 
 
 async def test_rows_of_an_earlier_process_are_read_once(tmp_path, checkpoint, monkeypatch):
     written = (await checkpoint.write([replace(A, state="prepared")])).written
-    later = Checkpoint(tmp_path / "checkpoint.db", owner="later")
+    await checkpoint.close()
+    later = Checkpoint(tmp_path / "checkpoint.db")
     await later.open()
-    assert await later.find(["uid-a"], from_memory=True) == written
+    assert await later.find(["uid-a"]) == written
     with monkeypatch.context() as patched:
         without_thread(later, patched)
-        assert await later.find(["uid-a"], from_memory=True) == written
+        assert await later.find(["uid-a"]) == written
     await later.close()
 
 
@@ -68,35 +66,49 @@ async def test_large_parameters_are_not_kept_in_memory(checkpoint):
     large = replace(stored_claim("large"), configs=("x" * 5000,))
     written = (await checkpoint.write([large])).written
     assert not checkpoint._recent
-    assert await checkpoint.find(["uid-large"], from_memory=True) == written
+    assert await checkpoint.find(["uid-large"]) == written
 
 
-async def test_a_row_that_another_process_removed_is_noticed_when_it_is_confirmed(
-    checkpoint, other, tmp_path
-):
+async def test_a_row_that_was_forgotten_gets_no_file_when_it_is_confirmed(checkpoint, tmp_path):
     (known,) = (await checkpoint.write([A])).written.values()
-    await delete(other, [known])
+    assert await checkpoint.forget("uid-a", known.generation)
     outcome = await checkpoint.confirm([known])
-    assert (outcome.written, outcome.fenced) == ({}, {"uid-a"})
+    assert (outcome.written, outcome.changed) == ({}, {"uid-a"})
     assert not (tmp_path / "cdi").exists(), "no file without a row"
-    assert await checkpoint.find(["uid-a"], from_memory=True) == {}
+    assert await checkpoint.find(["uid-a"]) == {}
 
 
-async def test_a_row_that_another_process_wrote_is_noticed_before_its_file_is_removed(
-    checkpoint, other, specs
-):
-    assert await checkpoint.find(["uid-a"], from_memory=True) == {}
-    written = (await other.write([A])).written
-    await asyncio.to_thread(specs.place, {"uid-a": "{}"})
+async def test_a_forgotten_row_is_written_no_more_and_its_device_is_free(checkpoint):
+    (known,) = (await checkpoint.write([A])).written.values()
+    assert await checkpoint.forget("uid-a", known.generation)
+    assert (await checkpoint.write([replace(known, state="prepared")])).changed == {"uid-a"}
+    assert (await checkpoint.find(["uid-a"]), await checkpoint.uids()) == ({}, set())
+    assert await delete(checkpoint, [known]) == set()
+    assert await checkpoint.held_devices() == {}
+    (again,) = (await checkpoint.write([A])).written.values()
+    assert again.generation > known.generation
+
+
+async def test_a_row_that_has_changed_since_the_request_is_not_forgotten(checkpoint):
+    (known,) = (await checkpoint.write([A])).written.values()
+    changed = (await checkpoint.write([replace(known, state="prepared")])).written
+    assert not await checkpoint.forget("uid-a", known.generation)
+    assert not await checkpoint.forget("uid-b", known.generation)
+    assert await checkpoint.find(["uid-a"]) == changed
+    assert await checkpoint.uids() == {"uid-a"}
+
+
+async def test_the_file_of_a_claim_that_has_a_row_is_not_cleared(checkpoint, specs):
+    written = (await checkpoint.write([A], files=True)).written
     assert await checkpoint.clear(["uid-a", "uid-b"]) == (written, {})
     assert await asyncio.to_thread(specs.uids) == {"uid-a"}
 
 
-async def test_a_claim_that_another_process_has_changed_is_written_the_next_time(checkpoint, other):
+async def test_a_late_writer_spoils_no_answer(checkpoint):
     (known,) = (await checkpoint.write([A])).written.values()
-    (changed,) = (await other.write([replace(known, cdi_spec="2")])).written.values()
-    assert (await checkpoint.write([known])).fenced == {"uid-a"}
-    assert await checkpoint.find(["uid-a"], from_memory=True) == {"uid-a": changed}
+    (changed,) = (await checkpoint.write([replace(known, cdi_spec="2")])).written.values()
+    assert (await checkpoint.write([known])).changed == {"uid-a"}
+    assert await checkpoint.find(["uid-a"]) == {"uid-a": changed}
 
 
 async def test_files_follow_their_rows_in_both_directions(checkpoint, specs):
@@ -110,22 +122,20 @@ async def test_files_follow_their_rows_in_both_directions(checkpoint, specs):
 async def test_a_row_stays_whose_file_cannot_be_removed(checkpoint, tmp_path):
     (known,) = (await checkpoint.write([A])).written.values()
     (tmp_path / "cdi" / f"{DRIVER}-claim_uid-a.json").mkdir(parents=True)
-    fenced, unremoved = await checkpoint.release([known])
-    assert (fenced, unremoved.keys()) == (frozenset(), {"uid-a"})
+    changed, unremoved = await checkpoint.release([known])
+    assert (changed, unremoved.keys()) == (frozenset(), {"uid-a"})
     assert len(await checkpoint.uids()) == 1
 
 
-async def test_a_repeat_does_not_bring_back_what_another_process_unprepared(start, claims, devices):
-    old = await start()
+async def test_a_claim_that_was_forgotten_is_prepared_like_a_new_one(start, claims, devices):
+    plugin = await start()
     claims.store(claim_body("uid-a", "cam-0"))
-    await old.prepare(reference("uid-a"))
-    new = await start(beside=True)
-    await new.unprepare(reference("uid-a"))
+    await plugin.prepare(reference("uid-a"))
+    await forget(plugin, "uid-a")
 
-    answer = (await old.prepare(reference("uid-a")))["uid-a"]
-    assert "another process changed its entry" in (answer.error or "")
-    assert (await old.prepare(reference("uid-a")))["uid-a"].error is None
-    assert devices.prepared == {"cam-0": "uid-a"}
+    assert (await plugin.prepare(reference("uid-a")))["uid-a"].error is None
+    assert devices.prepares == 2
+    assert await plugin.states() == {"uid-a": "prepared"}
 
 
 async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, claims, devices):
@@ -134,22 +144,18 @@ async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, cla
     await plugin.prepare(reference("a"))
     devices.failing.add("cam-0")
     assert "cam-0" in (await plugin.unprepare(reference("a")))["a"]
-    (stuck,) = (await plugin.checkpoint.find(["a"])).values()
-    await asyncio.to_thread(forget, plugin.checkpoint.path, stuck)
+    await forget(plugin, "a")
     asked = devices.unprepares
     assert await plugin.unprepare(reference("a")) == {"a": None}
     assert devices.unprepares == asked
 
 
 @pytest.mark.parametrize("side_effects", [True, False])
-async def test_a_claim_that_was_removed_by_hand_is_unprepared(
-    start, claims, devices, tmp_path, side_effects
-):
+async def test_a_claim_that_was_removed_by_hand_is_unprepared(start, claims, devices, side_effects):
     devices.traits = replace(devices.traits, side_effects=side_effects)
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
-    (claim,) = (await plugin.checkpoint.find(["a"])).values()
-    await asyncio.to_thread(forget, tmp_path / "checkpoint.db", claim)
+    await forget(plugin, "a")
     assert await plugin.unprepare(reference("a")) == {"a": None}
     assert plugin.files() == set()

@@ -1,4 +1,4 @@
-"""Adjacent versions can use each other's databases."""
+"""Databases of earlier and later versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from drakit_nodeplugin.state.records import (
     dump,
     load,
 )
-from tests.fakes.checkpoints import as_successor, delete, fill, reopen, stored_claim, stored_device
+from tests.fakes.checkpoints import (
+    as_successor,
+    copy,
+    delete,
+    fill,
+    reopen,
+    stored_claim,
+    stored_device,
+)
 
 ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)
 
@@ -48,7 +56,6 @@ CLAIM = StoredClaim(
     cdi_spec="{}\n",
     rebuilt="confirmed",
     generation=7,
-    owner="pod-1",
 )
 
 BODY = (
@@ -58,7 +65,7 @@ BODY = (
     b'"consumes":{"card-0":{"memory":"20Gi"}},'
     b'"cdi_devices":["vendor.example/gpu=0"],"nodes":[{"type":"c","major":188,"minor":0,'
     b'"identity":"usb:a","current":false}]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
-    b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7,"owner":"pod-1"}'
+    b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7}'
 )
 """A stored row. Its format may change only as :data:`.schema.VERSION` permits."""
 
@@ -128,15 +135,75 @@ async def test_rows_of_a_successor_are_read_and_written_and_its_additions_are_ke
     assert {body["uid"] for body in bodies if "later" in body} == {"uid-002"}
 
 
-async def test_a_successor_that_takes_over_while_it_is_open_is_worked_beside(path):
+def as_version_1(path) -> None:
+    """Shape a database as version 1 did, which noted the writer of each row."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE meta SET value = 1 WHERE name = 'version'")
+        connection.execute("INSERT INTO meta VALUES ('opens', 3)")
+        connection.execute("PRAGMA user_version = 1")
+        for id_, body in connection.execute("SELECT id, body FROM bodies").fetchall():
+            owned = body.removesuffix(b"}") + b',"owner":"pod-1/nonce"}'
+            connection.execute(
+                "UPDATE bodies SET body = ?, checksum = ? WHERE id = ?",
+                (owned, checksum(owned), id_),
+            )
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["after-a-stop", "after-a-crash"])
+async def test_a_database_of_version_1_is_upgraded_when_it_is_opened(path, tmp_path, crashed):
+    stored = {claim.uid: claim for claim in await fill(path, count=3)}
+    as_version_1(path)
+    if crashed:
+        crash = tmp_path / "crash" / "checkpoint.db"
+        crash.parent.mkdir()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE meta SET value = 4 WHERE name = 'opens'")
+            connection.commit()
+            copy(path, crash)
+        path = crash
+        assert path.with_name("checkpoint.db-wal").stat().st_size > 0
+    looked = await asyncio.to_thread(inspect, path)
+    assert (looked.version, looked.problems) == (1, ())
+    assert {claim.uid: claim for claim in looked.claims} == stored
+
     checkpoint = Checkpoint(path)
     await checkpoint.open()
-    await checkpoint.write([stored_claim("a")])
-    with closing(sqlite3.connect(path)) as connection, connection:
-        as_successor(connection)
-    assert set((await checkpoint.write([stored_claim("b")])).written) == {"uid-b"}
-    assert await checkpoint.uids() == {"uid-a", "uid-b"}
+    assert checkpoint.damage is None
+    assert await checkpoint.find(list(stored)) == stored
+    first = replace(stored["uid-000"], state="unpreparing")
+    assert set((await checkpoint.write([first, stored_claim("new")])).written) == {
+        "uid-000",
+        "uid-new",
+    }
+    assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
     await checkpoint.close()
+
+    claims, damage = await reopen(path)
+    assert (claims.keys(), damage) == ({"uid-000", "uid-002", "uid-new"}, None)
+    # Version 1 refuses it from now on.
+    assert sql(path, "PRAGMA user_version") == [(schema.READABLE_FROM,)] == [(2,)]
+    assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION,)]
+    bodies = [json.loads(body) for (body,) in sql(path, "SELECT body FROM bodies")]
+    assert {body["uid"] for body in bodies if "owner" in body} == {"uid-002"}
+
+
+async def test_a_damaged_database_of_version_1_is_quarantined(path):
+    stored = {claim.uid: claim for claim in await fill(path, count=3)}
+    as_version_1(path)
+    sql(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    claims, damage = await reopen(path)
+    assert damage.startswith("the row of claim uid-001: its checksum does not match")
+    assert claims == {uid: claim for uid, claim in stored.items() if uid != "uid-001"}
+    assert sql(path, "PRAGMA user_version") == [(schema.READABLE_FROM,)]
+    (kept,) = path.parent.glob("checkpoint.db.damaged-*")
+    assert sql(kept, "PRAGMA user_version") == [(1,)], "for analysis, as it was"
+
+
+async def test_a_claim_of_version_1_is_forgotten_before_the_upgrade(path):
+    first, second = await fill(path, count=2)
+    as_version_1(path)
+    await asyncio.to_thread(forget, path, first)
+    assert await reopen(path) == ({second.uid: second}, None)
 
 
 async def test_a_damaged_file_of_a_successor_is_quarantined(path):

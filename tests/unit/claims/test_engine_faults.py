@@ -147,85 +147,108 @@ async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims
     assert (await plugin.prepare(reference(A)))[A].error is None
 
 
-# ------------------------------------------------------------ generations
+# ------------------------------------------------------------ claims that an admin forgets
 
 
-async def test_a_late_prepare_takes_nothing_after_the_unprepare_of_another_process(
+async def forget(plugin, uid) -> None:
+    """Forget a claim as the plugin does on an admin's request."""
+    (claim,) = (await plugin.checkpoint.find([uid])).values()
+    assert await plugin.checkpoint.forget(uid, claim.generation)
+
+
+async def test_a_prepare_in_flight_of_a_claim_that_an_admin_forgets_stores_nothing(
     start, claims, devices
 ):
-    old = await start()
+    """The command reports that its driver did not unprepare it."""
+    plugin = await start()
     devices.held["cam-0"] = asyncio.Event()
     claims.store(claim_body(A, "cam-0"))
-    late = asyncio.create_task(old.prepare(reference(A)))
+    late = asyncio.create_task(plugin.prepare(reference(A)))
     await until(lambda: devices.prepares)
-    new = await start(beside=True)
 
-    release = devices.held.pop("cam-0")
-    assert await new.unprepare(reference(A)) == {A: None}
-    assert await new.states() == {}
-    release.set()
+    await forget(plugin, A)
+    devices.held.pop("cam-0").set()
 
-    assert "another process changed its entry" in (await late)[A].error
-    assert (devices.prepared, await new.states(), new.files()) == ({}, {}, set())
+    assert "its entry was removed from the checkpoint meanwhile" in (await late)[A].error
+    assert (await plugin.states(), plugin.files()) == ({}, set())
+    assert await plugin.recovery.recover() == 0
+    assert devices.unprepares == 0
+    assert (await plugin.prepare(reference(A)))[A].error is None, "the kubelet's next attempt"
+    assert await plugin.unprepare(reference(A)) == {A: None}
+    assert (devices.prepared, await plugin.states(), plugin.files()) == ({}, {}, set())
+
+
+async def test_an_unprepare_in_flight_of_a_claim_that_an_admin_forgets_succeeds(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    await plugin.prepare(reference(A))
+    devices.held["cam-0"] = asyncio.Event()
+    late = asyncio.create_task(plugin.unprepare(reference(A)))
+    await until(lambda: devices.unprepares)
+
+    await forget(plugin, A)
+    devices.held.pop("cam-0").set()
+
+    assert await late == {A: None}
+    assert (devices.prepared, await plugin.states(), plugin.files()) == ({}, {}, set())
+    assert (await plugin.prepare(reference(B)))[B].error is None
+
+
+async def test_a_second_prepare_in_flight_of_a_claim_that_an_admin_forgets_stores_nothing(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+    devices.held["cam-0"] = asyncio.Event()
+    late = asyncio.create_task(plugin.queue.prepare_again(reference(A)))
+    await until(lambda: devices.prepares == 2)
+
+    await forget(plugin, A)
+    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()  # as the command does
+    devices.held.pop("cam-0").set()
+
+    assert "its entry was removed from the checkpoint meanwhile" in (await late).error
+    assert (await plugin.states(), plugin.files(), devices.unprepares) == ({}, set(), 0)
 
 
 async def test_a_late_prepare_leaves_a_device_alone_that_another_claim_has_now(
     start, claims, devices
 ):
-    old = await start()
+    plugin = await start()
     devices.held["cam-0"] = asyncio.Event()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
-    late = asyncio.create_task(old.prepare(reference(A)))
+    late = asyncio.create_task(plugin.prepare(reference(A)))
     await until(lambda: devices.prepares)
-    new = await start(beside=True)
     release = devices.held.pop("cam-0")
-    await new.unprepare(reference(A))
-    assert (await new.prepare(reference(B)))[B].error is None
-    before = devices.unprepares
+    await forget(plugin, A)
+    assert (await plugin.prepare(reference(B)))[B].error is None
     release.set()
 
     assert (await late)[A].error is not None
-    assert devices.unprepares == before
-    assert await new.states() == {B: "prepared"}
+    assert devices.unprepares == 0
+    assert await plugin.states() == {B: "prepared"}
+    assert plugin.files() == {f"{DRIVER}-claim_{B}.json"}
 
 
-async def test_work_of_another_living_process_is_left_alone(start, claims, devices):
-    old = await start()
-    devices.held["cam-0"] = asyncio.Event()
-    claims.store(claim_body(A, "cam-0"))
-    work = asyncio.create_task(old.prepare(reference(A)))
-    await until(lambda: devices.prepares)
-    new = await start(beside=True)
-    new.instances.others.add(old.checkpoint.owner)
-
-    assert await new.recovery.recover() == 1
-    for error in (
-        (await new.prepare(reference(A)))[A].error,
-        (await new.unprepare(reference(A)))[A],
-    ):
-        assert "another instance of the node plugin" in error
-    devices.held["cam-0"].set()
-    assert (await work)[A].error is None
-    assert await new.unprepare(reference(A)) == {A: None}
-
-
-async def test_a_rollback_that_comes_late_takes_back_what_it_did(start, claims, devices):
-    old = await start()
+async def test_a_late_rollback_leaves_a_device_alone_that_another_claim_has_now(
+    start, claims, devices
+):
+    plugin = await start()
     devices.failing.add("broken")
     devices.held["broken"] = asyncio.Event()
-    claims.store(claim_body(A, "cam-0", "broken"))
-    late = asyncio.create_task(old.prepare(reference(A)))
+    claims.store(claim_body(A, "cam-0", "broken"), claim_body(B, "cam-0"))
+    late = asyncio.create_task(plugin.prepare(reference(A)))
     await until(lambda: devices.prepares == 2 and "cam-0" in devices.prepared)
-    new = await start(beside=True)
-    release = devices.held.pop("broken")
-    devices.failing.clear()
-    assert await new.unprepare(reference(A)) == {A: None}
-    devices.prepared["cam-0"] = A  # the end of the old call, after the other's unprepare
-    devices.failing.add("broken")
-    release.set()
+    await forget(plugin, A)
+    assert (await plugin.prepare(reference(B)))[B].error is None
+    devices.held.pop("broken").set()
 
-    assert (await late)[A].error is not None
-    assert devices.prepared == {}
+    assert "broken is broken" in (await late)[A].error
+    assert (devices.unprepares, devices.prepared) == (0, {"cam-0": B})
+    assert await plugin.states() == {B: "prepared"}
 
 
 # ------------------------------------------------------------ what vendors' code can do
@@ -503,7 +526,7 @@ async def test_without_side_effects_nothing_is_undone_and_nothing_is_left(start,
     assert (devices.unprepares, await plugin.states(), plugin.files()) == (0, {}, set())
 
 
-async def test_without_side_effects_and_alone_there_is_one_transaction(start, claims, devices):
+async def test_without_side_effects_there_is_one_transaction(start, claims, devices):
     devices.traits = FakeDevices(side_effects=False).traits
     plugin = await start()
     states = []
@@ -517,11 +540,6 @@ async def test_without_side_effects_and_alone_there_is_one_transaction(start, cl
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     await plugin.prepare(reference(A), reference(B))
     assert states == [{"prepared"}]
-
-    claims.store(claim_body(C, "cam-2"))
-    plugin.instances.others.add("pod-9")
-    await plugin.prepare(reference(C))
-    assert states[1:] == [{"preparing"}, {"prepared"}]
 
 
 async def test_without_the_api_server_a_rebuilt_claim_is_not_answered(start, claims, devices):
@@ -579,13 +597,12 @@ async def test_the_call_that_opens_a_checkpoint_without_its_entries_is_refused(
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
     plugin = await start()
-    # As another process leaves it that has quarantined the file.
-
+    empty = Checkpoint(tmp_path / "empty.db")
+    await empty.open()
+    await empty.close()
     for file in tmp_path.glob("checkpoint.db*"):
         file.unlink()
-    other = Checkpoint(tmp_path / "checkpoint.db")
-    await other.open()
-    await other.close()
+    empty.path.replace(plugin.checkpoint.path)  # as an admin who starts over does
     first, second = await asyncio.gather(
         plugin.unprepare(reference(A)), plugin.unprepare(reference(B))
     )

@@ -208,7 +208,6 @@ class Engine(RuleBasedStateMachine):
         self.api: dict[str, tuple[str, ...]] = {}
         self.rows: dict[str, Row] = {}
         self.boot = 0
-        self.process = 0
 
     def run(self, coroutine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
@@ -218,11 +217,9 @@ class Engine(RuleBasedStateMachine):
         self.run(self._start())
 
     async def _start(self) -> None:
-        self.process += 1
         self.plugin = Plugin(
             self.folder,
             boot_id=f"boot-{self.boot}",
-            owner=f"pod-{self.process}",
             claims=self.claims,
             devices=Reached(self.world) if self.batches else self.world,
         )
@@ -365,7 +362,7 @@ class Engine(RuleBasedStateMachine):
                 await asyncio.sleep(0)
             # As if the process ended: nothing of it runs on.
             work.cancel()
-            await self.calls.drain(timeout_seconds=0)
+            await self.calls.cancel()
             self.world.held = None
             await self._restart()
 

@@ -51,12 +51,12 @@ class Queue:
 
 class Lab:
     def __init__(self) -> None:
-        self.rows, self.queue, self.primary = Rows(), Queue(), True
+        self.rows, self.queue, self.registered = Rows(), Queue(), True
         self.claims = OutdatedClaims(
             node=NODE,
             checkpoint=self.rows,
             queue=self.queue,
-            responsible=lambda: self.primary,
+            registered=lambda: self.registered,
         )
 
     def list(self, *marked: str) -> None:
@@ -162,11 +162,11 @@ async def test_a_claim_that_is_stored_while_its_device_is_marked_is_found(lab):
 
 
 @pytest.mark.looptime
-async def test_only_the_responsible_process_prepares_claims_and_an_unreadable_checkpoint_waits(lab):
-    lab.primary = False
+async def test_nothing_is_prepared_before_the_registration_or_without_the_checkpoint(lab):
+    lab.registered = False
     lab.list("tty-1")
     await asyncio.sleep(20)
-    lab.primary, lab.rows.broken = True, True
+    lab.registered, lab.rows.broken = True, True
     await asyncio.sleep(20)
     assert lab.queue.calls == []
     lab.rows.broken = False

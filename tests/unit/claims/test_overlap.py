@@ -15,7 +15,7 @@ from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import Checkpoint, rows, schema
 from drakit_nodeplugin.state.hardware import Hardware, HeldDevice, PoolContent, units_of
 from drakit_nodeplugin.state.holds import held_beside_unpreparing
-from tests.fakes.checkpoints import delete, stored_claim, stored_device
+from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 
 A, B, C, D = "uid-a", "uid-b", "uid-c", "uid-d"
@@ -157,19 +157,6 @@ async def test_amounts_are_added_exactly(plugin):
     await allocated(plugin, a="most", b="one", c=["tenth-0", "tenth-1", "tenth-2"], d="tenth-3")
     refused = [error is not None for error in await errors(plugin, A, C, B, D)]
     assert refused == [False, False, True, True]
-
-
-async def test_two_processes_do_not_give_one_card_twice(tmp_path):
-    one, other = (Checkpoint(tmp_path / "checkpoint.db", owner=name) for name in ("1", "2"))
-    await one.open()
-    await other.open()
-    whole = stored_device("whole", consumes=DEVICES[0].consumes)
-    half = stored_device("half-0", consumes=DEVICES[1].consumes)
-    await one.write([stored_claim("a", devices=(whole,))], hardware=HARDWARE)
-    outcome = await other.write([stored_claim("b", devices=(half,))], hardware=HARDWARE)
-    assert outcome.held["uid-b"].holder.uid == "uid-a"
-    await one.close()
-    await other.close()
 
 
 # ------------------------------------------------------------ capacity
@@ -352,7 +339,7 @@ def test_the_holds_beside_a_claim_that_is_being_unprepared():
         schema.create(connection)
 
         def write(*claims):
-            done = rows.write(connection, claims, owner="", alone=True, hardware=HARDWARE)
+            done = rows.write(connection, claims, hardware=HARDWARE)
             assert len(done.written) == len(claims)
 
         write(stored("a", "half-0"), stored("b", "plain"), stored("c", "nic", share_id="1", **nic))
@@ -414,10 +401,10 @@ def test_the_cost_of_a_prepare_hardly_grows_with_holds_on_other_hardware(kind):
             with rows.transaction(connection):
                 schema.create(connection)
                 claims = [claim(number) for number in range(before)]
-                rows.write(connection, claims, owner="", alone=True, hardware=hardware)
+                rows.write(connection, claims, hardware=hardware)
             connection.set_progress_handler(lambda: counted.append(1), 10)
             claims = [claim(number) for number in range(before, before + 8)]
-            done = rows.write(connection, claims, owner="", alone=True, hardware=hardware)
+            done = rows.write(connection, claims, hardware=hardware)
             assert len(done.written) == 8
         return len(counted)
 
@@ -442,20 +429,6 @@ async def test_a_device_that_leaves_the_inventory_during_the_call_is_counted_all
     assert "both consume capacity bandwidth" in error
 
 
-async def test_a_late_prepare_is_taken_back_although_nothing_is_listed_any_more(plugin, devices):
-    await allocated(plugin, a="half-0")
-    gate = devices.held["half-0"] = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(errors(plugin, A))
-        await asyncio.sleep(0.1)
-        # Another instance has unprepared it.
-        await delete(plugin.checkpoint, [(await plugin.checkpoint.find([A]))[A]])
-        plugin.inventories.pools = {}
-        del devices.held["half-0"]
-        gate.set()
-    assert not devices.prepared
-
-
 async def test_unpreparing_a_rebuilt_claim_keeps_others_from_its_counter_set(plugin, devices):
     await plugin.checkpoint.write([rebuilt("y", "half-0")])
     unprepared = []
@@ -477,7 +450,7 @@ async def test_rows_of_one_batch_stay_sound_when_a_rebuilt_one_is_among_them(plu
     devices.reason_away = lambda: STOPPED
     await plugin.unprepare(reference(A), reference("uid-y"))
     await plugin.checkpoint.close()
-    again = Checkpoint(plugin.checkpoint.path, owner="2")
+    again = Checkpoint(plugin.checkpoint.path)
     await again.open()
     damage = again.damage
     await again.close()

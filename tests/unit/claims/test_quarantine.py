@@ -118,7 +118,7 @@ def test_one_of_two_claims_with_the_same_device_is_kept(tmp_path, target):
         connection.execute("DROP INDEX exclusive_device")
         for name in ("a", "b"):
             claim = stored_claim(name, devices=(stored_device("cam-0"),))
-            rows.write(connection, [claim], owner="", alone=True)
+            rows.write(connection, [claim])
             connection.execute("UPDATE devices SET hold = 'admin'")
     assert copied(path, target) == ({"uid-a"}, {"uid-b"})
 
@@ -128,10 +128,10 @@ def test_new_generations_are_above_all_that_were_copied(tmp_path, target):
     with closing(schema.connect(path)) as connection, rows.transaction(connection):
         schema.create(connection)
         connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (2**60,))
-        rows.write(connection, [stored_claim("a")], owner="", alone=True)
+        rows.write(connection, [stored_claim("a")])
     copied(path, target)
     with rows.transaction(target):
-        written = rows.write(target, [stored_claim("b")], owner="", alone=True).written
+        written = rows.write(target, [stored_claim("b")]).written
     assert written["uid-b"].generation > 2**60
 
 

@@ -39,7 +39,8 @@ class Calls(ClaimCalls):
 
     def __init__(self, claims: HeldClaims) -> None:
         self.queue = ClaimQueue("camera.example.com", claims)
-        super().__init__("camera.example.com", self.queue, answer_seconds=40)
+        super().__init__("camera.example.com", answer_seconds=40)
+        self.serve(self.queue)
 
 
 def calls_of(claims: HeldClaims) -> Calls:
@@ -210,7 +211,7 @@ async def test_a_blocked_queue_is_bounded():
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
     assert "too many calls for this claim are in flight" in answers[-1]
     assert len(calls.queue._queues["a"]) == 5
-    await calls.queue.drain(timeout_seconds=0)
+    await calls.queue.cancel()
 
 
 async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplog):
@@ -246,16 +247,33 @@ async def test_an_engine_that_cancels_itself_is_an_answer():
     assert "interrupted" in answers["a"].error
 
 
-async def test_a_drain_waits_for_work_and_then_cuts_it(looptime):
+async def test_a_drain_waits_for_work_and_a_cancel_cuts_what_is_left(looptime):
     claims = SlowClaims(a=10, b=100)
     calls = calls_of(claims)
     works = [asyncio.create_task(prepare(calls, claim)) for claim in (A, B)]
     await asyncio.sleep(1)
-    await calls.queue.drain(timeout_seconds=20)
+    assert not await calls.queue.drain(timeout_seconds=20)
     assert looptime == 21
     assert claims.done == ["prepare a"]
+    await calls.queue.cancel()
+    assert looptime == 21
     answers = await asyncio.gather(*works)
     assert "interrupted because the node plugin stopped" in answers[1]["b"].error
+    assert await calls.queue.drain(timeout_seconds=0)
+
+
+async def test_a_drain_waits_for_work_that_begins_meanwhile(looptime):
+    claims = SlowClaims(a=10, b=100)
+    calls = calls_of(claims)
+    first = asyncio.create_task(prepare(calls, A))
+    await asyncio.sleep(1)
+    draining = asyncio.create_task(calls.queue.drain())
+    await asyncio.sleep(1)
+    second = asyncio.create_task(prepare(calls, B))
+    assert await draining
+    assert looptime == 102
+    assert claims.done == ["prepare a", "prepare b"]
+    await asyncio.gather(first, second)
 
 
 async def test_a_retry_logs_both_ids_once_and_work_keeps_the_first(caplog):

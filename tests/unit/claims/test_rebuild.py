@@ -102,7 +102,7 @@ async def entries(plugin) -> dict[str, StoredClaim]:
 
 
 def facts(claim: StoredClaim) -> tuple[object, ...]:
-    """Return an entry without its owner, generation and rebuilt mark."""
+    """Return an entry without its generation and rebuilt mark."""
     return (
         str(claim),
         claim.state,
@@ -385,7 +385,7 @@ async def test_an_entry_that_was_written_meanwhile_is_left_as_it_is(start, claim
     kubelet.listed = listed
     rebuilt = await rebuilder(plugin, kubelet, Slow()).rebuild()
     assert rebuilt.complete == ("lab/claim-a",)
-    assert (await entries(plugin))["a"].owner == plugin.checkpoint.owner
+    assert (await entries(plugin))["a"].rebuilt is None
     assert rebuilt.lost == ()
 
 
@@ -434,7 +434,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         async def write(self, claims):
             stored.extend(claims)
             written = {claim.uid: claim for claim in claims}
-            return type("Outcome", (), {"written": written, "held": {}, "fenced": frozenset()})
+            return type("Outcome", (), {"written": written, "held": {}, "changed": frozenset()})
 
         async def find(self, uids):
             return {}

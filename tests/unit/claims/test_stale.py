@@ -182,7 +182,7 @@ class Site:
         self.entries = Entries()
         self.claims = FakeClaims()
         self.kubelet = Kubelet()
-        self.responsible = True
+        self.registered = True
         self.collected: list[tuple[str, StaleReason]] = []
         self.unprepared: list[str] = []
         self.away = False
@@ -192,7 +192,7 @@ class Site:
         self.collector = StaleCollector(
             cast("EngineParts", parts),
             kubelet=self.kubelet,
-            responsible=lambda: self.responsible,
+            registered=lambda: self.registered,
             remove_orphans=self.remove_orphans,
             unprepare=lambda claim: self.unprepare(claim),
             on_collected=lambda reason: self.reasons.append(reason),
@@ -524,29 +524,18 @@ async def test_the_state_file_alone_can_keep_a_claim(site):
 
 
 @pytest.mark.looptime
-async def test_a_process_that_is_not_responsible_does_not_check(site):
+async def test_nothing_is_checked_before_the_kubelet_has_registered_the_driver(site):
     site.entries.store(entry("a", "cam-0"))
-    site.responsible = False
+    site.registered = False
     await site.polls(100)
     assert site.unprepared == []
     assert site.asked == []
     assert site.orphan_polls == 0
-    site.responsible = True
+    site.registered = True
     await site.polls(2)
     assert site.unprepared == []
     await site.polls(1)
     assert site.unprepared == ["a"]
-
-
-@pytest.mark.looptime
-async def test_a_process_that_is_not_responsible_for_a_while_begins_again(site):
-    site.entries.store(entry("a", "cam-0"))
-    await site.polls(2)
-    site.responsible = False
-    await site.polls(1)
-    site.responsible = True
-    await site.polls(2)
-    assert site.unprepared == []
 
 
 @pytest.mark.looptime
@@ -669,7 +658,7 @@ def collector_of():
         return StaleCollector(
             plugin.parts,
             kubelet=kubelet,
-            responsible=lambda: True,
+            registered=lambda: True,
             remove_orphans=no_files,
             unprepare=plugin.queue.collect,
             on_collected=lambda reason: None,

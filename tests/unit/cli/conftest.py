@@ -46,13 +46,13 @@ class Site:
     def spec(self, uid: str, driver: str = DRIVER) -> Path:
         return self.cdi / f"{driver}-claim_{uid}.json"
 
-    async def store(self, *claims, endpoints=(), driver: str = DRIVER, owner: str = "") -> None:
+    async def store(self, *claims, endpoints=(), driver: str = DRIVER) -> None:
         """Write claims and endpoints, and the CDI files of claims that are prepared."""
-        checkpoint = Checkpoint(self.path(driver), owner=owner)
+        checkpoint = Checkpoint(self.path(driver))
         await checkpoint.open()
         outcome = await checkpoint.write(claims)
         assert not outcome.held
-        assert not outcome.fenced
+        assert not outcome.changed
         for endpoint in endpoints:
             await checkpoint.write_endpoints([endpoint])
         await checkpoint.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import sqlite3
 from contextlib import closing
@@ -13,7 +12,7 @@ import pytest
 
 from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
-from drakit_nodeplugin.kubelet.ownership import socket_paths
+from drakit_nodeplugin.state import schema
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
@@ -55,7 +54,6 @@ async def test_the_entries_are_shown_as_a_table(site):
         stored_claim("c", devices=(stored_device("cam-2", admin_access=True),)),
         prepared("d"),
         prepared("e", devices=(OTHERS_ONE, OTHERS_TWO)),
-        owner="pod-9/nonce",
     )
     site.spec("uid-b").unlink()
     site.spec("uid-d").unlink()
@@ -67,13 +65,13 @@ async def test_the_entries_are_shown_as_a_table(site):
     head, *lines = out.splitlines()
     assert head == f"{DRIVER}: 5 claims ({site.path()})"
     assert "\n".join(lines) == (
-        f"CLAIM  UID    STATE      {'DEVICES':61}  BOOT     OWNER  CDI FILE\n"
-        f"lab/a  uid-a  prepared   {'node-1/cam-a':61}  this     gone   ok\n"
-        f"lab/b  uid-b  prepared   {'node-1/cam-1 (share)':61}  earlier  gone   -\n"
-        f"lab/c  uid-c  preparing  {'node-1/cam-2 (admin)':61}  this     gone   -\n"
-        f"lab/d  uid-d  prepared   {'node-1/cam-d':61}  this     gone   missing\n"
+        f"CLAIM  UID    STATE      {'DEVICES':61}  BOOT     CDI FILE\n"
+        f"lab/a  uid-a  prepared   {'node-1/cam-a':61}  this     ok\n"
+        f"lab/b  uid-b  prepared   {'node-1/cam-1 (share)':61}  earlier  -\n"
+        f"lab/c  uid-c  preparing  {'node-1/cam-2 (admin)':61}  this     -\n"
+        f"lab/d  uid-d  prepared   {'node-1/cam-d':61}  this     missing\n"
         "lab/e  uid-e  prepared   node-1/cam-e + v.com/c=0, node-1/cam-f + v.com/c=1 and 1 more  "
-        "this     gone   differs"
+        "this     differs"
     )
 
 
@@ -86,7 +84,7 @@ async def test_opaque_parameters_are_in_json_alone(site):
     (checkpoint,) = json.loads(out)["checkpoints"]
     (claim,) = checkpoint["claims"]
     assert checkpoint["driver"] == DRIVER
-    assert checkpoint["schemaVersion"] == 1
+    assert checkpoint["schemaVersion"] == schema.VERSION
     assert claim["configs"] == [{"password": "secret"}]
     assert claim["devices"][0]["cdi_devices"] == []
     assert (claim["uid"], claim["boot"], claim["cdi"]) == ("uid-a", "this", "ok")
@@ -176,17 +174,6 @@ async def test_each_driver_has_its_table_unless_one_is_asked_for(site):
     assert DRIVER not in out
 
 
-async def test_whether_the_owner_lives_is_seen_by_its_lock(site):
-    await site.store(prepared("a"), owner="pod-9/nonce")
-    lock = socket_paths(DRIVER, kubelet_root=site.root / "kubelet", instance_uid="pod-9").lock
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _, alive, _ = await site.run_beside(*SHOW)
-    _, gone, _ = await site.run_beside(*SHOW)
-    assert "  alive  " in alive
-    assert "  gone   " in gone
-
-
 async def test_a_look_changes_nothing_also_while_the_plugin_runs(site):
     await site.store(prepared("a"))
     before = digest(site)
@@ -199,7 +186,6 @@ async def test_a_look_changes_nothing_also_while_the_plugin_runs(site):
     _, out, _ = await site.run_beside(*SHOW)
     assert "uid-b" in out
     assert (await checkpoint.write([stored_claim("c")])).written
-    assert checkpoint.alone
     await checkpoint.close()
     assert sorted(file.name for file in site.path().parent.iterdir()) == ["checkpoint.db"]
 
@@ -253,7 +239,7 @@ async def test_a_newer_database_is_not_read_and_not_changed(site):
     change(site, "PRAGMA user_version = 99")
     code, out, error = await site.run_beside(*SHOW)
     assert (code, out) == (1, "")
-    assert "it needs schema version 99 or later, and this drakit has version 1" in error
+    assert "it needs schema version 99 or later, and this drakit has version 2" in error
 
 
 async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from asyncio import to_thread
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from drakit_nodeplugin.state import inspection
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.inspection import InspectionError, forget
+from drakit_nodeplugin.state.lock import DriverLock
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
 from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources
@@ -122,19 +125,61 @@ async def test_what_was_prepared_before_a_reboot_needs_no_force(site):
     assert await uids(site) == set()
 
 
-async def test_while_the_plugin_runs_its_late_work_is_fenced(site, kubelet):
-    plugin = Checkpoint(site.path(), owner="pod/nonce")
-    await plugin.open()
-    begun = (await plugin.write([stored_claim("a")])).written["uid-a"]
+class RunningPlugin:
+    """The active instance of a driver; it answers requests while it runs."""
 
-    assert (await site.run_beside(*FORGET, "uid-a"))[0] == 0
+    def __init__(self, path):
+        self.checkpoint = Checkpoint(path)
+        self._folder = path.parent
 
-    outcome = await plugin.write([replace(begun, state="prepared")])
-    assert outcome.fenced == {"uid-a"}
+    async def run(self):
+        while True:
+            for uid, generation in (await to_thread(inspection.requests, self._folder)).items():
+                await self.checkpoint.forget(uid, generation)
+                await to_thread(inspection.answer, self._folder, uid)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def plugin(site):
+    path = site.path()
+    lock = DriverLock(DRIVER, path.parent, instance_uid="pod-1")
+    await lock.acquire()
+    plugin = RunningPlugin(path)
+    await plugin.checkpoint.open()
+    yield plugin
+    await plugin.checkpoint.close()
+    await lock.release()
+
+
+async def test_a_running_plugin_forgets_the_claim_and_its_late_work_stores_nothing(
+    site, kubelet, plugin
+):
+    running = asyncio.create_task(plugin.run())
+    begun = (await plugin.checkpoint.write([stored_claim("a")])).written["uid-a"]
+
+    code, out, error = await site.run_beside(*FORGET, "uid-a")
+
+    assert (code, error) == (0, "")
+    assert out.startswith("forgot claim lab/a (uid-a), which was being prepared\n")
+    assert not list(site.path().parent.glob("forget-*"))
+    outcome = await plugin.checkpoint.write([replace(begun, state="prepared")])
+    assert outcome.changed == {"uid-a"}
     other = stored_claim("b", devices=begun.devices)
-    assert set((await plugin.write([other])).written) == {"uid-b"}
-    assert plugin.alone
-    await plugin.close()
+    assert set((await plugin.checkpoint.write([other])).written) == {"uid-b"}
+    running.cancel()
+
+
+async def test_a_plugin_that_does_not_answer_is_reported_and_the_request_withdrawn(
+    site, plugin, monkeypatch
+):
+    monkeypatch.setattr(inspection, "FORGET_SECONDS", 0.3)
+    await plugin.checkpoint.write([stored_claim("a")])
+    code, out, error = await site.run_beside(*FORGET, "uid-a")
+    assert (code, out) == (1, "")
+    assert error == "the node plugin did not answer within 0.3 s; check its log\n"
+    assert await plugin.checkpoint.uids() == {"uid-a"}
+    assert not list(site.path().parent.glob("forget-*"))
 
 
 async def test_an_entry_that_changes_meanwhile_is_kept(site):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from drakit.cli import checkpoint as commands
-from drakit_nodeplugin.kubelet.ownership import socket_paths
 from drakit_nodeplugin.state import quarantine, schema
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
@@ -31,24 +29,19 @@ async def test_the_commands_of_the_pages_print_what_they_show(site, monkeypatch)
         RECOVERY,
         re.M | re.S,
     )
-    site.path().parent.mkdir(parents=True)
     pools = {"node-1": ("cam-0", "cam-1", "cam-2")}
     endpoint = StoredEndpoint(name=DRIVER, pools=pools, stopped_at=1772357400)
-    lock = socket_paths(DRIVER, kubelet_root=site.root / "kubelet", instance_uid="pod-1").lock
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        await site.store(
-            entry(1, "door", make=prepared_claim),
-            entry(3, "yard", state="unpreparing"),
-            endpoints=[endpoint],
-            owner="pod-1/now",
-        )
-        await site.store(entry(2, "gate", state="prepared", boot_id="boot-0"), owner="pod-0/then")
-        assert await printed(site, show[0]) == show[1]
-        site.spec("uid-1").unlink()
-        site.spec("uid-9").write_text("{}")
-        assert await printed(site, verify[0]) == verify[1]
-        assert await printed(site, forget[0]) == forget[1]
+    await site.store(
+        entry(1, "door", make=prepared_claim),
+        entry(2, "gate", state="prepared", boot_id="boot-0"),
+        entry(3, "yard", state="unpreparing"),
+        endpoints=[endpoint],
+    )
+    assert await printed(site, show[0]) == show[1]
+    site.spec("uid-1").unlink()
+    site.spec("uid-9").write_text("{}")
+    assert await printed(site, verify[0]) == verify[1]
+    assert await printed(site, forget[0]) == forget[1]
 
 
 async def printed(site, command):

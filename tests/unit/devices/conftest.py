@@ -68,8 +68,6 @@ class Node:
     def __init__(self) -> None:
         self.store = FakeStore()
         self.ready = True
-        self.primary = asyncio.Event()
-        self.primary.set()
         self.left_out: list[Mapping[str, str]] = []
         self.epoch = 1_700_000_000.0
 
@@ -82,7 +80,6 @@ class Node:
             "endpoints": endpoints or (DRIVER,),
             "settings": SETTINGS,
             "store": self.store,
-            "primary": self.primary,
             "sources_ready": lambda: self.ready,
             "on_left_out": self.left_out.append,
             "wall_clock": self.wall_clock,

@@ -536,28 +536,6 @@ async def test_after_the_loss_of_the_checkpoint_published_slices_name_gone_devic
         assert added_at(manager, "a") == 17
 
 
-async def test_the_instance_that_takes_over_keeps_a_gone_device(node: Node):
-    node.store.used = {NODE: {"a"}}
-    later = asyncio.Event()
-    async with node.plugin() as old, node.plugin(primary=later) as new:
-        for manager in (old, new):
-            manager.replaced(DRIVER, inventory("a", "b"))
-        await pass_time(5)
-        for manager in (old, new):
-            manager.replaced(DRIVER, inventory("b"))
-        await pass_time(5)
-        node.primary.clear()
-        later.set()
-        new.wake()
-        await pass_time(5)
-        assert shown(new.publication()) == {NODE: {"a": ["gone"], "b": []}}
-        assert node.store.rows[DRIVER].gone == {NODE: ("a",)}
-        node.store.used = {}
-        await pass_time(GONE_SECONDS + 2)
-        assert shown(new.publication()) == {NODE: {"b": []}}
-        assert node.store.rows[DRIVER].gone == {}
-
-
 # ------------------------------------------------------------ several endpoints
 
 

@@ -273,28 +273,6 @@ async def test_unknown_pools_are_not_deleted_at_once(node: Node, stored: bool, s
         assert manager.publication().complete
 
 
-async def test_an_instance_that_becomes_primary_waits_for_endpoints_from_then_on(node: Node):
-    """Device plugins register with the primary instance only: the other one sees none of them."""
-    async with plugin(node) as old:
-        for resource in RESOURCES:
-            old.replaced(resource, things(resource))
-        await pass_time(2)
-        node.primary.clear()
-        async with plugin(node, alone=False) as new:
-            await pass_time(100)
-            node.primary.set()
-            await pass_time(1)
-            assert new.publication().held == {pool(resource) for resource in RESOURCES}
-            assert not new.publication().complete
-            for resource in RESOURCES:
-                new.replaced(resource, things(resource))
-            await pass_time(30)
-            assert shown(new.publication()) == {
-                pool(resource): {"dev-0": []} for resource in RESOURCES
-            }
-            assert new.publication().complete
-
-
 # ------------------------------------------------------------ the store, and slices
 
 
@@ -332,7 +310,6 @@ class Cluster:
                 manager=manager,
                 session=session,
                 node=NODE,
-                primary=self.node.primary,
                 on_first_list=lambda slices: manager.adopt(published_taints(slices)),
                 on_pools=manager.observe_published,
                 on_left_out=self.node.left_out.append,

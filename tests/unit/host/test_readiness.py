@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.state.lock import DriverLock
 
 REGISTERED = RegistrationStatus(state="registered")
 
@@ -21,15 +25,22 @@ def problem(
     waiting: str | None = None,
     stopped: str | None = None,
 ) -> str | None:
-    """The problem of a driver in this state; `foreign`: it is a backend's or device plugins'."""
+    """The problem of an active driver in this state; `foreign`: it is a backend's or device
+    plugins'."""
     manager = SimpleNamespace(waiting=waiting, stop_reason=stopped)
-    driver = SimpleNamespace(
+    active: Any = SimpleNamespace(
         _checkpoint=SimpleNamespace(unusable=unusable),
         _devices=SimpleNamespace(manager=manager),
         _foreign=foreign,
-        _server=SimpleNamespace(status=status),
+        readiness_problem=lambda: ActiveDriver.readiness_problem(active),
     )
+    driver = SimpleNamespace(_active=active, _server=SimpleNamespace(status=status))
     return HostedDriver.readiness_problem(cast("Any", driver))
+
+
+def inactive_problem(lock: DriverLock) -> str | None:
+    """The problem of a driver that is not active."""
+    return HostedDriver.readiness_problem(cast("Any", SimpleNamespace(_active=None, _lock=lock)))
 
 
 @pytest.mark.parametrize("foreign", [True, False], ids=["backend", "python-driver"])
@@ -52,3 +63,23 @@ def test_a_backend_that_is_stopped_does_not_make_the_plugin_unready():
     assert problem(foreign=True, stopped="it has exited") is None
     assert "is stopped" in (problem(foreign=False, stopped="it has exited") or "")
     assert problem(foreign=False) is None
+
+
+async def test_an_instance_is_unready_until_it_is_active_and_ready_after_it_has_handed_over(
+    tmp_path,
+):
+    old, new = (DriverLock("lamps", tmp_path, instance_uid=uid) for uid in ("old", "new"))
+    assert await old.try_acquire()
+    assert inactive_problem(old) == "the driver is starting"
+    assert not await new.try_acquire()
+    assert "another instance" in (inactive_problem(new) or "")
+    poller = FilePoller(period_seconds=0.01)
+    polling = asyncio.create_task(poller.run())
+    asking = asyncio.create_task(new.acquire())
+    await old.until_asked(poller)
+    polling.cancel()
+    await old.release()
+    assert inactive_problem(old) is None
+    await asking
+    assert inactive_problem(new) == "the driver is starting"
+    await new.release()

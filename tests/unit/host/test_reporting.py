@@ -18,6 +18,7 @@ from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.host.reporting import DriverReport, ReportSources, remove_former_reports
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.state.checkpoint import CheckpointError
+from drakit_nodeplugin.state.lock import DriverLock
 
 DRIVER, NODE = "lamps.example.com", "node-1"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")
@@ -86,8 +87,6 @@ class Rig:
         self.api, self.sources = Api(), Sources()
         self.node = PluginNode(NODE)
         self.node.uid = "node-uid"
-        self.primary = asyncio.Event()
-        self.primary.set()
         self.session = asyncio.get_running_loop().create_future()
         self.session.set_result(self.api)
         self.report = DriverReport(
@@ -102,7 +101,6 @@ class Rig:
             ),
             node=self.node,
             session=self.session,
-            primary=self.primary,
         )
 
     @property
@@ -183,14 +181,10 @@ async def test_a_restart_keeps_the_old_report_until_the_driver_is_back_or_half_a
 
 
 @pytest.mark.looptime
-async def test_only_the_primary_instance_writes_and_never_wrong_numbers():
+async def test_a_report_is_not_written_before_its_numbers_are_known():
     rig = Rig()
-    rig.primary.clear()
-    task = asyncio.create_task(rig.report.run())
-    await asyncio.sleep(60)
-    assert rig.api.applied == []
-    rig.primary.set()
     rig.sources.broken = True
+    task = asyncio.create_task(rig.report.run())
     await asyncio.sleep(60)
     assert rig.api.applied == []
     rig.sources.broken = False
@@ -238,9 +232,10 @@ async def test_only_reports_of_unserved_drivers_are_removed(tmp_path, monkeypatc
         (tmp_path / name).mkdir()
         (tmp_path / name / "checkpoint.db").touch()
     (tmp_path / "no-driver").mkdir()
-    monkeypatch.setattr(reporting, "is_served", lambda path: path.name == "other.example.com")
     rig = Rig()
     rig.api.failure = DOWN
+    other = DriverLock("other.example.com", tmp_path / "other.example.com", instance_uid="other")
+    assert await other.try_acquire()
     task = asyncio.create_task(
         remove_former_reports(
             tmp_path,
@@ -256,3 +251,4 @@ async def test_only_reports_of_unserved_drivers_are_removed(tmp_path, monkeypatc
     assert rig.api.deleted == [f"{NODE}.former.example.com"]
     task.cancel()
     await asyncio.wait({task})
+    await other.release()

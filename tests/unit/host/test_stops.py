@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit_nodeplugin.host.driver import _ReportingListener
+from drakit_nodeplugin.host.active_driver import _ReportingListener
 from tests.unit.devices.conftest import DRIVER, SETTINGS, Node, inventory
 
 UNKNOWN = "its policies are unknown"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -9,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.kubelet.ownership import Ownership, socket_paths
 from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
 
 DRIVER = "camera.example.com"
@@ -30,29 +29,32 @@ def claims() -> HeldClaims:
 
 
 @pytest.fixture
+def queue(claims) -> ClaimQueue:
+    """The queue of the active instance."""
+    return ClaimQueue(DRIVER, claims)
+
+
+@pytest.fixture
 async def kubelet(root):
     async with FakeKubelet(root) as kubelet:
         yield kubelet
 
 
 @pytest.fixture
-def serve(root, claims):
-    """Serve a driver within a block: ``async with serve() as server``; stopped at its end."""
+def serve(root, queue):
+    """Serve the driver of the active instance within a block: ``async with serve() as server``.
+    With ``active=False``, another instance is active."""
 
     @asynccontextmanager
-    async def serve(**options):
-        paths = socket_paths(
-            DRIVER, kubelet_root=root, instance_uid=options.pop("instance_uid", "pod-1")
-        )
-        ownership = Ownership(DRIVER, paths)
-        server = DriverServer(
-            ownership, ClaimQueue(DRIVER, claims), **{"drain_seconds": 2.0, **options}
-        )
+    async def serve(*, instance_uid="pod-1", active=True, health=None, **options):
+        paths = socket_paths(DRIVER, kubelet_root=root, instance_uid=instance_uid)
+        server = DriverServer(paths, reports_health=health is not None, **options)
         try:
             await server.start()
+            if active:
+                server.serve(queue, health)
             yield server
         finally:
             await server.stop()
-            await asyncio.to_thread(ownership.release)
 
     return serve

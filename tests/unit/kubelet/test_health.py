@@ -19,7 +19,11 @@ def subscribe(source, *, timeout_seconds=30.0):
 
 
 def reports_of(source, *, timeout_seconds=30.0):
-    return HealthService(source, driver="camera.example.com", timeout_seconds=timeout_seconds)
+    reports = HealthService(
+        driver="camera.example.com", reports_health=True, timeout_seconds=timeout_seconds
+    )
+    reports.serve(source)
+    return reports
 
 
 async def waits(subscription):
@@ -177,6 +181,44 @@ async def test_the_end_stops_waiting_sending_and_future_subscriptions():
     assert await waiting is None
     assert await sender.next() is None
     assert await reports.subscribe(LOG).next() is None
+
+
+@pytest.mark.looptime
+async def test_a_hand_over_ends_streams_and_later_ones_wait_for_the_next_source(looptime):
+    reports = reports_of(FakeHealth(WELL))
+    first = reports.subscribe(LOG)
+    await first.next()
+    waiting = await waits(first)
+    reports.serve(None)
+    assert await waiting is None
+    serving = asyncio.create_task(reports.until_served())
+    await asyncio.sleep(0.5)
+    assert not serving.done()
+    reports.serve(FakeHealth(ILL))
+    assert await serving
+    assert await first.next() is None
+    assert list(await reports.subscribe(LOG).next()) == [ILL]
+    assert looptime == pytest.approx(1, abs=0.001)
+
+
+@pytest.mark.looptime
+async def test_streams_of_a_driver_without_health_wait_until_the_end():
+    reports = HealthService(driver="camera.example.com", reports_health=False, timeout_seconds=30)
+    serving = asyncio.create_task(reports.until_served())
+    for source in (FakeHealth(WELL), None):
+        reports.serve(source)
+        await asyncio.sleep(30)
+        assert not serving.done()
+    reports.end()
+    assert not await serving
+
+
+@pytest.mark.looptime
+async def test_a_source_after_the_end_begins_no_stream():
+    reports = reports_of(FakeHealth(WELL))
+    reports.end()
+    reports.serve(FakeHealth(ILL))
+    assert not await reports.until_served()
 
 
 @pytest.mark.looptime

@@ -113,7 +113,7 @@ async def test_a_stream_that_ends_leaves_the_others(serve, kubelet):
 
 async def test_a_stop_ends_the_streams_in_good_order(serve, kubelet):
     loop = asyncio.get_running_loop()
-    async with serve(health=FakeHealth(WELL), drain_seconds=20.0) as server:
+    async with serve(health=FakeHealth(WELL)) as server:
         (path,) = kubelet.sockets()
         async with await kubelet.follow_health(path) as stream:
             await stream.until(lambda: stream.status("cam-0") == "Healthy")
@@ -125,9 +125,20 @@ async def test_a_stop_ends_the_streams_in_good_order(serve, kubelet):
             assert stream.status("cam-0") == "Unknown"
 
 
+async def test_a_stop_deregisters_the_driver_before_its_streams_end(serve, kubelet):
+    async with serve(health=FakeHealth(WELL)) as server:
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
+            stopping = asyncio.create_task(server.stop())
+            await stream.until(lambda: stream.ended)
+            assert kubelet.sockets() == []
+            await stopping
+
+
 async def test_a_kubelet_that_reads_nothing_holds_up_neither_claims_nor_the_stop(serve, kubelet):
     source = FakeHealth(*(health(f"cam-{n}", message="m" * 1024) for n in range(5_000)))
-    async with serve(health=source, drain_seconds=0.5) as server:
+    async with serve(health=source) as server:
         dra = await kubelet.register()
         call = kubelet.watch_health(dra)
         await call.wait_for_connection()
@@ -163,6 +174,23 @@ async def test_a_recreated_socket_sends_health_again(serve, kubelet):
         async with await kubelet.follow_health(path) as stream:
             await stream.until(lambda: stream.status("cam-0") == "Healthy")
         running.cancel()
+
+
+async def test_a_hand_over_ends_the_streams_and_later_ones_wait_for_the_next_source(
+    serve, kubelet, queue
+):
+    async with serve(health=FakeHealth(WELL)) as server:
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
+            server.serve(None)
+            await stream.until(lambda: stream.ended)
+            assert await stream.call.code() is grpc.StatusCode.OK
+        async with await kubelet.follow_health(path) as stream:
+            await until(streams)
+            assert stream.messages == []
+            server.serve(queue, FakeHealth(ILL))
+            await stream.until(lambda: stream.status("cam-0") == "Unhealthy")
 
 
 async def test_a_driver_without_health_advertises_none_and_serves_no_v1(serve, kubelet):
@@ -232,17 +260,28 @@ async def test_a_stream_logs_its_start_its_changes_and_its_end_under_one_id(
 async def test_streams_have_ids_of_their_own_and_log_that_the_plugin_ends_them(
     serve, kubelet, lines
 ):
-    async with serve() as server:  # a driver without health
+    async with serve(health=FakeHealth(WELL)) as server:
         (path,) = kubelet.sockets()
         async with (
-            await kubelet.follow_health(path, version="v1alpha1"),
+            await kubelet.follow_health(path),
             await kubelet.follow_health(path, version="v1alpha1"),
         ):
-            await until(lambda: len(lines.records) == 2)
+            await until(lambda: lines.messages().count("device health sent") == 2)
             await server.stop()
-            await until(lambda: len(lines.records) == 4)
-    assert {record.reason for record in lines.records[2:]} == {"the plugin ended it"}
+            await until(lambda: lines.messages().count("health stream ended") == 2)
+    assert {record.reason for record in lines.records[4:]} == {"the plugin ended it"}
     assert len({record.request_id for record in lines.records}) == 2
+
+
+async def test_a_stream_that_waits_is_not_logged(serve, kubelet, lines):
+    async with serve() as server:  # a driver without health
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path, version="v1alpha1") as stream:
+            await until(streams)
+            await server.stop()
+            await stream.until(lambda: stream.ended)
+            assert await stream.call.code() is grpc.StatusCode.OK
+    assert lines.messages() == []
 
 
 async def test_a_change_of_many_devices_is_one_line_of_bounded_length(serve, kubelet, lines):

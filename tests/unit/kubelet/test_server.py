@@ -14,11 +14,11 @@ import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
-from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
-from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.server import DriverServer, SocketGuard
+from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from tests.fakes.file_poller import with_poller
-from tests.fakes.kubelet import HeldClaims, device, reference
+from tests.fakes.kubelet import device, reference
 
 A, B = reference("a"), reference("b")
 
@@ -32,6 +32,18 @@ async def until(condition) -> None:
 
 def files(root: Path) -> list[str]:
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if not p.is_dir())
+
+
+def instance(driver: str, root: Path) -> DriverServer:
+    return DriverServer(socket_paths(driver, kubelet_root=root, instance_uid="pod-1"))
+
+
+async def stop(server: DriverServer, queue: ClaimQueue, *, drain_seconds: float = 5.0) -> None:
+    """Stop the active instance."""
+    if not await queue.drain(timeout_seconds=drain_seconds):
+        server.refuse()
+        await queue.cancel()
+    await server.stop()
 
 
 async def test_a_kubelet_registers_the_driver_and_prepares(serve, kubelet):
@@ -67,10 +79,6 @@ async def test_v1beta1_is_the_same_without_shares(serve, kubelet, claims):
         assert errors == {"a": "", "b": "it is broken"}
 
 
-def owned(driver, root):
-    return Ownership(driver, socket_paths(driver, kubelet_root=root, instance_uid="pod-1"))
-
-
 async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
     claims.device = lambda uid: replace(device(uid), share_id=None)
     async with serve():
@@ -78,63 +86,74 @@ async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
         assert not answers["a"].devices[0].HasField("share_id")
 
 
-async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
-    root, claims, kubelet
-):
-    server = DriverServer(
-        owned("camera.example.com", root), ClaimQueue("camera.example.com", claims)
-    )
+async def test_calls_are_accepted_as_soon_as_the_registration_socket_is_there(root, queue, kubelet):
+    server = instance("camera.example.com", root)
     starting = asyncio.create_task(server.start())
     while not kubelet.sockets():
         await asyncio.sleep(0)
-    assert server.paths.dra.exists()
-    assert (await kubelet.prepare(server.paths.dra, A))["a"].error == ""
+    call = asyncio.create_task(kubelet.prepare(server.paths.dra, A))
     await starting
+    server.serve(queue)
+    assert (await call)["a"].error == ""
     await server.stop()
 
 
-async def test_without_a_dra_socket_no_registration_appears(root, claims, kubelet):
-    ownership = owned("camera.example.com", root)
-    server = DriverServer(ownership, ClaimQueue("camera.example.com", claims))
+async def test_without_a_dra_socket_no_registration_appears(root, kubelet):
+    server = instance("camera.example.com", root)
     server.paths.dra.mkdir(parents=True)
     with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be created"):
         await server.start()
     assert kubelet.sockets() == []
     await server.stop()
-    await asyncio.to_thread(ownership.release)
     assert files(root) == []
 
 
 async def test_a_stop_answers_calls_in_flight_before_the_registration_socket_goes(
-    serve, kubelet, claims, root
+    serve, kubelet, claims, queue, root
 ):
     claims.hold("a", "b")
-    async with serve(drain_seconds=5.0) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         registered = kubelet.sockets()
         calls = [asyncio.create_task(kubelet.prepare(dra, claim)) for claim in (A, B)]
         await claims.until_begun("prepare a")
         await claims.until_begun("prepare b")
-        stop = asyncio.create_task(server.stop())
+        stopping = asyncio.create_task(stop(server, queue))
         claims.let_go("a")
         assert (await calls[0])["a"].error == ""
         # Longer than the kubelet needs to notice that a socket is gone.
         await asyncio.sleep(0.5)
-        assert (kubelet.sockets(), stop.done()) == (registered, False)
+        assert (kubelet.sockets(), stopping.done()) == (registered, False)
         claims.let_go("b")
         assert (await calls[1])["b"].error == ""
-        await stop
+        await stopping
     assert files(root) == []
 
 
-async def test_a_stop_refuses_new_calls_and_asks_for_a_retry(serve, kubelet, claims):
+async def test_a_stop_answers_new_calls_while_calls_are_in_flight(serve, kubelet, claims, queue):
     claims.hold("a")
-    async with serve(drain_seconds=5.0) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
-        stop = asyncio.create_task(server.stop())
-        await asyncio.sleep(0)
+        stopping = asyncio.create_task(stop(server, queue))
+        answers = await kubelet.prepare(dra, B)
+        assert answers["b"].error == ""
+        assert await server.probe() is None, "it is alive until its work has ended"
+        claims.let_go("a")
+        assert (await call)["a"].error == ""
+        await stopping
+
+
+async def test_a_server_that_refuses_asks_for_a_retry_and_lets_work_in_flight_end(
+    serve, kubelet, claims
+):
+    claims.hold("a")
+    async with serve() as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        server.refuse()
         # Also a call that could join the work in flight: its answer must not extend the stop.
         answers = await kubelet.prepare(dra, A, B)
         assert {uid: answer.error for uid, answer in answers.items()} == {
@@ -142,27 +161,26 @@ async def test_a_stop_refuses_new_calls_and_asks_for_a_retry(serve, kubelet, cla
             for uid in "ab"
         }
         assert "is stopping" in (await kubelet.unprepare(dra, B))["b"]
-        assert await server.probe() is None, "it is alive until its work has ended"
+        assert await server.probe() is None
         claims.let_go("a")
         assert (await call)["a"].error == ""
-        await stop
     assert claims.done == ["prepare a"]
 
 
 async def test_a_large_answer_is_sent_completely_before_the_registration_socket_goes(
-    serve, kubelet, claims
+    serve, kubelet, claims, queue
 ):
     several = [reference(f"c{number}") for number in range(400)]
     claims.errors = {claim.uid: "x" * 4000 for claim in several}
     claims.hold("c0")
-    async with serve(drain_seconds=5.0) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, *several))
         await claims.until_begun("prepare c0")
-        stop = asyncio.create_task(server.stop())
+        stopping = asyncio.create_task(stop(server, queue))
         claims.let_go("c0")
         answers = await call
-        await stop
+        await stopping
     assert {len(answer.error) for answer in answers.values()} == {4000}
 
 
@@ -183,48 +201,61 @@ async def test_the_kubelet_cuts_off_calls_when_the_registration_socket_goes_firs
         claims.let_go("a")
 
 
-async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, claims):
+async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, claims, queue):
     claims.hold("a")
-    async with serve(drain_seconds=5.0) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         with pytest.raises(grpc.aio.AioRpcError):
             await kubelet.prepare(dra, A, timeout_seconds=0.2)
-        stop = asyncio.create_task(server.stop())
-        assert "is stopping" in (await kubelet.prepare(dra, A))["a"].error
+        stopping = asyncio.create_task(stop(server, queue))
+        await asyncio.wait({stopping}, timeout=0.2)
+        assert kubelet.sockets() == [server.paths.registration]
         claims.let_go("a")
-        await stop
+        await stopping
     assert claims.done == ["prepare a"]
 
 
-async def test_a_stop_has_a_time_limit_and_answers_what_it_interrupts(serve, kubelet, claims, root):
+async def test_a_stop_has_a_time_limit_and_answers_what_it_interrupts(
+    serve, kubelet, claims, queue, root
+):
     claims.hold("a")
-    async with serve(drain_seconds=0.2) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
-        await server.stop()
+        await stop(server, queue, drain_seconds=0.2)
         assert "was interrupted because the node plugin stopped" in (await call)["a"].error
     assert claims.done == []
     assert files(root) == []
 
 
-async def test_in_an_update_the_old_instance_answers_while_the_new_one_serves(
-    serve, kubelet, claims
+async def test_in_a_hand_over_the_old_instance_ends_its_calls_and_the_new_one_answers_the_rest(
+    serve, kubelet, claims, queue
 ):
     """With maxSurge, the new instance is registered before the old one stops."""
     claims.hold("a")
-    async with serve(drain_seconds=5.0) as old:
+    async with serve() as old:
         dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
+        in_flight = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
-        async with serve(instance_uid="pod-2") as new:
+        async with serve(instance_uid="pod-2", active=False) as new:
             info = await kubelet.get_info(new.paths.registration)
             await kubelet.notify(new.paths.registration)
-            stop = asyncio.create_task(old.stop())
-            assert (await kubelet.prepare(Path(info.endpoint), B))["b"].error == ""
+            waiting = asyncio.create_task(kubelet.prepare(Path(info.endpoint), B))
+
+            old.serve(None)
+            late = asyncio.create_task(kubelet.prepare(dra, B))
+            draining = asyncio.create_task(queue.drain())
+            await asyncio.wait({late, waiting, draining}, timeout=0.3)
+            assert claims.begun == ["prepare a"]
             claims.let_go("a")
-            assert (await call)["a"].error == ""
-            await stop
+            assert (await in_flight)["a"].error == ""
+            await draining
+
+            new.serve(ClaimQueue("camera.example.com", claims))
+            assert (await waiting)["b"].error == ""
+            await old.stop()
+            assert "is stopping" in (await late)["b"].error
             assert kubelet.sockets() == [new.paths.registration]
             assert (await kubelet.unprepare(Path(info.endpoint), B)) == {"b": ""}
 
@@ -330,7 +361,7 @@ async def test_the_health_stream_stays_open_and_silent(serve, kubelet):
 
 async def test_a_health_stream_does_not_hold_up_the_stop(serve, kubelet):
     loop = asyncio.get_running_loop()
-    async with serve(drain_seconds=20.0) as server:
+    async with serve() as server:
         call = kubelet.watch_health(await kubelet.register())
         await call.wait_for_connection()
         began = loop.time()
@@ -360,7 +391,7 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
         async def send_initial_metadata(self, _):
             pass
 
-    service = HealthService(None, driver="camera.example.com", timeout_seconds=30)
+    service = HealthService(driver="camera.example.com", reports_health=False, timeout_seconds=30)
     stream = HealthServicer(service, v1alpha1, "v1alpha1").NodeWatchResources(None, Context())
     reading = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
@@ -482,10 +513,7 @@ async def test_two_instances_serve_side_by_side(serve, kubelet, root):
 
 
 async def test_two_drivers_of_one_process(root, kubelet):
-    servers = [
-        DriverServer(owned(name, root), ClaimQueue(name, HeldClaims()))
-        for name in ("a.example.com", "b.example.com")
-    ]
+    servers = [instance(name, root) for name in ("a.example.com", "b.example.com")]
     try:
         for server in servers:
             await server.start()
@@ -494,6 +522,19 @@ async def test_two_drivers_of_one_process(root, kubelet):
     finally:
         for server in servers:
             await server.stop()
+
+
+async def test_an_instance_that_waits_registers_is_alive_and_stops_like_another(
+    serve, kubelet, root
+):
+    async with serve(active=False) as server:
+        call = asyncio.create_task(kubelet.prepare(await kubelet.register(), A))
+        assert server.status.readiness_problem() is None
+        assert await server.probe() is None, "a call without claims must not wait"
+        assert not call.done()
+        await server.stop()
+        assert "is stopping" in (await call)["a"].error
+    assert files(root) == []
 
 
 async def test_the_probe_returns_the_problem(serve, caplog):
@@ -520,3 +561,22 @@ async def test_a_start_that_fails_can_be_stopped(serve, root):
         async with serve():
             raise AssertionError("it must not start")
     assert files(root) == []
+
+
+def bind(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    return made
+
+
+def test_a_guard_notices_removal_and_replacement(root):
+    path = root / "s"
+    with bind(path):
+        guard = SocketGuard(path)
+        guard.remember()
+        assert guard.lost() is None
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.rename(root / "elsewhere")
+        assert guard.lost() == "it was removed"
+        with bind(path):
+            assert guard.lost() == "another file is in its place"

@@ -119,8 +119,6 @@ class Published:
     def __init__(self, server: FakeApiServer, link: Link) -> None:
         self.server, self.link = server, link
         self.source = FakeSource()
-        self.primary = asyncio.Event()
-        self.primary.set()
         self.dropped: list[str] = []
         self.taken: list[str] = []
         self.left_out: list[dict[str, str]] = []
@@ -139,7 +137,6 @@ class Published:
             manager=self.source,
             session=future,
             node=NODE,
-            primary=self.primary,
             on_first_list=lambda slices: self.before.append(published_taints(slices)),
             on_pools=lambda pools: self.pools.append(set(pools)),
             on_left_out=self.left_out.append,

@@ -116,7 +116,7 @@ class DevicePlugin:
         self._changed = asyncio.Event()
         """Whether there may be another registration to connect to."""
         self._registration: Registration | None = None
-        """The last registration; None if it is no longer valid."""
+        """The last registration; None before the first one."""
         self._barred: str | None = None
         self._opening: PluginClient | None = None
         """A client that is being connected; there are never two."""
@@ -133,11 +133,6 @@ class DevicePlugin:
         if opening is not None and opening.registration.socket != registration.socket:
             opening.end(ConnectionEndedError("it registered again"))
         self._changed.set()
-
-    def forget(self, reason: str) -> None:
-        """Discard its registration; it is unavailable for this reason until it registers again."""
-        self._registration = None
-        self._end(reason)
 
     def bar(self, reason: str) -> None:
         """Prevent its use, for this reason, until `unbar`; its registration is kept."""

@@ -2,11 +2,11 @@
 Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 
 Each device plugin has a directory of its own, so that the socket tells which one registers. The
-sockets are served while this process is the driver's primary one. Like the kubelet at its start,
+sockets are served while this instance is active. Like the kubelet at its start,
 the node plugin first removes all sockets from a directory, so that plugins notice and register
 again. It binds a socket under a different name, and then links it to its place. So the socket
 listens from the moment when it appears. gRPC removes the file that it has bound, and never the
-socket that another instance has since put in its place. A rename would not do, because many plugins
+socket that another process has since put in its place. A rename would not do, because many plugins
 watch the directory for created files, and a rename creates none.
 
 A device plugin can change its directory at any time. So the node plugin holds the directory open
@@ -60,8 +60,7 @@ MAX_FILE_NAME = 255
 """Bytes of a file's name on Linux."""
 
 POLL_SECONDS = 1.0
-"""Time between two checks that this process is still primary, and that the socket is in its
-place."""
+"""Time between two checks that the sockets are in their places."""
 
 MAX_RETRY_SECONDS = 60.0
 """The longest time between two attempts to serve the socket."""
@@ -168,20 +167,11 @@ class RegistrationService(pb_grpc.RegistrationServicer):
 
 
 class RegistrationSockets:
-    """Serves the sockets of all directories while this process is the driver's primary one."""
+    """Serves the sockets of all directories."""
 
-    def __init__(
-        self,
-        services: Mapping[Path, RegistrationService],
-        *,
-        primary: asyncio.Event,
-        on_lost: Callable[[], None],
-    ) -> None:
-        """`services` has the service of each directory. `on_lost` is called when this process is
-        not the primary one any more."""
+    def __init__(self, services: Mapping[Path, RegistrationService]) -> None:
+        """`services` has the service of each directory."""
         self._sockets = [_Socket(directory, service) for directory, service in services.items()]
-        self._primary = primary
-        self._on_lost = on_lost
 
     @property
     def problem(self) -> str | None:
@@ -195,13 +185,9 @@ class RegistrationSockets:
         return all(each.served for each in self._sockets)
 
     async def run(self) -> None:
-        """Serve while this process is the primary one, until canceled."""
+        """Serve until canceled."""
         loop = asyncio.get_running_loop()
         while True:
-            if not self._primary.is_set():
-                await self.stop()
-                self._on_lost()
-                await self._primary.wait()
             with suppress(RuntimeError):  # no thread can be started now
                 # One round trip to a thread for all directories.
                 losses = await asyncio.to_thread(lambda: [each.loss() for each in self._sockets])
@@ -234,7 +220,7 @@ class _Socket:
         self._bound: tuple[int, int] | None = None
         """Identity of the socket that this process has bound."""
         self._cleaned = False
-        """Whether the directory was emptied since this process is the primary one."""
+        """Whether the directory was emptied since the start."""
 
     @property
     def served(self) -> bool:
@@ -273,8 +259,6 @@ class _Socket:
 
     async def stop(self) -> None:
         """Stop serving; only our own socket is removed."""
-        self._cleaned = False
-        self.problem, self.due_at = None, 0.0
         await self._stop_server()
 
     async def _start_server(self) -> None:

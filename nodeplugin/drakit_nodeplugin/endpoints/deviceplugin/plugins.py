@@ -155,9 +155,7 @@ class DevicePlugins:
                     diagnostics=self._diagnostics,
                 )
                 for entry in source.plugins
-            },
-            primary=surroundings.primary,
-            on_lost=self._lost,
+            }
         )
 
     # ------------------------------------------------------------ life cycle
@@ -208,12 +206,6 @@ class DevicePlugins:
                 code=grpc.StatusCode.PERMISSION_DENIED,
             )
         bar = await self._kubelet.check(resource)
-        if not self._surroundings.primary.is_set():
-            raise RefusedError(
-                f"the device plugin of {resource} is refused: another instance of the node plugin "
-                "is primary now; register again at its kubelet.sock",
-                code=grpc.StatusCode.UNAVAILABLE,
-            )
         plugin = self._plugins.get(resource)
         if bar is not None and bar.of_kubelet:
             self._poll_kubelet.set()
@@ -263,10 +255,6 @@ class DevicePlugins:
             name = f"device plugin of {resource}"
             self._tasks.create_task(tasks.until_stopped(name, plugin.run), name=name)
         return plugin
-
-    def _lost(self) -> None:
-        for plugin in self._plugins.values():
-            plugin.forget("another instance of the node plugin has taken over")
 
     async def _follow_kubelet(self) -> None:
         while True:

@@ -176,9 +176,7 @@ async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseE
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
-    surroundings = Surroundings(
-        listener=listener, node=NODE, primary=asyncio.Event(), report=found.diagnostics.append
-    )
+    surroundings = Surroundings(listener=listener, node=NODE, report=found.diagnostics.append)
     endpoint = BackendSource(DRIVER, found.directory).endpoint(surroundings)
     assert isinstance(endpoint, BackendEndpoint)
     return endpoint

@@ -71,8 +71,6 @@ class World:
     def __init__(self, directory: Path) -> None:
         """`directory` is that of the entry ``thing``."""
         self.directory = directory
-        self.primary = asyncio.Event()
-        self.primary.set()
         self.diagnostics: list[Diagnostic] = []
         self.kubelet: dict[str, bool] | Exception = {}
         """Resources that the kubelet serves (True), or whose devices its pods only still hold
@@ -145,16 +143,13 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
-        surroundings = Surroundings(
-            listener=self, node=NODE, primary=self.primary, report=self.diagnostics.append
-        )
+        surroundings = Surroundings(listener=self, node=NODE, report=self.diagnostics.append)
         self.plugins = self.source().endpoint(surroundings)
         await self.plugins.start()
         task = asyncio.create_task(self.plugins.run())
         try:
-            if self.primary.is_set():
-                for entry in self.entries:
-                    await until((self.directory.parent / entry / "kubelet.sock").exists)
+            for entry in self.entries:
+                await until((self.directory.parent / entry / "kubelet.sock").exists)
             yield self
         finally:
             task.cancel()

@@ -9,6 +9,7 @@ import re
 import socket
 import stat
 import time
+from contextlib import AsyncExitStack
 
 import grpc
 import grpc.aio
@@ -309,10 +310,9 @@ async def test_one_that_registers_while_its_first_list_is_awaited_is_replaced_af
         assert world.stops() == []
 
 
-@pytest.mark.parametrize("cause", ["bar", "forget"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["first", "replacement"])
 async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_afterwards(
-    world, directory, cause, replaces
+    world, directory, replaces
 ):
     if replaces:
         first = FakeDevicePlugin(directory, endpoint="first.sock", devices=["old"])
@@ -321,16 +321,11 @@ async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_aft
         await world.until_listed("old")
     async with FakeDevicePlugin(directory, devices=None) as plugin:
         await until(lambda: plugin.streams == 1)
-        if cause == "bar":
-            world.kubelet = {THING: True}
-            world.plugins._poll_kubelet.set()
-            reason = "own device manager serves"
-        else:
-            reason = "it may not be used"
-            world.plugins._plugins[THING].forget(reason)
+        world.kubelet = {THING: True}
+        world.plugins._poll_kubelet.set()
         await until(lambda: plugin.streams == 0)
         await plugin.list("thing-0")
-        assert reason in await world.until_stopped()
+        assert "own device manager serves" in await world.until_stopped()
         await asyncio.sleep(0.1)
         assert plugin.streams == 0
         assert world.health() == {}
@@ -345,48 +340,49 @@ async def test_a_plugin_that_listens_nowhere_is_reported(world, directory, monke
     assert "thing.sock, but does not answer on it" in await world.until_stopped()
 
 
-# ------------------------------------------------------------ whose turn it is
+# ------------------------------------------------------------ registration sockets
 
 
-async def test_plugins_register_with_the_primary_instance_alone(directory, short_delays):
-    world = World(directory)
-    world.primary.clear()
-    async with world.running():
-        plugin = FakeDevicePlugin(directory)
-        await plugin.start()
-        with pytest.raises(grpc.aio.AioRpcError):
+async def test_plugins_can_register_from_the_run_until_the_close(directory, short_delays):
+    plugin = FakeDevicePlugin(directory)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await plugin.register()
+    async with World(directory).running():
+        await plugin.register()
+    assert list(directory.iterdir()) == []
+    with pytest.raises(grpc.aio.AioRpcError):
+        await plugin.register()
+
+
+async def test_plugins_register_again_with_the_next_endpoint(directory, short_delays):
+    """As after a hand-over, and when this instance is active again."""
+    plugin = FakeDevicePlugin(directory)
+    for _ in range(3):
+        world = World(directory)
+        async with world.running():
+            assert not plugin.socket.exists(), "so that the plugin notices and registers again"
+            await plugin.stop()
+            await plugin.start()
             await plugin.register()
-        world.primary.set()
-        await until((directory / "kubelet.sock").exists)
-        assert not plugin.socket.exists()
-        await plugin.stop()
-
-
-async def test_a_turn_that_is_lost_stops_all_and_comes_back(world, plugin, directory):
-    world.primary.clear()
-    assert "another instance" in await world.until_stopped()
-    await until(lambda: not (directory / "kubelet.sock").exists())
-    world.primary.set()
-    await until((directory / "kubelet.sock").exists)
+            await world.until_listed("thing-0", "thing-1")
+        await until(lambda: plugin.streams == 0)
+        assert plugin.socket.exists(), "only the registration socket is removed"
     await plugin.stop()
-    await plugin.start()
-    await plugin.register()
-    await world.until_listed("thing-0", "thing-1")
 
 
-async def test_the_socket_of_another_instance_is_not_removed(directory, short_delays):
-    first = World(directory)
-    async with first.running():
-        first.primary.clear()
-        second = World(directory)
-        async with second.running():
-            # The socket that is there at the beginning may still be the first one's.
-            await until(
-                lambda: second.plugins._sockets.served and not first.plugins._sockets.served
-            )
-            async with FakeDevicePlugin(directory):
-                await second.until_listed("thing-0", "thing-1")
-        assert first.reports == {}
+async def test_the_close_does_not_remove_the_socket_of_another_process(
+    directory, short_delays, monkeypatch
+):
+    # The first one does not notice that its socket was replaced.
+    monkeypatch.setattr(plugin_registration, "POLL_SECONDS", 600)
+    first, second = World(directory), World(directory)
+    async with AsyncExitStack() as later:
+        async with first.running():
+            await later.enter_async_context(second.running())
+            await until(lambda: second.plugins._sockets.served)
+        async with FakeDevicePlugin(directory):
+            await second.until_listed("thing-0", "thing-1")
+    assert first.reports == {}
 
 
 async def test_only_sockets_are_removed_at_the_beginning(directory, short_delays):

@@ -1,0 +1,326 @@
+"""
+One driver while this instance is the active one: its checkpoint, endpoint, devices, slices and
+engine.
+
+Created after the lock was taken, and closed before it is released; an instance that becomes active
+again creates a new one, which begins from the checkpoint as after a restart. Start order:
+checkpoint, CDI files, driver; nothing waits for the API server. A driver with policies starts only
+once it is known which devices claims hold; calls do not wait for that. The endpoint reports to the
+device manager, which never calls it; the manager notifies the publisher. Problems become log lines,
+Events of the Node, and metrics.
+
+:mod:`.driver` decides when a driver is active; :mod:`.maintenance` maintains claims between the
+kubelet's calls. This module must not depend on the internals of the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from drakit.device import Inventory
+from drakit.driver import DriverError
+from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.events import ClaimEvents
+from drakit_nodeplugin.claims.prepare import ClaimEngine
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.config import ConfigError
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.endpoints.contract import DriverSource, HealthReport, Surroundings
+from drakit_nodeplugin.endpoints.failures import Diagnostic
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.host.driver_devices import HostedDevices
+from drakit_nodeplugin.host.maintenance import Maintenance
+from drakit_nodeplugin.host.node import Environment, NodeEvents
+from drakit_nodeplugin.host.policies import PolicyWatch
+from drakit_nodeplugin.host.reporting import DriverReport, ReportSources
+from drakit_nodeplugin.kubelet.health import HealthSource
+from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.state.cdi_files import ClaimSpecs
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+
+__all__ = ("ActiveDriver",)
+
+logger = logging.getLogger(__name__)
+
+STOP_CHECK_SECONDS = 1.0
+"""Time between two checks of an endpoint that may still list its devices after the start."""
+
+
+class ActiveDriver:
+    """A driver, and everything that works for it."""
+
+    def __init__(
+        self,
+        driver: DriverSource,
+        environment: Environment,
+        *,
+        events: NodeEvents,
+        registration: Callable[[], RegistrationStatus],
+    ) -> None:
+        """Create the parts."""
+        config = environment.config
+        self.name = driver.name
+        self._where = driver.where
+        self._foreign = driver.foreign
+        self._registration = registration
+        self._metrics = environment.metrics.for_driver(driver.name)
+        self._events = events
+        specs = ClaimSpecs(driver.name, config.cdi_directory)
+        self._checkpoint = Checkpoint(
+            config.drivers_directory / driver.name / "checkpoint.db",
+            files=specs,
+            numbers=environment.numbers,
+        )
+        self._checkpoint.on_transaction = self._metrics.transaction
+        feed = None if driver.traits.policies is None else PolicyFeed()
+        self._devices = HostedDevices(
+            driver.name,
+            traits=driver.traits,
+            checkpoint=self._checkpoint,
+            environment=environment,
+            events=self._events,
+            metrics=self._metrics,
+            expected=driver.expected,
+            registered=self._registered,
+            policies=feed,
+        )
+        self._policies = None
+        if driver.traits.policies is not None and feed is not None:
+            self._policies = PolicyWatch(
+                driver.name,
+                driver.traits.policies,
+                directory=config.drivers_directory / driver.name,
+                session=environment.session,
+                feed=feed,
+                on_change=lambda: self.report.wake(),
+            )
+        self.report = DriverReport(
+            driver.name,
+            ReportSources(
+                manager=self._devices.manager,
+                publisher=self._devices.publisher,
+                checkpoint=self._checkpoint,
+                counts=self._devices.counts,
+                registration=registration,
+                policies=self._policies,
+            ),
+            node=environment.node,
+            session=environment.session,
+        )
+        self._endpoint = driver.endpoint(
+            Surroundings(
+                listener=_ReportingListener(
+                    self._devices.manager,
+                    on_stopped=self._stopped,
+                    on_listed=self._listed,
+                ),
+                node=environment.node.name,
+                report=self._report_diagnostic,
+                policies=feed,
+            )
+        )
+        self._endpoint_started = False
+        parts = EngineParts(
+            driver=driver.name,
+            node=environment.node,
+            boot_id=environment.boot_id,
+            checkpoint=self._checkpoint,
+            source=ApiClaims(environment.session, observe=self._metrics.fetched),
+            devices=self._endpoint,
+            inventories=self._devices.manager,
+            specs=specs,
+            limits=ParameterLimits(
+                max_bytes=config.opaque_parameters.max_bytes,
+                max_nodes=config.opaque_parameters.max_nodes,
+            ),
+            name_all_holders=config.events.name_holders == "all",
+        )
+        engine = ClaimEngine(parts)
+        claim_events = ClaimEvents(driver.name, node=environment.node.name)
+        self.queue = ClaimQueue(driver.name, engine, observers=(self._metrics, claim_events))
+        self._maintenance = Maintenance(
+            parts,
+            engine=engine,
+            queue=self.queue,
+            announcer=claim_events,
+            events=self._events,
+            environment=environment,
+            metrics=self._metrics,
+            registered=self._registered,
+        )
+
+    async def start(self) -> None:
+        """Start everything that calls need. Raises :class:`ConfigError` if the driver refuses its
+        configuration."""
+        try:
+            await self._checkpoint.open()
+        except CheckpointError as error:
+            # The driver is served anyway, so that each claim gets this error, which its user sees.
+            # Once the cause is gone, the next call opens the checkpoint.
+            logger.error(
+                "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
+            )
+        await self._maintenance.begin()
+        await self._devices.restore()
+        if self._policies is not None:
+            await self._policies.restore()
+        if self._devices.holds_known.is_set():
+            try:
+                await self._endpoint.start()
+            except DriverError as error:
+                raise ConfigError(f"{self._where}: {error}") from error
+            self._endpoint_started = True
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Return the parts that run until the driver is closed, by name."""
+        policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
+        return {
+            **policies,
+            f"{self.name} report": self.report.run,
+            f"{self.name} endpoint": self._run_endpoint,
+            **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
+        }
+
+    def maintenance(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Return the parts that begin work on claims without a call, by name."""
+        return {f"{self.name} {name}": part for name, part in self._maintenance.parts().items()}
+
+    async def _run_endpoint(self) -> None:
+        if not self._endpoint_started:
+            await self._devices.holds_known.wait()
+            with suppress(DriverError):  # `run` tries again, and reports it
+                await self._endpoint.start()
+        await self._endpoint.run()
+
+    async def close(self) -> None:
+        """Close the driver and the checkpoint; a step that fails does not prevent the next."""
+        for step in (self._endpoint.close, self._checkpoint.close):
+            try:
+                await step()
+            except Exception:
+                logger.exception("a shutdown step failed", extra={"driver": self.name})
+
+    async def idle(self) -> bool:
+        """Return whether the driver has neither devices nor claims any more."""
+        if self._devices.manager.known:
+            return False
+        try:
+            return not any((await self._checkpoint.states()).values())
+        except CheckpointError:
+            return False
+
+    # ------------------------------------------------------------ probes and metrics
+
+    @property
+    def health(self) -> HealthSource:
+        """The health of the driver's devices."""
+        return self._devices.manager
+
+    @property
+    def broken(self) -> str | None:
+        """Damage of the checkpoint since the start, which only another start can quarantine."""
+        return self._checkpoint.broken
+
+    def readiness_problem(self) -> str | None:
+        """Return the problem that prevents pods from getting devices; None if there is none."""
+        if self._checkpoint.unusable is not None:
+            return self._checkpoint.unusable
+        if (waiting := self._devices.manager.waiting) is not None:
+            return f"the driver waits: {waiting}"
+        reason = None if self._foreign else self._devices.manager.stop_reason
+        return None if reason is None else f"the driver is stopped: {reason}"
+
+    async def measure(self) -> None:
+        """Update the gauges."""
+        manager = self._devices.manager
+        self._metrics.set(
+            driver_registered=self._registration().readiness_problem() is None,
+            driver_running=manager.stop_reason is None and manager.waiting is None,
+            driver_blocked=self._endpoint.blocked is not None,
+            checkpoint_damaged=self._maintenance.damaged,
+            checkpoint_unusable=self._checkpoint.unusable is not None,
+        )
+        await self._devices.measure()
+        try:
+            self._metrics.set_claims(await self._checkpoint.states())
+        except CheckpointError:
+            return  # the gauge checkpoint_unusable shows it
+
+    def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
+        logger.warning(
+            "endpoint needs attention",
+            extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
+        )
+        self._emit(diagnostic)
+
+    def _listed(self, endpoint: str, inventory: Inventory) -> None:
+        self.report.listed(inventory)
+        self._maintenance.outdated.listed(endpoint, inventory)
+
+    def _stopped(self, endpoint: str, reason: str) -> None:
+        """Report a stopped endpoint to users; the log already has it."""
+        self._maintenance.outdated.stopped(endpoint)
+        which = "" if endpoint == self.name else f", {endpoint}"
+        note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
+        self._emit(Diagnostic(reason="EndpointStopped", note=note))
+
+    def _emit(self, diagnostic: Diagnostic) -> None:
+        self._metrics.diagnosed(diagnostic.reason)
+        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
+
+    def _registered(self) -> bool:
+        return self._registration().registered_at is not None
+
+
+class _ReportingListener:
+    """
+    An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
+    users. It forwards everything to the manager.
+
+    An expected endpoint that has never listed its devices is reported only once the manager's grace
+    period after the start has ended. At the first install, for example, no policies are known yet.
+    """
+
+    def __init__(
+        self,
+        manager: DeviceManager,
+        *,
+        on_stopped: Callable[[str, str], None],
+        on_listed: Callable[[str, Inventory], None],
+    ) -> None:
+        self._manager = manager
+        self._on_stopped = on_stopped
+        self._on_listed = on_listed
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        self._cancel(endpoint)
+        self._manager.replaced(endpoint, inventory)
+        self._on_listed(endpoint, inventory)
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        self._manager.reported(endpoint, report)
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        self._cancel(endpoint)
+        self._manager.stopped(endpoint, reason)
+        self._report_stop(endpoint, reason)
+
+    def _cancel(self, endpoint: str) -> None:
+        if (timer := self._timers.pop(endpoint, None)) is not None:
+            timer.cancel()
+
+    def _report_stop(self, endpoint: str, reason: str) -> None:
+        statuses = {each.name: each for each in self._manager.endpoint_statuses()}
+        status = statuses.get(endpoint)
+        if status is not None and status.state == "Waiting":
+            self._timers[endpoint] = asyncio.get_running_loop().call_later(
+                STOP_CHECK_SECONDS, self._report_stop, endpoint, reason
+            )
+        elif status is None or status.reason == reason:
+            self._on_stopped(endpoint, reason)

@@ -1,0 +1,206 @@
+"""
+The sockets of one instance of a driver: their paths, and the removal of stale ones.
+
+Names contain the instance (the pod's UID). So the two instances of a rolling update never share a
+path, and a new instance never uses the path of an old one. A socket whose instance was killed stays
+on the disk; the next instance removes the driver's sockets that refuse connections. Sockets of live
+instances and of other drivers are never touched.
+
+:mod:`drakit_nodeplugin.state.lock` decides which instance is active. This module must not depend on
+gRPC, or on the services behind the sockets.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from drakit.layout import MAX_SOCKET_PATH_BYTES, driver_directory, home_directory, private_directory
+
+__all__ = (
+    "SocketError",
+    "SocketPaths",
+    "create_directories",
+    "remove_sockets",
+    "socket_paths",
+)
+
+logger = logging.getLogger(__name__)
+
+PREDECESSOR_SECONDS = 5.0
+"""Maximum wait for the end of a process with the same pod UID: the former container may still be
+ending."""
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+_HASH = r"(?=.{0,10}[A-Z_])[A-Za-z0-9_-]{11}"
+"""A hash that cannot be part of another driver's name, which has neither capitals nor ``_``."""
+
+_PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+class SocketError(Exception):
+    """A socket cannot be created. The text names it and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SocketPaths:
+    """The sockets of one instance of a driver, as absolute paths."""
+
+    driver: str
+
+    home: Path
+    """drakit's directory on the node, shared by all drivers."""
+
+    data: Path
+    """The driver's directory, shared by its instances."""
+
+    registration: Path
+    """The socket by which the kubelet discovers the driver."""
+
+    dra: Path
+    """The socket that serves DRA and health."""
+
+    @property
+    def sockets(self) -> tuple[Path, Path]:
+        return self.registration, self.dra
+
+
+def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
+    """
+    Return the paths of an instance; hashes replace long names until the path fits.
+
+    The registration socket is named as Kubernetes' own helper names it. Raises
+    :class:`SocketError`.
+    """
+    if not kubelet_root.is_absolute():
+        raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")
+    registry, home = kubelet_root / "plugins_registry", home_directory(kubelet_root)
+    data = driver_directory(kubelet_root, driver)
+    short = _hash(instance_uid)
+    long = f"{_hash(driver)}{short}"
+    plain = [instance_uid] if _PLAIN_UID.fullmatch(instance_uid) else []
+    return SocketPaths(
+        driver=driver,
+        home=home,
+        data=data,
+        registration=_first_that_fits(
+            [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
+            + [registry / f"dra-{long}-reg.sock"]
+        ),
+        # The last one is outside the driver's directory, whose name can have 63 characters.
+        dra=_first_that_fits(
+            [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
+        ),
+    )
+
+
+def _hash(text: str) -> str:
+    """Return 11 characters."""
+    digest = hashlib.sha256(text.encode()).digest()[:8]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _first_that_fits(candidates: Sequence[Path]) -> Path:
+    for path in candidates:
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+    shortest = candidates[-1]
+    raise SocketError(
+        f"the path of a socket is too long: {shortest} has {len(os.fsencode(shortest))} bytes, and "
+        f"Linux allows {MAX_SOCKET_PATH_BYTES}; use a kubelet root with a shorter path"
+    )
+
+
+def create_directories(paths: SocketPaths) -> None:
+    """
+    Create the directories of an instance's sockets, and remove stale sockets of the driver.
+
+    Raises :class:`SocketError`, also if another process serves the sockets of this instance. Blocks
+    for :data:`PREDECESSOR_SECONDS` at most.
+    """
+    try:
+        private_directory(paths.data)
+        # The kubelet's own directory, if it exists.
+        paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _wait_for_predecessor(paths)
+        remove_sockets(paths)
+        for path in _sockets_of(paths):
+            if _refuses_connections(path):
+                _remove(path)
+                logger.info(
+                    "stale socket removed", extra={"driver": paths.driver, "path": str(path)}
+                )
+    except OSError as error:
+        raise SocketError(
+            f"driver {paths.driver}: the directories of its sockets cannot be used: {error}"
+        ) from error
+
+
+def remove_sockets(paths: SocketPaths) -> None:
+    """Remove what is left of an instance's own sockets. Blocks."""
+    for path in paths.sockets:
+        if _is_socket(path):
+            _remove(path)
+
+
+def _wait_for_predecessor(paths: SocketPaths) -> None:
+    """Wait until no process serves our own sockets: binding one would take it away."""
+    until = time.monotonic() + PREDECESSOR_SECONDS
+    while served := [p for p in paths.sockets if _is_socket(p) and not _refuses_connections(p)]:
+        if time.monotonic() > until:
+            raise SocketError(
+                f"driver {paths.driver}: another process serves {served[0]}; stop the other node "
+                f"plugin that runs for the same pod UID"
+            )
+        time.sleep(0.05)
+
+
+def _sockets_of(paths: SocketPaths) -> Iterator[Path]:
+    """Find the sockets of all instances of a driver. Whole UIDs, and hashes that are no part of a
+    name, exclude drivers with longer names."""
+    name, own = re.escape(paths.driver), re.escape(_hash(paths.driver))
+    patterns = {
+        paths.registration.parent: rf"({name}-({_UUID}|{_HASH})|dra-{own}.{{11}})-reg\.sock",
+        paths.data: r"dra-[A-Za-z0-9_-]{1,64}\.sock",
+        paths.home: rf"dra-{own}.{{11}}\.sock",
+    }
+    for directory, pattern in patterns.items():
+        for path in directory.iterdir():
+            if re.fullmatch(pattern, path.name) and _is_socket(path):
+                yield path
+
+
+def _refuses_connections(path: Path) -> bool:
+    """Return whether a socket has no listener. One that is only slow to accept is alive."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # also a path that is too long
+            return False
+    return False
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:  # absent, or a name that no file can have
+        return False

@@ -1,0 +1,413 @@
+"""One active instance per driver: hand-overs, deaths and freezes, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.state import lock
+from drakit_nodeplugin.state.lock import DriverLock, is_locked, try_lock
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.state.lock import DriverLock
+
+async def main(data, uid, obliging):
+    own, poller = DriverLock("camera.example.com", Path(data), instance_uid=uid), FilePoller()
+    polling = asyncio.create_task(poller.run())
+    while True:
+        await own.acquire()
+        print("active", flush=True)
+        await (own.until_asked(poller) if obliging else polling)
+        await own.release()
+        print("released", flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3] == "obliging"))
+"""
+
+SOON_SECONDS = 3.0
+"""About a second, on a machine with other work."""
+
+
+class Process:
+    """Another instance, in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.signal = process.send_signal
+
+    async def until(self, event: str) -> None:
+        async with asyncio.timeout(10):
+            line = await self._process.stdout.readline()
+        assert line.decode().strip() == event
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.communicate()
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    return tmp_path / "camera.example.com"
+
+
+@pytest.fixture
+def instance(data):
+    """Create an instance in this process; its locks are released at the end of the test."""
+    made: list[DriverLock] = []
+
+    def instance(uid: str) -> DriverLock:
+        made.append(DriverLock("camera.example.com", data, instance_uid=uid))
+        return made[-1]
+
+    yield instance
+    for each in made:
+        each._release()
+
+
+@pytest.fixture
+async def process(data):
+    """Start an instance in another process; it is killed at the end of the test. One that is not
+    `obliging` never hands over."""
+    started: list[Process] = []
+
+    async def process(uid: str, *, obliging: bool = True) -> Process:
+        mode = "obliging" if obliging else "holding"
+        command = (sys.executable, "-c", PROGRAM, str(data), uid, mode)
+        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        started.append(Process(running))
+        return started[-1]
+
+    yield process
+    for each in started:
+        await each.kill()
+
+
+@pytest.fixture
+async def poller():
+    poller = FilePoller(period_seconds=0.02)
+    polling = asyncio.create_task(poller.run())
+    yield poller
+    polling.cancel()
+
+
+@asynccontextmanager
+async def waiting_for(lock: DriverLock):
+    """Wait for the lock in the background."""
+    task = asyncio.create_task(lock.acquire())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def soon(awaited) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        await awaited
+
+
+async def still(task: asyncio.Task, *, seconds: float = 0.5) -> None:
+    """Check that a task does not end for a while."""
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    assert not done
+
+
+async def asked(lock: DriverLock, poller: FilePoller) -> None:
+    """Wait until another instance asks: a process has to start for that."""
+    async with asyncio.timeout(10):
+        await lock.until_asked(poller)
+
+
+# ------------------------------------------------------------ hand-over
+
+
+async def test_the_first_instance_has_the_lock_at_once_and_asks_nobody(instance, data):
+    first = instance("pod-1")
+    assert await first.try_acquire()
+    await first.acquire()
+    assert (first.held, first.handed_over) == (True, False)
+    assert is_locked(data)
+    assert list(data.iterdir()) == []
+    assert data.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_second_instance_asks_and_has_the_lock_before_the_first_tries_again(
+    instance, poller, data
+):
+    first, second = instance("pod-1"), instance("pod-2")
+    await first.acquire()
+    assert not await second.try_acquire()
+    async with waiting_for(second) as acquiring:
+        await soon(first.until_asked(poller))
+        assert (data / "waiting.lock").read_text() == "pod-2"
+        await still(acquiring, seconds=0.2)
+        await first.release()
+        async with waiting_for(first) as standing_by:
+            await soon(acquiring)
+            assert (second.held, second.handed_over) == (True, False)
+            assert (first.held, first.handed_over) == (False, True)
+            await still(standing_by, seconds=1.5)
+            assert list(data.iterdir()) == [], "neither asks any more"
+
+
+async def test_nobody_asks_an_instance_whose_request_file_was_left_by_a_killed_one(
+    instance, poller, data
+):
+    first, second = instance("pod-1"), instance("pod-2")
+    await first.acquire()
+    (data / "waiting.lock").write_text("the UID of an instance that was killed")
+    listening = asyncio.create_task(first.until_asked(poller))
+    await still(listening, seconds=0.3)
+    async with waiting_for(second):
+        await soon(listening)
+        assert (data / "waiting.lock").read_text() == "pod-2"
+
+
+async def test_a_request_whose_file_was_removed_is_made_again(instance, poller, data):
+    first, second = instance("pod-1"), instance("pod-2")
+    await first.acquire()
+    async with waiting_for(second):
+        for _ in range(2):
+            await soon(first.until_asked(poller))
+            (data / "waiting.lock").unlink()
+        await soon(first.until_asked(poller))
+
+
+async def test_an_instance_that_stops_while_it_waits_takes_its_request_back(instance, poller, data):
+    first, second = instance("pod-1"), instance("pod-2")
+    await first.acquire()
+    async with waiting_for(second):
+        await soon(first.until_asked(poller))
+    await second.release()
+    assert list(data.iterdir()) == []
+
+
+async def test_three_instances_hand_over_one_after_the_other(instance, poller, data, monkeypatch):
+    """A request that a former instance overtakes is repeated; it may then be ignored for a time."""
+    for constant, seconds in {"ASK": 0.02, "YIELD": 0.2, "STANDBY": 0.08, "IGNORE": 0.1}.items():
+        monkeypatch.setattr(lock, f"{constant}_SECONDS", seconds)
+    instances = {uid: instance(uid) for uid in ("pod-1", "pod-2", "pod-3")}
+    active: list[str] = []
+    changed = asyncio.Event()
+
+    async def run(uid: str) -> None:
+        own = instances[uid]
+        while True:
+            await own.acquire()
+            assert [each.held for each in instances.values()].count(True) == 1
+            active.append(uid)
+            changed.set()
+            await own.until_asked(poller)
+            await own.release()
+
+    async def until_active(*uids: str) -> None:
+        async with asyncio.timeout(20):
+            while not any(instances[uid].held for uid in uids):
+                changed.clear()
+                await changed.wait()
+
+    running: dict[str, asyncio.Task] = {}
+    for uid in instances:
+        running[uid] = asyncio.create_task(run(uid))
+        await until_active(uid)
+    await still(running["pod-3"])
+    assert active[-1] == "pod-3"
+
+    running.pop("pod-3").cancel()
+    await instances["pod-3"].release()
+    await until_active("pod-1", "pod-2")
+    for task in running.values():
+        assert not task.done()
+        task.cancel()
+
+
+# ------------------------------------------------------------ deaths
+
+
+async def test_when_the_active_instance_is_killed_the_one_that_waits_has_the_lock(
+    instance, process
+):
+    active = await process("pod-1", obliging=False)
+    await active.until("active")
+    async with waiting_for(instance("pod-2")) as acquiring:
+        await still(acquiring)
+        await active.kill()
+        await soon(acquiring)
+
+
+async def test_when_the_instance_that_asked_is_killed_before_its_turn_the_former_one_goes_on(
+    instance, process, poller
+):
+    first = instance("pod-1")
+    await first.acquire()
+    second = await process("pod-2")
+    await asked(first, poller)
+    await second.kill()
+    await first.release()
+    await soon(first.acquire())
+    assert first.held
+
+
+async def test_when_the_instance_that_asked_is_killed_in_its_turn_the_former_one_goes_on(
+    instance, process, poller
+):
+    first = instance("pod-1")
+    await first.acquire()
+    second = await process("pod-2")
+    await asked(first, poller)
+    await first.release()
+    async with waiting_for(first) as standing_by:
+        await second.until("active")
+        await still(standing_by, seconds=1.5)
+        await second.kill()
+        await soon(standing_by)
+    assert first.held
+
+
+async def test_an_instance_that_crashes_again_and_again_interrupts_only_once(
+    instance, process, poller, data
+):
+    first, last = instance("pod-1"), instance("pod-3")
+    await first.acquire()
+    crashing = await process("pod-2")
+    await asked(first, poller)
+    await first.release()
+    await crashing.until("active")
+    await crashing.kill()
+    await soon(first.acquire())
+
+    listening = asyncio.create_task(first.until_asked(poller))
+    for _ in range(2):
+        crashing = await process("pod-2")
+        async with asyncio.timeout(10):
+            while not is_locked(data / "waiting.lock"):
+                await asyncio.sleep(0.01)
+        await still(listening)
+        await crashing.kill()
+    async with waiting_for(last) as acquiring:
+        await soon(listening)
+        await first.release()
+        await soon(acquiring)
+
+
+# ------------------------------------------------------------ freezes
+
+
+@pytest.mark.parametrize("then", [signal.SIGKILL, signal.SIGCONT], ids=["is-killed", "continues"])
+async def test_a_frozen_instance_keeps_the_lock_until_it(instance, process, then):
+    frozen = await process("pod-1")
+    await frozen.until("active")
+    frozen.signal(signal.SIGSTOP)
+    async with waiting_for(instance("pod-2")) as acquiring:
+        await still(acquiring, seconds=1.5)
+        frozen.signal(then)
+        if then is signal.SIGCONT:
+            await frozen.until("released")
+        await soon(acquiring)
+
+
+async def test_a_frozen_instance_goes_on_if_the_one_that_asked_has_left(instance, process, data):
+    frozen, second = await process("pod-1"), instance("pod-2")
+    await frozen.until("active")
+    frozen.signal(signal.SIGSTOP)
+    async with waiting_for(second) as acquiring:
+        await still(acquiring)
+    await second.release()
+    frozen.signal(signal.SIGCONT)
+    released = asyncio.create_task(frozen.until("released"))
+    await still(released, seconds=1.5)
+    assert is_locked(data)
+    async with waiting_for(second) as acquiring:
+        await soon(released)
+        await soon(acquiring)
+
+
+async def test_a_frozen_instance_that_asked_is_ignored_for_a_time(
+    instance, process, poller, monkeypatch
+):
+    monkeypatch.setattr(lock, "IGNORE_SECONDS", 1.5)
+    clock = asyncio.get_running_loop().time
+    first = instance("pod-1")
+    await first.acquire()
+    frozen = await process("pod-2")
+    await asked(first, poller)
+    frozen.signal(signal.SIGSTOP)
+    await first.release()
+    began = clock()
+    await soon(first.acquire())
+    await soon(first.until_asked(poller))
+    assert clock() - began >= lock.YIELD_SECONDS + 1.5
+
+    await first.release()
+    async with waiting_for(first) as standing_by:
+        frozen.signal(signal.SIGCONT)
+        await frozen.until("active")
+        await still(standing_by)
+
+
+# ------------------------------------------------------------ data directory
+
+
+@pytest.mark.parametrize("instead", [True, False], ids=["replaced", "removed"])
+async def test_the_hold_ends_when_the_data_directory_is(instance, poller, data, caplog, instead):
+    first = instance("pod-1")
+    await first.acquire()
+    listening = asyncio.create_task(first.until_asked(poller))
+    await still(listening, seconds=0.2)
+    data.rename(data.with_name("away"))
+    if instead:
+        data.mkdir()
+    await soon(listening)
+    assert caplog.messages == ["data directory was replaced"]
+    await first.release()
+    await soon(first.acquire())
+    assert is_locked(data)
+    assert not is_locked(data.with_name("away"))
+
+
+# ------------------------------------------------------------ checks by others
+
+
+def test_a_missing_directory_is_not_locked(data):
+    assert not is_locked(data)
+    with pytest.raises(FileNotFoundError), try_lock(data):
+        pass
+
+
+def test_a_lock_that_is_free_can_be_held_for_a_moment(data):
+    data.mkdir()
+    with try_lock(data) as held:
+        assert held
+        assert is_locked(data)
+        with try_lock(data) as another:
+            assert not another
+        assert is_locked(data)
+    assert not is_locked(data)
+
+
+async def test_the_lock_of_an_active_instance_cannot_be_held(instance, data):
+    await instance("pod-1").acquire()
+    with try_lock(data) as held:
+        assert not held
+    assert is_locked(data)
+
+
+def test_two_checks_at_the_same_time_do_not_see_each_other(data):
+    data.mkdir()
+    with ExitStack() as stack:
+        descriptor = os.open(data, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        assert not is_locked(data)
