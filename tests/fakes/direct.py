@@ -11,7 +11,7 @@ from drakit.device import AllocatedClaim
 from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python.driver_calls import DriverCalls
+from drakit_nodeplugin.endpoints.python.calls import DriverCalls
 
 
 class DirectEndpoint:

@@ -327,8 +327,7 @@ class CallableEndpoint(Protocol):
     The endpoint that the claims engine calls: one, or all endpoints of a driver that has several.
 
     `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
-    for each claim UID. They return at once; calls from one turn of the event loop cost the other
-    side one wake-up.
+    for each claim UID. They return at once.
 
     * Claims end at different times, unless the driver takes a batch of claims as one call.
     * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing

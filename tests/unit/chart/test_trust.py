@@ -140,7 +140,7 @@ def test_the_plugin_does_not_run_on_nodes_that_others_reserve(render):
 def test_the_grace_period_of_the_pod_is_longer_than_a_stop(render):
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.endpoints.backend.connection import CLOSE_SECONDS as BACKEND
-    from drakit_nodeplugin.endpoints.python.driver_thread import CLOSE_SECONDS as PYTHON
+    from drakit_nodeplugin.endpoints.python.thread import CLOSE_SECONDS as PYTHON
     from drakit_nodeplugin.kubelet.server import ANSWER_SECONDS, DRAIN_SECONDS
 
     longest = NodePluginConfig.model_fields["drain_timeout"].metadata

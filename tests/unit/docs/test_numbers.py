@@ -10,7 +10,7 @@ from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.python import driver_thread
+from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report, reporting
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, pool_publisher
@@ -38,8 +38,8 @@ SENTENCES = {
         f"at most {PACKING.max_devices}. The plugin puts at most {PACKING.fill_devices} into a new",
         f"{pool_publisher.SETTLE_SECONDS:g} s after the first change",
         f"a deleted slice within {pool_publisher.UNDO_SECONDS[0]:.0f} s",
-        {0.5: "at most twice a second"}[driver_thread.POLICIES_PACE_SECONDS],
-        f"or after {minutes(driver_thread.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
+        {0.5: "at most twice a second"}[thread.POLICIES_PACE_SECONDS],
+        f"or after {minutes(thread.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",
         f"the first {report.MAX_LISTED} [devices",
         f"up to {report.MAX_LISTED} policies",

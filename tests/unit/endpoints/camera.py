@@ -13,7 +13,7 @@ from drakit.device import Inventory
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
+from drakit_nodeplugin.endpoints.python.thread import PythonConnector
 from tests.fakes.node import StaticNode
 
 NODE = "node-1"

@@ -12,7 +12,7 @@ import pytest
 from drakit import Device, Edits
 from drakit_nodeplugin.endpoints import latest_value
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import driver_loop
+from drakit_nodeplugin.endpoints.python import loop
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
@@ -183,8 +183,8 @@ async def test_a_call_in_flight_is_no_task_that_was_left_behind(
 async def test_tasks_and_threads_that_do_not_end_do_not_keep_the_driver_from_living_again(
     behaviour, listener, short_delays, caplog, monkeypatch
 ):
-    monkeypatch.setattr(driver_loop, "TASKS_SECONDS", 0.05)
-    monkeypatch.setattr(driver_loop, "_left", set())
+    monkeypatch.setattr(loop, "TASKS_SECONDS", 0.05)
+    monkeypatch.setattr(loop, "_left", set())
     go = threading.Event()
 
     async def swallow():
@@ -209,7 +209,7 @@ async def test_tasks_and_threads_that_do_not_end_do_not_keep_the_driver_from_liv
         await until(lambda: behaviour.made == 2)
         await until(lambda: listener.inventories)
     go.set()
-    for task in driver_loop._left:
+    for task in loop._left:
         task._log_destroy_pending = False  # asyncio would say so at the end of the tests
     (record,) = records(caplog, "driver's tasks did not stop in time and are abandoned")
     assert record.tasks.startswith("stubborn (")
@@ -251,8 +251,8 @@ async def test_a_driver_that_blocks_is_named_and_delays_no_other(
     endpoint, behaviour, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(driver_loop, "PERIOD_SECONDS", 0.02)
-    monkeypatch.setattr(driver_loop, "LOG_SECONDS", (0.2, 30))
+    monkeypatch.setattr(loop, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(loop, "LOG_SECONDS", (0.2, 30))
     go = threading.Event()
 
     def block_the_bus() -> Edits:

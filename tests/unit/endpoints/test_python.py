@@ -11,7 +11,7 @@ import pytest
 from drakit import Device, DriverError, Edits, logs
 from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import driver_thread as threads
+from drakit_nodeplugin.endpoints.python import thread as threads
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

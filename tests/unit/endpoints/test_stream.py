@@ -9,12 +9,12 @@ import pytest
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.python import driver_reports as stream
-from drakit_nodeplugin.endpoints.python.driver_reports import (
+from drakit_nodeplugin.endpoints.python import reports as stream
+from drakit_nodeplugin.endpoints.python.reports import (
     FloodError,
     UnreadableError,
     read_inventories,
-    take_snapshots,
+    snapshots_of,
 )
 from drakit_nodeplugin.endpoints.snapshot import inventory_of
 
@@ -120,11 +120,12 @@ async def test_the_last_of_many_fast_inventories_is_read_although_the_driver_the
         assert taken[-1] == "cam-999"
         yield [CAM]
 
-    def take(given, ours):
-        taken.append(ours.devices[0].name)
+    async def take() -> None:
+        async for _, ours in snapshots_of(latest):
+            taken.append(ours.devices[0].name)
 
     latest = LatestValue[Inventory](lambda _: stream.SNAPSHOT_SECONDS)
-    copying = asyncio.create_task(take_snapshots(latest, take))
+    copying = asyncio.create_task(take())
     await read_inventories(generate(), latest)
     copying.cancel()
     assert taken[0] == "cam-0"
@@ -266,7 +267,7 @@ async def test_an_inventory_that_cannot_be_copied_raises_at_once():
     latest = LatestValue[Inventory]()
     latest.replace(inventory_of([Device(name="cam-0", attributes=Failing(n=1))]))
     with pytest.raises(UnreadableError, match="ValueError: the bus is gone"):
-        await take_snapshots(latest, lambda given, ours: None)
+        await anext(snapshots_of(latest))
 
 
 def test_a_driver_whose_devices_is_no_generator_is_refused_with_the_reason():

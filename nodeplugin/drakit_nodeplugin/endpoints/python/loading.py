@@ -4,7 +4,7 @@ Finds the classes of the configured drivers and checks their configurations.
 A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Nothing is
 started here.
 
-It must not know claims, slices, gRPC or the kubelet.
+It must not depend on claims, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
-from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver
-from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
+from drakit_nodeplugin.endpoints.python.calls import AnyDriver
+from drakit_nodeplugin.endpoints.python.thread import PythonConnector
 
 __all__ = ("LoadedDriver", "load_drivers")
 

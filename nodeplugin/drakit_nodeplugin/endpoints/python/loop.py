@@ -1,10 +1,8 @@
 """
 The event loop of a driver, seen from outside: calls into it, its watchdog, and its end.
 
-* Waking the loop of another thread costs more than the call that it is woken for. So calls that
-  begin in one turn of the daemon's loop wake the driver's once, and results that are ready together
-  wake the daemon's once. A cancellation is passed on, and the call ends here only after it has
-  ended there.
+* A call runs in the driver's loop. A cancellation is passed on, and the call ends here only after
+  it has ended there.
 * The daemon's loop polls the driver's once a second. A driver that blocks affects only its own
   calls, so this is logged and shown in a gauge. It does not restart the plugin: nothing can end
   the driver's thread.
@@ -13,32 +11,26 @@ The event loop of a driver, seen from outside: calls into it, its watchdog, and 
   behind are leaks; the log names them for its author.
 
 :mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits their time. It must
-not know drivers, devices or claims.
+not depend on drivers, devices or claims.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
-from contextvars import Context, copy_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallCancelledError, traceback_of
 
-__all__ = (
-    "Bridge",
-    "Watchdog",
-    "end_loop",
-    "where_is",
-)
+__all__ = ("DriverLoop", "Watchdog", "end_loop", "where_is")
 
 logger = logging.getLogger(__name__)
 
@@ -49,166 +41,123 @@ ENDING = "it ended in the meantime"
 
 ResultT = TypeVar("ResultT")
 
-_Loop = asyncio.AbstractEventLoop
-_Outcome = tuple[Any, Exception | None]
 _Task = asyncio.Task[Any]
 
 
 class _Call:
-    __slots__ = ("answered", "context", "function", "outcome", "task")
+    __slots__ = ("is_canceled", "task")
 
-    def __init__(self, function: Callable[[], Awaitable[Any]], home: _Loop) -> None:
-        self.function = function
-        self.context: Context = copy_context()
-        self.answered: asyncio.Future[None] = home.create_future()
-        self.outcome: _Outcome | None = None
-        """Written in the other loop; in the home loop only after the other is closed."""
+    def __init__(self) -> None:
+        self.is_canceled = False
+        """Whether its caller has canceled it. Written in the daemon's loop."""
         self.task: _Task | None = None
-        """Used only in the other loop."""
+        """Its task, once it has begun. Written in the driver's loop."""
+
+    def cancel(self) -> None:
+        """Cancel it, in the driver's loop."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
 
-_Handler = Callable[[_Call], None]
+class DriverLoop:
+    """A loop that may run in another thread, called from the daemon's loop."""
 
-
-class _Mailbox:
-    """One direction: all items from one turn of the sender's loop cost one wake-up."""
-
-    def __init__(self, *, sender: _Loop, receiver: _Loop) -> None:
-        self._sender = sender
-        self._receiver = receiver
-        self._letters: deque[tuple[_Handler, _Call]] = deque()
-        self._is_due = False
-
-    def put(self, handler: _Handler, call: _Call) -> None:
-        """Call the handler with it in the receiver's loop; called in the sender's loop."""
-        self._letters.append((handler, call))
-        if not self._is_due:
-            self._is_due = True
-            # Not at once: writing to the other loop gives up the interpreter lock, and the other
-            # thread would begin and answer the first call while the others are still to be sent.
-            self._sender.call_soon(self._send)
-
-    def _send(self) -> None:
-        self._is_due = False
-        with suppress(RuntimeError):  # the receiver was closed a moment ago
-            self._receiver.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        while self._letters:
-            handler, call = self._letters.popleft()
-            handler(call)
-
-
-class Bridge:
-    """Calls from the loop `home` into the loop `there`, which may be in another thread."""
-
-    def __init__(self, *, home: _Loop, there: _Loop) -> None:
-        self._home = home
-        self._there = there
-        self._calls = _Mailbox(sender=home, receiver=there)
-        self._answers = _Mailbox(sender=there, receiver=home)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         # Written in the daemon's loop.
-        self._open: set[_Call] = set()
+        self._open: dict[Future[Any], Coroutine[Any, Any, Any]] = {}
         self._closed: str | None = None
         # Written in the driver's loop.
-        self._ending = False
+        self._is_ending = False
 
     # ------------------------------------------------------------ in the daemon's loop
 
     @property
     def stop_reason(self) -> str | None:
         """The reason why calls are no longer possible; None while they are."""
-        return ENDING if self._closed is None and self._ending else self._closed
+        return ENDING if self._closed is None and self._is_ending else self._closed
 
-    async def call(self, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    async def call(
+        self, function: Callable[..., Coroutine[Any, Any, ResultT]], *arguments: Any
+    ) -> ResultT:
         """
-        Call an async function in the other loop, in the caller's context.
+        Call an async function in the driver's loop, in the caller's context.
 
-        Raises the function's exception; :class:`ConnectionEndedError` if the other loop has ended;
+        Raises the function's exception; :class:`ConnectionEndedError` if the loop has ended;
         :class:`CallCancelledError` if the function was canceled, but not by the caller. If the
         caller is canceled, so is the function, and the caller waits for its end. A second
         cancellation ends the wait.
         """
         if (reason := self.stop_reason) is not None:
             raise ConnectionEndedError(reason)
-        call = _Call(function, self._home)
-        self._open.add(call)
-        self._calls.put(self._begin, call)
+        call = _Call()
+        running = self._run(call, function, arguments)
         try:
-            await call.answered
+            future = asyncio.run_coroutine_threadsafe(running, self._loop)
+        except RuntimeError:  # it was closed a moment ago
+            running.close()
+            raise ConnectionEndedError(ENDING) from None
+        self._open[future] = running
+        answer = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait({answer})
         except asyncio.CancelledError:
-            error = await self._cancel(call)
-            if error is None or isinstance(error, ConnectionEndedError | CallCancelledError):
+            # Canceling the future would not wait for the end there.
+            call.is_canceled = True
+            with suppress(RuntimeError):  # it was closed a moment ago
+                self._loop.call_soon_threadsafe(call.cancel)
+            await asyncio.wait({answer})
+            outcome = self._outcome(answer)
+            if isinstance(outcome, ConnectionEndedError | CallCancelledError):
                 raise
-            raise error from None
+            if isinstance(outcome, Exception):
+                raise outcome from None
+            raise
         finally:
-            self._open.discard(call)
-        assert call.outcome is not None
-        value, error = call.outcome
-        if error is not None:
-            raise error
-        return value
+            del self._open[future]
+        outcome = self._outcome(answer)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    async def _cancel(self, call: _Call) -> Exception | None:
-        """Cancel a call there, and return what it raised once it has ended."""
-        if call.outcome is None:
-            call.answered = self._home.create_future()
-            self._calls.put(self._leave, call)
-            await call.answered
-        assert call.outcome is not None
-        return call.outcome[1]
+    def _outcome(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT | Exception:
+        if answer.cancelled() and not self._is_ending:
+            return CallCancelledError()
+        if answer.cancelled() or answer.exception() is not None:  # its SystemExit ends the loop
+            return ConnectionEndedError(ENDING)
+        return answer.result()
 
     def close(self, reason: str) -> None:
-        """Record that the other loop is closed: unanswered calls fail with the reason."""
+        """Record that the loop is closed: unanswered calls fail with the reason."""
         self._closed = reason
-        for call in self._open:
-            call.outcome = call.outcome or (None, ConnectionEndedError(reason))
-            self._settle(call)
-
-    def _settle(self, call: _Call) -> None:
-        if not call.answered.done():  # canceled, but its caller has not resumed yet
-            call.answered.set_result(None)
+        for future, running in self._open.items():
+            if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
+                running.close()  # it never began: otherwise Python warns
+            if not future.done():
+                future.set_result(ConnectionEndedError(reason))
 
     # ------------------------------------------------------------ in the driver's loop
 
+    async def _run(
+        self,
+        call: _Call,
+        function: Callable[..., Coroutine[Any, Any, ResultT]],
+        arguments: tuple[Any, ...],
+    ) -> ResultT | Exception:
+        """Return an exception instead of raising it: the caller may no longer wait for it."""
+        if self._is_ending:
+            return ConnectionEndedError(ENDING)
+        if call.is_canceled:
+            raise asyncio.CancelledError
+        call.task = asyncio.current_task()
+        try:
+            return await function(*arguments)
+        except Exception as error:
+            return error
+
     def end(self) -> None:
         """Begin no more calls: the loop is about to end, and will cancel its tasks."""
-        self._ending = True
-
-    def _begin(self, call: _Call) -> None:
-        if self._ending:
-            self._answer(call, (None, ConnectionEndedError(ENDING)))
-        else:
-            call.task = self._there.create_task(self._run(call), context=call.context)
-            call.task.add_done_callback(lambda task: self._ended(call, task))
-
-    async def _run(self, call: _Call) -> None:
-        outcome: _Outcome
-        try:
-            outcome = await call.function(), None
-        except Exception as error:
-            outcome = None, error
-        self._answer(call, outcome)
-
-    def _ended(self, call: _Call, task: _Task) -> None:
-        """Answer a call that was canceled, or whose SystemExit ends the loop."""
-        if call.outcome is not None:
-            return
-        if task.cancelled() and not self._ending:
-            self._answer(call, (None, CallCancelledError()))
-        else:
-            self._answer(call, (None, ConnectionEndedError(ENDING)))
-        if not task.cancelled():
-            task.exception()  # retrieved; the loop reports it
-
-    def _answer(self, call: _Call, outcome: _Outcome) -> None:
-        call.outcome = outcome
-        self._answers.put(self._settle, call)
-
-    def _leave(self, call: _Call) -> None:
-        """The caller cancels the call."""
-        if call.task is not None and not call.task.cancelling():
-            call.task.cancel()
+        self._is_ending = True
 
 
 # ---------------------------------------------------------------- the watchdog
@@ -236,7 +185,7 @@ class Watchdog:
         self._driver = driver
         self._loop = loop
         self._thread = thread
-        self.package = package
+        self._package = package
         self._answered_at: float | None = None
         """Time of the last answer. All loops have the same clock."""
         self.blocked: str | None = None
@@ -277,7 +226,7 @@ class Watchdog:
             logger.info("driver answers again", extra=facts)
 
     def _log_blocked(self, seconds: float) -> None:
-        where = where_is(self._thread, package=self.package)
+        where = where_is(self._thread, package=self._package)
         self.blocked = f"its event loop is blocked in {where}"
         facts = {"driver": self._driver, "seconds": seconds, "where": where}
         logger.warning("driver blocks its event loop", extra=facts)

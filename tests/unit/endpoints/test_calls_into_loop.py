@@ -8,15 +8,14 @@ import pytest
 
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallCancelledError
-from drakit_nodeplugin.endpoints.python.driver_loop import Bridge
+from drakit_nodeplugin.endpoints.python.loop import DriverLoop
 
 PERSON = contextvars.ContextVar("person", default="nobody")
 
 
 class Lab:
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.bridge = Bridge(home=loop, there=loop)
+        self.loop = DriverLoop(asyncio.get_running_loop())
         self.begun: list[str] = []
         self.ended: list[str] = []
 
@@ -34,7 +33,7 @@ class Lab:
                 self.ended.append(name)
             return name
 
-        return asyncio.create_task(self.bridge.call(work))
+        return asyncio.create_task(self.loop.call(work))
 
 
 @pytest.fixture
@@ -59,25 +58,17 @@ async def test_a_function_is_answered_and_errors_are_passed_on(lab):
     async def fail() -> int:
         raise ValueError("a bug")
 
-    assert await lab.bridge.call(seven) == 7
+    assert await lab.loop.call(seven) == 7
     with pytest.raises(ValueError, match="a bug"):
-        await lab.bridge.call(fail)
+        await lab.loop.call(fail)
 
 
 @pytest.mark.looptime
-async def test_calls_of_one_turn_cost_one_wake_up_there_and_one_back(lab, monkeypatch):
-    loop = asyncio.get_running_loop()
-    woken: list[object] = []
-    wake = loop.call_soon_threadsafe
-
-    def count(callback, *arguments, **options):
-        woken.append(callback)
-        return wake(callback, *arguments, **options)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-    calls = [lab.call(f"call-{index}") for index in range(64)]
-    assert [await call for call in calls] == [f"call-{index}" for index in range(64)]
-    assert len(woken) == 2
+async def test_calls_of_one_turn_are_all_begun_in_their_order(lab):
+    calls = [lab.call(f"call-{index}", seconds=1) for index in range(64)]
+    await asyncio.sleep(0.5)
+    assert lab.begun == [f"call-{index}" for index in range(64)]
+    assert [await call for call in calls] == lab.begun
 
 
 @pytest.mark.looptime
@@ -87,7 +78,7 @@ async def test_a_function_runs_in_the_context_of_its_caller(lab):
 
     async def ask_as(name: str) -> str:
         PERSON.set(name)
-        return await lab.bridge.call(who)
+        return await lab.loop.call(who)
 
     assert await asyncio.gather(ask_as("ada"), ask_as("bob")) == ["ada", "bob"]
 
@@ -134,7 +125,7 @@ async def test_a_cancellation_that_the_function_makes_itself_is_no_cancellation_
         raise asyncio.CancelledError
 
     with pytest.raises(CallCancelledError):
-        await lab.bridge.call(confused)
+        await lab.loop.call(confused)
 
 
 @pytest.mark.looptime
@@ -145,7 +136,7 @@ async def test_an_exception_of_a_cancelled_call_is_raised(lab):
         finally:
             raise ValueError("cannot undo it")
 
-    call = asyncio.create_task(lab.bridge.call(unlucky))
+    call = asyncio.create_task(lab.loop.call(unlucky))
     await asyncio.sleep(1)
     call.cancel()
     assert await outcome(call) is ValueError
@@ -157,48 +148,66 @@ async def test_a_loop_that_ends_begins_nothing_and_its_callers_get_the_reason(la
     await asyncio.sleep(1)
     late = lab.call("late")  # on its way while the loop ends
     await asyncio.sleep(0)
-    lab.bridge.end()
+    lab.loop.end()
 
     assert await outcome(late) is ConnectionEndedError
-    assert lab.bridge.stop_reason == "it ended in the meantime"
+    assert lab.loop.stop_reason == "it ended in the meantime"
     assert not running.done()
-    lab.bridge.close("the bus is gone")
+    lab.loop.close("the bus is gone")
     with pytest.raises(ConnectionEndedError, match="the bus is gone"):
         await running
     with pytest.raises(ConnectionEndedError, match="the bus is gone"):
-        await lab.bridge.call(seven)
+        await lab.loop.call(seven)
     await asyncio.sleep(20)
     assert lab.begun == ["running"]
 
 
 async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
-    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
-    bridge = Bridge(home=home, there=there)
-    call = asyncio.create_task(bridge.call(seven))
-    for _ in range(3):
-        await asyncio.sleep(0)
+    there = asyncio.new_event_loop()
+    loop = DriverLoop(there)
+    call = asyncio.create_task(loop.call(seven))
+    await asyncio.sleep(0)
 
     def run() -> None:
-        for _ in range(2):  # its arrival, its run; the answer is put, and never sent
+        for _ in range(3):  # its arrival, its run, and its answer
             there.call_soon(there.stop)
             there.run_forever()
         there.close()
 
     await asyncio.to_thread(run)
-    bridge.close("its stream ended")
+    loop.close("its stream ended")
     assert await call == 7
 
 
 async def test_calls_that_a_closed_loop_never_received_get_the_reason():
-    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
-    bridge = Bridge(home=home, there=there)
-    call = asyncio.create_task(bridge.call(seven))
+    there = asyncio.new_event_loop()
+    loop = DriverLoop(there)
+    call = asyncio.create_task(loop.call(seven))
     await asyncio.sleep(0)
     there.close()
-    await asyncio.sleep(0.01)
-    bridge.close("its stream ended")
+    late = asyncio.create_task(loop.call(seven))
+    assert await outcome(late) is ConnectionEndedError
+    loop.close("its stream ended")
     with pytest.raises(ConnectionEndedError, match="its stream ended"):
         await call
+
+
+async def test_an_exit_of_a_call_ends_the_loop_there_and_not_here():
+    there = asyncio.new_event_loop()
+    loop = DriverLoop(there)
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    def run() -> None:
+        with pytest.raises(SystemExit):
+            there.run_forever()
+        there.run_until_complete(asyncio.sleep(0))
+        there.close()
+
+    call = asyncio.create_task(loop.call(leave))
+    await asyncio.to_thread(run)
+    assert await outcome(call) is ConnectionEndedError
 
 
 @pytest.mark.looptime

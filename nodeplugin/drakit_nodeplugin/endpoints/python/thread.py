@@ -4,10 +4,10 @@ One run of a Python driver: created, served and closed in its own thread and eve
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
 those need a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides about the next connection.
-:mod:`.driver_loop` calls into the driver's loop, watches it and ends it, :mod:`.driver_calls` calls
-the driver's methods, and :mod:`.driver_reports` reads its inventories.
+:mod:`.loop` calls into the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's
+methods, and :mod:`.reports` reads its inventories.
 
-It must not know claims beyond their identity, slices, gRPC or the kubelet.
+It must not depend on claims beyond their identity, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from drakit.device import AllocatedClaim, Edits, Inventory
@@ -33,16 +32,16 @@ from drakit_nodeplugin.endpoints.failures import (
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed, held_nodes
-from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
-from drakit_nodeplugin.endpoints.python.driver_loop import Bridge, Watchdog, end_loop, where_is
-from drakit_nodeplugin.endpoints.python.driver_reports import (
+from drakit_nodeplugin.endpoints.python.calls import AnyDriver, DriverCalls
+from drakit_nodeplugin.endpoints.python.loop import DriverLoop, Watchdog, end_loop, where_is
+from drakit_nodeplugin.endpoints.python.reports import (
     SNAPSHOT_SECONDS,
     FloodError,
     HealthPolling,
     UnreadableError,
     open_stream,
     read_inventories,
-    take_snapshots,
+    snapshots_of,
 )
 
 __all__ = ("PythonConnection", "PythonConnector")
@@ -96,22 +95,9 @@ class PythonConnector:
         if self._last is not None:
             # Two runs of a driver never overlap: the first may hold hardware that the next needs.
             await self._last.gone()
-        connection = self._last = PythonConnection(
-            self._name, self._make, self._traits, policies=self._policies
-        )
-        try:
-            await connection.start(timeout_seconds=START_SECONDS)
-            if self._policies is None or self._policies.known:
-                await connection.listed(timeout_seconds=LIST_SECONDS)
-        except TimeoutError:
-            # Nothing can end its thread. A second thread would hang as well, and a driver that
-            # takes longer than this would never be available.
-            facts = {"driver": self._name, "where": connection.where()}
-            logger.error("driver is slow to start", extra=facts)
-        except asyncio.CancelledError:
-            await connection.close()
-            raise
-        return connection
+        self._last = PythonConnection(self._name, self._make, self._traits, self._policies)
+        await self._last.start()
+        return self._last
 
 
 class PythonConnection:
@@ -122,8 +108,7 @@ class PythonConnection:
         name: str,
         make: Callable[[], AnyDriver],
         traits: DriverTraits,
-        *,
-        policies: PolicyFeed | None = None,
+        policies: PolicyFeed | None,
     ) -> None:
         """`make` is called in the thread."""
         self._name = name
@@ -133,57 +118,59 @@ class PythonConnection:
         self._home = asyncio.get_running_loop()
         self._latest = LatestValue[Inventory](pace_of)
         # Written in the daemon's loop, from reports of the thread.
-        self._started: asyncio.Future[tuple[DriverCalls, Bridge]] = self._home.create_future()
-        self._over: ConnectionEndedError | None = None
+        self._started: asyncio.Future[tuple[DriverCalls, DriverLoop]] = self._home.create_future()
         self._gone: asyncio.Future[None] = self._home.create_future()
         self._is_closing = False
-        self._package = ""
         self._watchdog: Watchdog | None = None
         self._background: list[asyncio.Task[None]] = []
         # Written in the thread.
+        self._package = ""
         self._has_listed = False
-        self._configured = asyncio.Event()
-        """Set once the driver has applied policies: without any, it would withdraw its devices."""
         self._main: asyncio.Task[None] | None = None
         # A daemon thread: a driver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
 
     # ------------------------------------------------------------ in the daemon's loop: life cycle
 
-    async def start(self, *, timeout_seconds: float) -> None:
+    async def start(self) -> None:
         """
-        Make the driver.
+        Make the driver, and give it a moment to list its devices; a slow one continues to start.
 
-        Raises :class:`DriverError` if it refuses, :class:`ConnectionEndedError` if it fails, and
-        TimeoutError if it takes longer; it then continues to start.
+        Raises :class:`DriverError` if it refuses, and anything else if it fails.
         """
         try:
             self._thread.start()
         except RuntimeError:  # the process may have no more threads
             self._gone.set_result(None)
             raise
-        async with asyncio.timeout(timeout_seconds):
-            await asyncio.shield(self._started)
-
-    async def listed(self, *, timeout_seconds: float) -> None:
-        """Wait for its first inventory, or its end, but no longer than this."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._latest.wait()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.shield(self._started)
+            if self._policies is None or self._policies.known:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LIST_SECONDS):
+                        await self._latest.wait()
+        except TimeoutError:
+            # Nothing can end its thread. A second thread would hang as well, and a driver that
+            # takes longer than this would never be available.
+            facts = {"driver": self._name, "where": self._where()}
+            logger.error("driver is slow to start", extra=facts)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
 
     async def gone(self) -> None:
         """Wait until no part of it runs any more."""
         await asyncio.shield(self._gone)
 
-    def where(self) -> str:
-        """Return the current calls of its thread."""
+    def _where(self) -> str:
         return where_is(self._thread.ident or 0, package=self._package)
 
     @property
     def unavailable(self) -> str | None:
         """See :attr:`.Connection.unavailable`."""
-        if self._over is not None:
-            return self._over.reason
+        if (over := self._latest.over) is not None:
+            return over.reason
         if not self._started.done():
             return "it is still starting"
         if not self._has_listed:
@@ -214,7 +201,7 @@ class PythonConnection:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.gone()
         except TimeoutError:
-            facts = {"driver": self._name, "where": self.where()}
+            facts = {"driver": self._name, "where": self._where()}
             logger.warning("driver did not stop in time and is abandoned", extra=facts)
 
     def _cancel(self) -> None:
@@ -228,8 +215,8 @@ class PythonConnection:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
-        calls, bridge = self._started.result()
-        results = await bridge.call(lambda: calls.prepare(batch))
+        calls, loop = self._started.result()
+        results = await loop.call(calls.prepare, batch)
         if self._policies is not None:
             for claim in batch:
                 edits = results.get(claim.claim.uid)
@@ -244,30 +231,18 @@ class PythonConnection:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
         """See :meth:`.Calls.unprepare`."""
-        calls, bridge = self._started.result()
-        return await bridge.call(lambda: calls.unprepare(batch))
+        calls, loop = self._started.result()
+        return await loop.call(calls.unprepare, batch)
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
         """See :meth:`.Calls.check`."""
-        calls, bridge = self._started.result()
-        return await bridge.call(lambda: calls.check(batch))
+        calls, loop = self._started.result()
+        return await loop.call(calls.check, batch)
 
-    # ------------------------------------------------------------ in the daemon's loop: reports
-
-    def _has_started(self, calls: DriverCalls, bridge: Bridge, watchdog: Watchdog) -> None:
-        self._started.set_result((calls, bridge))
-        self._package = watchdog.package
-        self._watchdog = watchdog
-        self._background.append(self._home.create_task(watchdog.run()))
-        if self._policies is not None:
-            configuring = self._configure(self._policies, calls, bridge)
-            self._background.append(self._home.create_task(configuring))
-        if self._is_closing:
-            self._cancel()
-
-    async def _configure(self, feed: PolicyFeed, calls: DriverCalls, bridge: Bridge) -> None:
+    async def _configure(self, feed: PolicyFeed) -> None:
         """Let the driver apply its policies, at the start and at each change. Refused policies are
         tried again, because the reason may be the state of the node."""
+        calls, loop = self._started.result()
         policies: AnyPolicies | None = None
         refusal: str | None = None
         while True:
@@ -277,7 +252,7 @@ class PythonConnection:
             assert policies is not None
             previous, refusal = refusal, None
             try:
-                await bridge.call(partial(self._apply, calls, policies))
+                await loop.call(calls.apply_policies, policies)
             except ConnectionEndedError:
                 return
             except (DeviceFailedError, CallCancelledError) as error:
@@ -289,10 +264,18 @@ class PythonConnection:
             feed.report(policies, refusal)
             await asyncio.sleep(POLICIES_PACE_SECONDS)
 
+    # ------------------------------------------------------------ in the daemon's loop: reports
+
+    def _has_started(self, calls: DriverCalls, loop: DriverLoop, watchdog: Watchdog) -> None:
+        self._started.set_result((calls, loop))
+        self._watchdog = watchdog
+        self._background.append(self._home.create_task(watchdog.run()))
+        if self._policies is not None:
+            self._background.append(self._home.create_task(self._configure(self._policies)))
+        if self._is_closing:
+            self._cancel()
+
     def _is_over(self, ended: ConnectionEndedError, refusal: DriverError | None) -> None:
-        if self._over is not None:
-            return
-        self._over = ended
         self._watchdog = None
         for task in self._background:
             task.cancel()
@@ -300,14 +283,6 @@ class PythonConnection:
         if not self._started.done():
             self._started.set_exception(refusal or ended)
             self._started.exception()  # retrieved, whether or not anybody awaits it
-
-    def _is_silent(self) -> None:
-        """Record that its loop is closed: calls without an answer never get one."""
-        if self._started.exception() is None and self._over is not None:
-            self._started.result()[1].close(self._over.reason)
-
-    def _is_gone(self) -> None:
-        self._gone.set_result(None)
 
     # ------------------------------------------------------------ in the thread
 
@@ -323,102 +298,91 @@ class PythonConnection:
         except BaseException as error:
             self._end(error, refuses=isinstance(error, DriverError))
         else:
+            self._package = type(driver).__module__.partition(".")[0]
             if (feed := self._policies) is not None:
                 driver.held_devices = feed.held
-            try:
-                self._serve_in_loop(driver)
-            except BaseException as error:  # such as no file descriptor for a loop
-                self._end(error)
+            self._serve_in_loop(driver)
             try:
                 driver.close()
             except BaseException as error:
                 facts = {"driver": self._name, "exception": traceback_of(error)}
                 logger.error("driver failed to close", extra=facts)
-        self._notify(self._is_gone)
+        self._notify(self._gone.set_result, None)
 
     def _serve_in_loop(self, driver: AnyDriver) -> None:
-        loop = asyncio.new_event_loop()
-        bridge = Bridge(home=self._home, there=loop)
-        calls = DriverCalls(self._name, driver, self._traits)
-        package = type(driver).__module__.partition(".")[0]
-        watchdog = Watchdog(self._name, loop=loop, thread=threading.get_ident(), package=package)
+        try:
+            loop = asyncio.new_event_loop()
+        except Exception as error:  # the process may have no more file descriptors
+            self._end(error)
+            return
         executor = ThreadPoolExecutor(thread_name_prefix=f"driver-{self._name}")
         loop.set_default_executor(executor)
+        calls, outside = DriverCalls(self._name, driver, self._traits), DriverLoop(loop)
+        ident = threading.get_ident()
+        watchdog = Watchdog(self._name, loop=loop, thread=ident, package=self._package)
         stream: AsyncIterator[object] | None = None
-        error: BaseException | None = None
+        ended_by: BaseException | None = None
         try:
             stream = open_stream(driver)
             self._main = loop.create_task(self._serve(driver, calls, stream), name="stream")
-            self._notify(self._has_started, calls, bridge, watchdog)
+            self._notify(self._has_started, calls, outside, watchdog)
             loop.run_until_complete(self._main)
-        except BaseException as raised:
-            error = raised
-        bridge.end()
-        self._end(error)
+        except BaseException as error:
+            ended_by = error
+        outside.end()
+        reason = self._end(ended_by)
         end_loop(loop, stream=stream, executor=executor, driver=self._name)
-        self._notify(self._is_silent)
-
-    async def _apply(self, calls: DriverCalls, policies: AnyPolicies) -> None:
-        await calls.apply_policies(policies)
-        self._configured.set()
+        self._notify(outside.close, reason)
 
     async def _serve(
         self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
     ) -> None:
+        """Run the parts of the connection; the first that ends cancels the others."""
+        if self._policies is not None:
+            await calls.configured.wait()
         latest = LatestValue[Inventory](lambda _: SNAPSHOT_SECONDS)
         polling: HealthPolling | None = None
         if self._traits.polls_health:
             polling = HealthPolling(self._name, driver, self._latest.report)
+        parts = [read_inventories(stream, latest), self._list(latest, calls, polling)]
+        if polling is not None:
+            parts.append(polling.run())
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for task in done:
+            task.result()
 
-        def take(given: Inventory, ours: Inventory) -> None:
+    async def _list(
+        self, latest: LatestValue[Inventory], calls: DriverCalls, polling: HealthPolling | None
+    ) -> None:
+        async for given, ours in snapshots_of(latest):
             calls.published(given)
             self._has_listed = True
             self._latest.replace(ours)
             if polling is not None:
                 polling.replaced(given, ours)
 
-        if self._policies is not None:
-            await self._configured.wait()
-        parts = [read_inventories(stream, latest), take_snapshots(latest, take)]
-        if polling is not None:
-            parts.append(polling.run())
-        await _until_one_ends(parts)
-
-    def _end(self, error: BaseException | None, *, refuses: bool = False) -> None:
-        """Report why it ended: the exception's type and its text."""
+    def _end(self, error: BaseException | None, *, refuses: bool = False) -> str:
+        """Report why it ended, and return it: the exception's type and its text."""
         if error is None:
-            ended = ConnectionEndedError("its stream ended")
+            reason = "its stream ended"
         elif isinstance(error, asyncio.CancelledError):
             reason = (
                 "the node plugin is stopping" if self._is_closing else "it canceled its own stream"
             )
-            ended = ConnectionEndedError(reason)
         elif isinstance(error, DriverError):
-            ended = ConnectionEndedError(text_of(error), disorderly=isinstance(error, FloodError))
+            reason = text_of(error)
         else:
-            ended = ConnectionEndedError(kind_and_text(error))
-        if error is not None and _is_a_bug(error):
+            reason = kind_and_text(error)
+        expected = (DriverError, asyncio.CancelledError)  # for these, the text suffices
+        if isinstance(error, UnreadableError) or not (error is None or isinstance(error, expected)):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)
+        ended = ConnectionEndedError(reason, disorderly=isinstance(error, FloodError))
         # The driver's own error is not passed on: its class may be vendor code.
-        self._notify(self._is_over, ended, DriverError(ended.reason) if refuses else None)
-
-
-async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run the parts of a connection; the first that ends cancels the others, and its error is
-    raised."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for task in done:
-        task.result()
-
-
-def _is_a_bug(error: BaseException) -> bool:
-    """Return whether the log needs a traceback; for a DriverError, its text suffices."""
-    if isinstance(error, DriverError):
-        return isinstance(error, UnreadableError)
-    return not isinstance(error, asyncio.CancelledError)
+        self._notify(self._is_over, ended, DriverError(reason) if refuses else None)
+        return reason

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -50,6 +50,8 @@ class DriverCalls:
         self._traits = traits
         self._inventory = Inventory(devices=())
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
+        self.configured = asyncio.Event()
+        """Set once the driver has applied policies: without any, it would withdraw its devices."""
 
     def published(self, inventory: Inventory) -> None:
         """Record the driver's own devices: the driver gets their edits back."""
@@ -57,13 +59,13 @@ class DriverCalls:
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
         """Hand the driver its policies. Raises DeviceFailedError: the previous ones remain."""
-        what = "apply_policies"
         try:
             async with asyncio.timeout(POLICIES_SECONDS):
-                await self._answer(lambda: self._driver.apply_policies(dict(policies)), what=what)
+                await self._call("apply_policies", dict(policies))
         except TimeoutError:
             text = f"driver {self._name} did not apply its policies in {POLICIES_SECONDS:.0f} s"
             raise DeviceFailedError(text) from None
+        self.configured.set()
 
     # ------------------------------------------------------------ preparing
 
@@ -78,27 +80,23 @@ class DriverCalls:
     async def _prepare_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
     ) -> Edits:
-        def prepare() -> object:
-            return self._driver.prepare(item.claim, self._checked(device, index))
-
-        answer = await self._answer(prepare, what="prepare", index=index)
+        known = self._checked(device, index)
+        answer = await self._call("prepare", item.claim, known, index=index)
         return self._edits(answer, what="prepare", index=index)
 
     async def _prepare_claims(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        what = "prepare_claims"
         results: dict[str, Sequence[Edits] | DeviceFailedError] = {}
         due: list[AllocatedClaim] = []
         for item in batch:
             try:
-                due.append(replace(item, devices=self._all_checked(item.devices)))
+                due.append(self._all_checked(item))
             except DeviceFailedError as error:
                 results[item.claim.uid] = error.alone()
         if due:
-            answer = await self._answer(lambda: self._driver.prepare_claims(due), what=what)
-            for uid, each in self._claims(answer, what=what).items():
-                results[uid] = self._all_edits(each, what=what)
+            for uid, each in (await self._call_for_claims("prepare_claims", due)).items():
+                results[uid] = self._all_edits(each, what="prepare_claims")
         return results
 
     def _all_edits(self, answer: object, *, what: str) -> Sequence[Edits] | DeviceFailedError:
@@ -115,9 +113,8 @@ class DriverCalls:
 
     def _edits(self, answer: object, *, what: str, index: int) -> Edits:
         if not isinstance(answer, Edits):
-            raise self._unusable(
-                f"{kind_of(answer)}, which is not an Edits", what=what, index=index
-            )
+            text = f"{kind_of(answer)}, which is not an Edits"
+            raise self._unusable(text, what=what, index=index)
         try:
             return snapshot_of(answer)
         except Exception as error:
@@ -138,27 +135,17 @@ class DriverCalls:
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
     ) -> None:
         known = self._checked(device, index, lenient=True)
-
-        def unprepare() -> object:
-            return self._driver.unprepare(item.claim, known)
-
-        await self._answer(unprepare, what="unprepare", index=index)
+        await self._call("unprepare", item.claim, known, index=index)
         await self._reset(item, known, index)
 
     async def _unprepare_claims(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
         what = "unprepare_claims"
-        due = {
-            item.claim.uid: replace(item, devices=self._all_checked(item.devices, lenient=True))
-            for item in batch
-        }
-        answer = await self._answer(
-            lambda: self._driver.unprepare_claims(list(due.values())), what=what
-        )
+        due = {item.claim.uid: self._all_checked(item, lenient=True) for item in batch}
         results: dict[str, DeviceFailedError | None] = {}
         undone: list[AllocatedClaim] = []
-        for uid, each in self._claims(answer, what=what).items():
+        for uid, each in (await self._call_for_claims(what, list(due.values()))).items():
             if each is None and uid in due and self._traits.resets:
                 undone.append(due[uid])
             elif isinstance(each, Exception):
@@ -173,7 +160,7 @@ class DriverCalls:
     async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
         """Reset a device if the driver has that trait, but not if others may be using it."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
-            await self._answer(lambda: self._driver.reset(device), what="reset", index=index)
+            await self._call("reset", device, index=index)
 
     # ------------------------------------------------------------ checking
 
@@ -193,10 +180,8 @@ class DriverCalls:
     async def _check_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
     ) -> bool:
-        def check() -> object:
-            return self._driver.check(item.claim, self._checked(device, index))
-
-        answer = await self._answer(check, what="check", index=index)
+        known = self._checked(device, index)
+        answer = await self._call("check", item.claim, known, index=index)
         if isinstance(answer, bool):
             return answer
         raise self._unusable(f"{kind_of(answer)}, which is not a bool", what="check")
@@ -206,46 +191,41 @@ class DriverCalls:
     def _checked(
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
+        """Return a device with the driver's edits, if it is listed, and its parameters."""
+        if self._by_key is None:
+            # If several devices have the same name, the first one counts; the fallback comes last.
+            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
+            self._by_key = {key_of(each): each for each in reversed(listed)}
+        published = self._by_key.get((device.pool, device.name))
         return with_parameters(
-            replace(device, edits=self._published_edits(device)),
+            replace(device, edits=None if published is None else published.edits),
             self._traits.parameters_type,
             driver=self._name,
             index=index,
             lenient=lenient,
         )
 
-    def _published_edits(self, device: AllocatedDevice) -> Edits | None:
-        """Return the edits that a device carries; None if it is not listed."""
-        if self._by_key is None:
-            # If several devices have the same name, the first one counts; the fallback comes last.
-            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
-            self._by_key = {key_of(each): each for each in reversed(listed)}
-        published = self._by_key.get((device.pool, device.name))
-        return None if published is None else published.edits
-
-    def _all_checked(
-        self, devices: Sequence[AllocatedDevice], *, lenient: bool = False
-    ) -> tuple[AllocatedDevice, ...]:
-        return tuple([self._checked(each, i, lenient=lenient) for i, each in enumerate(devices)])
+    def _all_checked(self, item: AllocatedClaim, *, lenient: bool = False) -> AllocatedClaim:
+        devices = [self._checked(each, i, lenient=lenient) for i, each in enumerate(item.devices)]
+        return replace(item, devices=tuple(devices))
 
     # ------------------------------------------------------------ the results of a driver
 
-    async def _answer(
-        self, call: Callable[[], object], *, what: str, index: int | None = None
-    ) -> object:
+    async def _call(self, what: str, *arguments: object, index: int | None = None) -> object:
         """Call a method, which may be a plain or an async one."""
         try:
-            answer = call()
-            return (
-                await cast("Awaitable[object]", answer) if inspect.isawaitable(answer) else answer
-            )
+            answer = getattr(self._driver, what)(*arguments)
+            return await answer if inspect.isawaitable(answer) else answer
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of PyO3 is no Exception
             failure = self._failure(error, what=what, index=index)
         raise failure
 
-    def _claims(self, answer: object, *, what: str) -> Mapping[str, object]:
+    async def _call_for_claims(
+        self, what: str, claims: Sequence[AllocatedClaim]
+    ) -> Mapping[str, object]:
+        answer = await self._call(what, claims)
         if not isinstance(answer, Mapping):
             raise self._unusable(f"{kind_of(answer)}, which is not a mapping of claims", what=what)
         return dict(cast("Mapping[str, object]", answer))
@@ -263,19 +243,20 @@ class DriverCalls:
         batch: Sequence[AllocatedClaim],
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
-        """Call for each device of each claim; a failure affects only its claim."""
-
+        """Call for each device of each claim, concurrently; a failure affects only its claim."""
+        calls = [call(item, device, i) for item in batch for i, device in enumerate(item.devices)]
+        outcomes = iter(await _outcomes(calls))
         results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
-
-        async def settle(item: AllocatedClaim) -> None:
-            try:
-                results[item.claim.uid] = await _side_by_side(
-                    [call(item, device, i) for i, device in enumerate(item.devices)]
-                )
-            except DeviceFailedError as error:
-                results[item.claim.uid] = error.alone()
-
-        await _side_by_side([settle(item) for item in batch])
+        for item in batch:
+            values: list[ValueT] = []
+            failure: DeviceFailedError | None = None
+            for _ in item.devices:
+                outcome = next(outcomes)
+                if not isinstance(outcome, DeviceFailedError):
+                    values.append(outcome)
+                elif failure is None:
+                    failure = outcome.alone()
+            results[item.claim.uid] = failure or values
         return results
 
 
@@ -287,14 +268,19 @@ def _errors(
     }
 
 
-async def _side_by_side(works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:
-    """Run works concurrently; an exception is raised after all have ended."""
-    if len(works) == 1:
-        return [await works[0]]
-    results = await asyncio.gather(*works, return_exceptions=True)
-    values: list[ValueT] = []
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        values.append(result)
-    return values
+async def _outcomes(
+    calls: Sequence[Coroutine[Any, Any, ValueT]],
+) -> Sequence[ValueT | DeviceFailedError]:
+    """Return the values and failures of calls; any other exception is raised after all ended."""
+    if len(calls) == 1:  # without a task of its own
+        try:
+            return [await calls[0]]
+        except DeviceFailedError as error:
+            return [error]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    known: list[ValueT | DeviceFailedError] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, DeviceFailedError):
+            raise outcome
+        known.append(outcome)
+    return known

@@ -7,7 +7,7 @@ here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are take
 inventory. The device manager checks each device, and leaves out only those that cannot be
 published.
 
-It must not know threads, the effects of health, or the receiver of inventories and reports.
+It must not depend on threads, the effects of health, or the receiver of inventories and reports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = (
     "UnreadableError",
     "open_stream",
     "read_inventories",
-    "take_snapshots",
+    "snapshots_of",
 )
 
 logger = logging.getLogger(__name__)
@@ -123,13 +123,11 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
             turned_at = loop.time()
 
 
-async def take_snapshots(
-    latest: LatestValue[Inventory], take: Callable[[Inventory, Inventory], None]
-) -> None:
-    """
-    Take snapshots of the newest inventory until canceled. `take` gets it twice: with the driver's
-    own objects, which are for the driver alone, and as a snapshot.
-    """
+async def snapshots_of(
+    latest: LatestValue[Inventory],
+) -> AsyncIterator[tuple[Inventory, Inventory]]:
+    """Yield the newest inventory twice, until canceled: with the driver's own objects, which are
+    for the driver alone, and as a snapshot."""
     snapshots = InventorySnapshots()
     while True:
         given, _ = await latest.next()
@@ -141,7 +139,7 @@ async def take_snapshots(
             raise
         except Exception as error:
             raise UnreadableError(error) from error
-        take(given, ours)
+        yield given, ours
 
 
 # ---------------------------------------------------------------- health
@@ -167,7 +165,7 @@ MAX_MESSAGE = 1024
 class _Polled:
     """A device whose health is polled."""
 
-    __slots__ = ("device", "key", "overdue", "reported", "task")
+    __slots__ = ("device", "is_overdue", "key", "reported", "task")
 
     def __init__(self, key: DeviceKey, device: Device) -> None:
         self.key = key
@@ -175,8 +173,8 @@ class _Polled:
         """None if it is gone, and only its call has not ended."""
 
         self.reported: Health | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.overdue = False
+        self.task: asyncio.Task[None] | None = None
+        self.is_overdue = False
         """Whether the call timed out: it may continue, and only delays the next call for its
         device."""
 
@@ -237,17 +235,18 @@ class HealthPolling:
             soon = now + TOLERANCE_SECONDS
             while self._due and self._due[0][0] <= soon and self._calls < CONCURRENCY:
                 polled = heapq.heappop(self._due)[2]
-                if self._polled.get(polled.key) is polled:
-                    self._poll(polled)
+                if self._polled.get(polled.key) is polled and polled.device is not None:
+                    self._calls += 1
+                    polled.is_overdue = False
+                    polled.task = self._loop.create_task(self._poll(polled, polled.device))
+                    polled.task.add_done_callback(_retrieve)
             delay = None
             if self._due and self._calls < CONCURRENCY:
                 delay = self._due[0][0] - now
             self._wake.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     def _plan(self, polled: _Polled, at: float) -> None:
         heapq.heappush(self._due, (at, next(self._order), polled))
@@ -255,41 +254,27 @@ class HealthPolling:
 
     # ------------------------------------------------------------ one call
 
-    def _poll(self, polled: _Polled) -> None:
-        assert polled.device is not None
-        self._calls += 1
-        polled.overdue = False
-        polled.task = self._loop.create_task(self._call(polled.device))
+    async def _poll(self, polled: _Polled, device: Device) -> None:
         timer = self._loop.call_later(TIMEOUT_SECONDS, self._give_up, polled)
-        polled.task.add_done_callback(lambda task: self._ended(polled, task, timer))
-
-    async def _call(self, device: Device) -> object:
-        answer = self._driver.health(device)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    def _give_up(self, polled: _Polled) -> None:
-        if polled.task is None:
-            return
-        polled.overdue = True
-        polled.task.cancel()
-        self._release()
-        text = f"the driver did not answer within {TIMEOUT_SECONDS:.0f} s"
-        self._notify(polled, Health.unknown(text))
-
-    def _ended(
-        self, polled: _Polled, task: asyncio.Task[object], timer: asyncio.TimerHandle
-    ) -> None:
+        health = await self._ask(device)
         timer.cancel()
         polled.task = None
-        if not polled.overdue:
+        if not polled.is_overdue:
             self._release()
-        health = self._health(task)
         if polled.device is None:
             del self._polled[polled.key]
             return
-        if not polled.overdue:
+        if not polled.is_overdue:
             self._notify(polled, health)
         self._plan(polled, self._loop.time() + self._period)
+
+    def _give_up(self, polled: _Polled) -> None:
+        if polled.task is not None:
+            polled.is_overdue = True
+            polled.task.cancel()
+            self._release()
+            text = f"the driver did not answer within {TIMEOUT_SECONDS:.0f} s"
+            self._notify(polled, Health.unknown(text))
 
     def _release(self) -> None:
         self._calls -= 1
@@ -300,21 +285,19 @@ class HealthPolling:
             polled.reported = health
             self._report(polled.key, health)
 
-    # ------------------------------------------------------------ answers
-
-    def _health(self, task: asyncio.Task[object]) -> Health:
-        if task.cancelled():
+    async def _ask(self, device: Device) -> Health:
+        try:
+            answer = cast("object", self._driver.health(device))
+            answer = await answer if inspect.isawaitable(answer) else answer
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise  # the loop ends
+        except asyncio.CancelledError:
             return Health.unknown("the driver's call was canceled, but not by its caller")
-        error = task.exception()
-        if isinstance(error, DriverError):
+        except DriverError as error:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
-        if error is not None:  # SystemExit passes through the loop, which logs it
-            kind = kind_of(error)
-            text = kind_and_text(error)
-            if isinstance(error, Exception):
-                self._log_once(kind, "driver fails to report health", error)
-            return Health.unknown(f"the driver failed: {text}"[:MAX_MESSAGE])
-        answer = task.result()
+        except BaseException as error:  # a panic of PyO3 is no Exception
+            self._log_once(kind_of(error), "driver fails to report health", error)
+            return Health.unknown(f"the driver failed: {kind_and_text(error)}"[:MAX_MESSAGE])
         with suppress(Exception):  # a class of the vendor's own may raise when it is read
             if isinstance(answer, Health) and _is_valid(health := snapshot_of(answer)):
                 return health
@@ -330,6 +313,12 @@ class HealthPolling:
             if error is not None:
                 facts["exception"] = traceback_of(error)
             logger.error("health is unknown", extra=facts)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Retrieve a SystemExit: the loop, which it has ended, raises it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _is_valid(health: Health) -> bool:
