@@ -27,6 +27,7 @@ from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, ent
 from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
+from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.parameters import merged
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
@@ -71,23 +72,16 @@ the claim has failed."""
 
 
 class BackendClaims:
-    """Calls a backend for claims; one object for each connection. Implements
-    :class:`.contract.Calls`."""
+    """The calls of one connection to a backend: its :class:`.contract.Calls`."""
 
     def __init__(
-        self,
-        driver: str,
-        client: Client,
-        *,
-        rights: Rights,
-        ended: Callable[[float], Awaitable[ConnectionEndedError | None]],
+        self, driver: str, client: Client, *, rights: Rights, latest: LatestValue[bytes]
     ) -> None:
-        """`ended` waits for the end of the connection, for at most the given seconds, and returns
-        it."""
+        """`latest` has the end of the connection."""
         self._driver = driver
         self._client = client
         self._rights = rights
-        self._ended = ended
+        self._latest = latest
         self._lacks: set[str] = set()
         """Optional methods that the backend does not implement."""
 
@@ -146,8 +140,10 @@ class BackendClaims:
         try:
             return await _to_its_end(calling)
         except CallFailedError as error:
-            if error.may_be_lost and (ended := await self._ended(LOST_SECONDS)) is not None:
-                raise ConnectionEndedError(ended.reason) from None
+            if error.may_be_lost:
+                ended = await self._latest.ended_within(LOST_SECONDS)
+                if ended is not None:
+                    raise ConnectionEndedError(ended.reason) from None
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise CallOverdueError from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:

@@ -76,7 +76,7 @@ LOST = "the connection to its backend was lost"
 _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
 
-class BackendConnection:
+class BackendConnection(BackendClaims):
     """One connection to a backend: a :class:`.Connection`."""
 
     blocked: str | None = None
@@ -84,17 +84,13 @@ class BackendConnection:
 
     def __init__(self, driver: str, client: Client, *, rights: Rights) -> None:
         """The connection takes over the client, and closes it."""
-        self._driver = driver
-        self._client = client
+        super().__init__(driver, client, rights=rights, latest=LatestValue[bytes]())
         self._loop = asyncio.get_running_loop()
-        self._latest = LatestValue[bytes]()
         self._has_listed = False
         """Whether it has sent its first message of devices."""
         self._reader = InventoryReader()
         self._early = EarlyHealth()
         self._tasks: set[asyncio.Task[None]] = set()
-        calls = BackendClaims(driver, client, rights=rights, ended=self._latest.ended_within)
-        self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
     # ------------------------------------------------------------ life cycle
 

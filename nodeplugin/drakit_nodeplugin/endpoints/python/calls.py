@@ -5,7 +5,7 @@ Vendor code runs only here, including reading its answers and formatting its exc
 is a snapshot, or a sentence. :mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits
 their time.
 
-It must not know threads, slices, gRPC or the kubelet.
+It must not depend on threads, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
@@ -244,20 +245,35 @@ class DriverCalls:
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
         """Call for each device of each claim, concurrently; a failure affects only its claim."""
-        calls = [call(item, device, i) for item in batch for i, device in enumerate(item.devices)]
-        outcomes = iter(await _outcomes(calls))
+        begun = [
+            _settle(call(item, device, i))
+            for item in batch
+            for i, device in enumerate(item.devices)
+        ]
+        if len(begun) == 1:  # without a task of its own
+            outcomes = iter([await begun[0]])
+        else:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(each) for each in begun]
+            outcomes = iter([task.result() for task in tasks])
         results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
         for item in batch:
             values: list[ValueT] = []
-            failure: DeviceFailedError | None = None
-            for _ in item.devices:
-                outcome = next(outcomes)
-                if not isinstance(outcome, DeviceFailedError):
+            failures: list[DeviceFailedError] = []
+            for outcome in islice(outcomes, len(item.devices)):
+                if isinstance(outcome, DeviceFailedError):
+                    failures.append(outcome)
+                else:
                     values.append(outcome)
-                elif failure is None:
-                    failure = outcome.alone()
-            results[item.claim.uid] = failure or values
+            results[item.claim.uid] = failures[0] if failures else values
         return results
+
+
+async def _settle(call: Coroutine[Any, Any, ValueT]) -> ValueT | DeviceFailedError:
+    try:
+        return await call
+    except DeviceFailedError as error:
+        return error.alone()
 
 
 def _errors(
@@ -266,21 +282,3 @@ def _errors(
     return {
         uid: each if isinstance(each, DeviceFailedError) else None for uid, each in answers.items()
     }
-
-
-async def _outcomes(
-    calls: Sequence[Coroutine[Any, Any, ValueT]],
-) -> Sequence[ValueT | DeviceFailedError]:
-    """Return the values and failures of calls; any other exception is raised after all ended."""
-    if len(calls) == 1:  # without a task of its own
-        try:
-            return [await calls[0]]
-        except DeviceFailedError as error:
-            return [error]
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    known: list[ValueT | DeviceFailedError] = []
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, DeviceFailedError):
-            raise outcome
-        known.append(outcome)
-    return known

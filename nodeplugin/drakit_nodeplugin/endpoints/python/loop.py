@@ -107,25 +107,22 @@ class DriverLoop:
             with suppress(RuntimeError):  # it was closed a moment ago
                 self._loop.call_soon_threadsafe(call.cancel)
             await asyncio.wait({answer})
-            outcome = self._outcome(answer)
-            if isinstance(outcome, ConnectionEndedError | CallCancelledError):
-                raise
-            if isinstance(outcome, Exception):
-                raise outcome from None
+            with suppress(ConnectionEndedError, CallCancelledError):
+                self._result(answer)  # raises the function's exception
             raise
         finally:
             del self._open[future]
-        outcome = self._outcome(answer)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return self._result(answer)
 
-    def _outcome(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT | Exception:
+    def _result(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT:
         if answer.cancelled() and not self._is_ending:
-            return CallCancelledError()
+            raise CallCancelledError
         if answer.cancelled() or answer.exception() is not None:  # its SystemExit ends the loop
-            return ConnectionEndedError(ENDING)
-        return answer.result()
+            raise ConnectionEndedError(ENDING)
+        result = answer.result()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def close(self, reason: str) -> None:
         """Record that the loop is closed: unanswered calls fail with the reason."""

@@ -371,15 +371,15 @@ class PythonConnection:
         if error is None:
             reason = "its stream ended"
         elif isinstance(error, asyncio.CancelledError):
-            reason = (
-                "the node plugin is stopping" if self._is_closing else "it canceled its own stream"
-            )
+            ours = "the node plugin is stopping"
+            reason = ours if self._is_closing else "it canceled its own stream"
         elif isinstance(error, DriverError):
             reason = text_of(error)
         else:
             reason = kind_and_text(error)
-        expected = (DriverError, asyncio.CancelledError)  # for these, the text suffices
-        if isinstance(error, UnreadableError) or not (error is None or isinstance(error, expected)):
+        # For a DriverError, its text suffices.
+        understood = isinstance(error, DriverError | asyncio.CancelledError | None)
+        if not understood or isinstance(error, UnreadableError):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)
         ended = ConnectionEndedError(reason, disorderly=isinstance(error, FloodError))
