@@ -51,8 +51,6 @@ class DriverCalls:
         self._traits = traits
         self._inventory = Inventory(devices=())
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
-        self.configured = asyncio.Event()
-        """Set once the driver has applied policies: without any, it would withdraw its devices."""
 
     def published(self, inventory: Inventory) -> None:
         """Record the driver's own devices: the driver gets their edits back."""
@@ -66,7 +64,6 @@ class DriverCalls:
         except TimeoutError:
             text = f"driver {self._name} did not apply its policies in {POLICIES_SECONDS:.0f} s"
             raise DeviceFailedError(text) from None
-        self.configured.set()
 
     # ------------------------------------------------------------ preparing
 

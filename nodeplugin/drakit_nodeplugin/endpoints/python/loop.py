@@ -104,8 +104,7 @@ class DriverLoop:
         except asyncio.CancelledError:
             # Canceling the future would not wait for the end there.
             call.is_canceled = True
-            with suppress(RuntimeError):  # it was closed a moment ago
-                self._loop.call_soon_threadsafe(call.cancel)
+            self.notify(call.cancel)
             await asyncio.wait({answer})
             with suppress(ConnectionEndedError, CallCancelledError):
                 self._result(answer)  # raises the function's exception
@@ -123,6 +122,11 @@ class DriverLoop:
         if isinstance(result, Exception):
             raise result
         return result
+
+    def notify(self, function: Callable[[], object]) -> None:
+        """Call a function in the driver's loop, unless that was closed a moment ago."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     def close(self, reason: str) -> None:
         """Record that the loop is closed: unanswered calls fail with the reason."""

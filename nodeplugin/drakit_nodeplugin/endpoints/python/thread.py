@@ -124,6 +124,8 @@ class PythonConnection:
         self._watchdog: Watchdog | None = None
         self._background: list[asyncio.Task[None]] = []
         # Written in the thread.
+        self._configured = asyncio.Event()
+        """Set once the driver has applied policies: without any, it would withdraw its devices."""
         self._package = ""
         self._has_listed = False
         self._main: asyncio.Task[None] | None = None
@@ -262,6 +264,9 @@ class PythonConnection:
                     message = "driver refuses its policies; the previous ones remain"
                     logger.error(message, extra=facts)
             feed.report(policies, refusal)
+            if refusal is None:
+                # Not before: whoever sees its devices must find its policies in force.
+                loop.notify(self._configured.set)
             await asyncio.sleep(POLICIES_PACE_SECONDS)
 
     # ------------------------------------------------------------ in the daemon's loop: reports
@@ -339,7 +344,7 @@ class PythonConnection:
     ) -> None:
         """Run the parts of the connection; the first that ends cancels the others."""
         if self._policies is not None:
-            await calls.configured.wait()
+            await self._configured.wait()
         latest = LatestValue[Inventory](lambda _: SNAPSHOT_SECONDS)
         polling: HealthPolling | None = None
         if self._traits.polls_health:
