@@ -354,6 +354,44 @@ def test_a_driver_that_blocks_delays_only_its_own_pods(stage, seconds):
     )
 
 
+def devices(stage: Stage, driver: str) -> set[str]:
+    return {
+        each["name"]
+        for body in slices(stage.cluster, stage.node, driver=driver)
+        for each in body["spec"].get("devices") or []
+    }
+
+
+def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_layout(stage):
+    before = devices(stage, LAMPS)
+    spares = [
+        {"name": f"spare-{index}", "attributes": {"kind": "spare", "index": 100 + index}}
+        for index in range(100)
+    ]
+    stage.lamps.stock(Stock(shared=True, step="9", extra=spares))
+    expected = before | {each["name"] for each in spares}
+    wait_for("the others to be published", lambda: devices(stage, LAMPS) == expected)
+    pools = [body["spec"]["pool"] for body in slices(stage.cluster, stage.node, driver=LAMPS)]
+    assert len(pools) > 1
+    assert all(each == pools[0] for each in pools)
+    assert pools[0]["resourceSliceCount"] == len(pools)
+    (reason,) = {
+        line["error"]
+        for line in stage.log()
+        if line["msg"] == "device is left out" and line["device"] == "shared-0"
+    }
+    assert "capacity[light].requestPolicy.validRange.step: Invalid value" in reason
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+
+    stage.lamps.stock(Stock(shared=True, extra=spares))
+    wait_for("the device", lambda: devices(stage, LAMPS) == expected | {"shared-0"})
+    stage.delete("pod", "user")
+    stage.lamps.stock()
+    wait_for("the lamps alone", lambda: devices(stage, LAMPS) == before)
+    stage.wait_empty()
+
+
 MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
     "SystemExit": Script.end_thread,
     "within a second": lambda lamps: lamps.flood(30),

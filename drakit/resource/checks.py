@@ -1,9 +1,10 @@
 """
-Whether the API server accepts a device: its limits, checked before a request.
+Types, names, counts and amounts of a device, checked before a request.
 
-One invalid device is left out alone and the error names it; the API server would reject the whole
-slice. Devices come from vendors: a value of a wrong type also gives a sentence, never an exception.
-:mod:`.inventory` checks the rules for several devices.
+Devices come from vendors, some of them hostile: a value of a wrong type gives a sentence, never an
+exception, and what passes has a bounded size. The amounts of a capacity are not compared with each
+other: the API server does that, and names the devices that it rejects. :mod:`.inventory` checks the
+rules for several devices.
 
 It must not know the API's JSON, clients, or where devices come from.
 """
@@ -14,8 +15,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from drakit.device import Device, DeviceNode, Edits, Health, Taint, Topology, Version
-from drakit.resource.capacities import capacity_problems, has_policy
+from drakit.device import (
+    Capacity,
+    CapacityRange,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Taint,
+    Topology,
+    Version,
+)
 from drakit.resource.limits import (
     MAX_ATTRIBUTE_VALUES,
     MAX_ATTRIBUTES_AND_CAPACITIES,
@@ -24,6 +34,7 @@ from drakit.resource.limits import (
     MAX_DRIVER_TAINTS,
     MAX_POOL_NAME_LENGTH,
     MAX_STRING_BYTES,
+    MAX_VALID_VALUES,
 )
 from drakit.resource.names import (
     is_dns_label,
@@ -32,7 +43,7 @@ from drakit.resource.names import (
     label_value_problem,
     qualified_name_problem,
 )
-from drakit.resource.quantity import quantity_problem
+from drakit.resource.quantity import parse_quantity, quantity_problem
 from drakit.resource.topology import TOPOLOGY_FIELDS
 
 __all__ = ("counters_problems", "device_problems", "place_problems", "shown")
@@ -40,6 +51,9 @@ __all__ = ("counters_problems", "device_problems", "place_problems", "shown")
 MAX_PROBLEMS = 5
 """Problems of one device: a vendor fixes the first and then sees the next; the text ends in an
 Event."""
+
+MAX_AMOUNT = 2**63 - 1
+"""The API server and the scheduler count steps in 64 bits."""
 
 _VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -54,11 +68,11 @@ _EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 def device_problems(device: object, *, node: str = "") -> list[str]:
     """
-    Return why the API server rejects a device, as sentences; empty if it accepts it.
+    Return why a device cannot be published, as sentences; empty if the API server decides.
 
-    Values of wrong types are problems too, and amounts that some API server accepts but no claim
-    can use (negative ones, a default above the capacity). With the node's name, the name of the
-    pool is checked for its length as well.
+    Amounts that some API server accepts but no claim can use are problems too (negative ones, a
+    default above the capacity). With the node's name, the name of the pool is checked for its
+    length as well.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]
@@ -240,13 +254,63 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
     for name, amount in cast("Mapping[object, object]", capacity).items():
         if problem := _name_problem(name):
             yield f"capacity {shown(name)} {problem}"
-        for problem in capacity_problems(amount):
+        for problem in _capacity_problems(amount):
             yield f"capacity {shown(name)}: {problem}"
-        if not shared and has_policy(amount):
+        # An API server without DRAConsumableCapacity drops the policy instead of rejecting it.
+        if not shared and isinstance(amount, Capacity) and _has_policy(amount):
             yield (
                 f"capacity {shown(name)} has a request policy, but the device is not "
                 f"shared (allow_multiple_allocations)"
             )
+
+
+def _has_policy(capacity: Capacity) -> bool:
+    """Return whether the capacity limits what claims can request of it (API: ``requestPolicy``)."""
+    return (
+        capacity.default is not None
+        or bool(capacity.valid_values)
+        or capacity.valid_range is not None
+    )
+
+
+def _capacity_problems(capacity: object) -> Iterator[str]:
+    if not isinstance(capacity, Capacity):
+        if problem := quantity_problem(capacity):
+            yield f"{shown(capacity)} {problem}"
+        return
+    consumable: list[tuple[str, object]] = [("default", capacity.default)]
+    values = cast("object", capacity.valid_values)
+    if not isinstance(values, tuple | list):
+        yield f"its valid_values are {_kind(values)}, not a tuple of quantities"
+    elif len(given := cast("tuple[object, ...]", values)) > MAX_VALID_VALUES:
+        yield f"it has {len(given)} valid_values, but at most {MAX_VALID_VALUES} are allowed"
+    else:
+        consumable += [("valid value", value) for value in given]
+    span = cast("object", capacity.valid_range)
+    if isinstance(span, CapacityRange):
+        consumable += [("min", span.min), ("max", span.max), ("step", span.step)]
+    elif span is not None:
+        yield f"its valid_range is {_kind(span)}, not a CapacityRange"
+    optional = ("default", "max", "step")
+    consumable = [each for each in consumable if each[1] is not None or each[0] not in optional]
+    wrong = False
+    for name, amount in [("value", capacity.value), *consumable]:
+        if problem := quantity_problem(amount):
+            wrong = True
+            yield f"its {name} {shown(amount)} {problem}"
+    if wrong:
+        return
+    amounts = [(name, parse_quantity(cast("str", amount))) for name, amount in consumable]
+    # Kubernetes before 1.37 divides by the step in 64 bits, and panics if it is or overflows to 0.
+    # Such an answer names no device, so the whole pool would not be published.
+    if any(amount > MAX_AMOUNT for _, amount in amounts):
+        yield f"one of the amounts that claims can consume is more than {MAX_AMOUNT}"
+    if ("step", 0) in amounts:
+        yield "the step of its valid_range is zero"
+    if any(
+        name == "default" and amount > parse_quantity(capacity.value) for name, amount in amounts
+    ):
+        yield f"its default {capacity.default} is more than the capacity ({capacity.value})"
 
 
 def _consumes_problems(consumes: object) -> Iterator[str]:

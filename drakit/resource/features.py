@@ -53,8 +53,8 @@ _FIELDS = {
 }
 _LISTS = ("ints", "bools", "strings", "versions")
 _REFUSED_DEVICE = re.compile(
-    r"spec\.devices\[(?P<index>\d+)\](\.basic)?"
-    r"(\.attributes\[(?P<attribute>[^]]+)\]|\.(?P<counters>consumesCounters)\b)?"
+    r"spec\.devices\[(?P<index>\d+)\](\.basic)?\.?"
+    r"(?P<field>(attributes\[(?P<attribute>[^]]+)\]|(?P<counters>consumesCounters)\b)?.*)"
 )
 _REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
 
@@ -132,10 +132,11 @@ def refusal(details: Object, sent: Object) -> Refusal:
             continue
         if _is_list(child(devices[index], "attributes").get(found["attribute"]) or {}):
             features.add(Feature.LIST_ATTRIBUTES)
-        elif found["counters"]:
-            refused_consumers.setdefault(index, text(cause, "message"))
-        else:
-            named.setdefault(index, text(cause, "message"))
+            continue
+        problems = refused_consumers if found["counters"] else named
+        problem = ": ".join(filter(None, (found["field"], text(cause, "message"))))
+        # The API server reports capacities in random order, but the reason must stay the same.
+        problems[index] = min(problems.get(index, problem), problem)
     if refused_consumers and consumers <= refused_consumers.keys():
         features.add(Feature.COUNTERS)
     else:

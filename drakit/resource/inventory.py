@@ -1,8 +1,8 @@
 """
 The publishable part of an inventory: checks each device, and the rules for several devices.
 
-A device that the API server rejects, that has another's name, or that consumes missing counters is
-left out with a reason; the rest is published. A driver lists all of its devices at each change: a
+A device that is malformed, that has another's name, or that consumes missing counters is left out
+with a reason; the rest is published. A driver lists all of its devices at each change: a
 device that is the same object as before is not checked again.
 
 It must not know clients, clocks, or the callers.
@@ -29,7 +29,7 @@ _Pools = dict[str, dict[str, Device]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedInventory:
-    """The part of an inventory that the API server accepts."""
+    """The part of an inventory without malformed devices."""
 
     devices: tuple[Device, ...] = ()
     """In the endpoint's order."""

@@ -58,7 +58,10 @@ class Stock:
     """Names of devices that are left out, though later ones are reported."""
 
     shared: bool = False
-    """Whether there is `shared-0`, too, whose 8 of `light` claims share one by one."""
+    """Whether there is `shared-0`, too, whose 8 of `light` claims share."""
+
+    step: str = "1"
+    """The step of `shared-0`. The API server rejects one of 8 or more."""
 
     extra: Sequence[Mapping[str, Any]] = ()
     """Further devices: the fields of `drakit.Device` as JSON has them, right or wrong."""

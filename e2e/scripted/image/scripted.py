@@ -141,7 +141,8 @@ class Scripted(Driver[ScriptedConfig]):
             if name not in stock.get("missing", ())
         ]
         if stock.get("shared"):
-            light = Capacity(value="8", default="1", valid_range=CapacityRange(min="1", step="1"))
+            steps = CapacityRange(min="1", step=stock.get("step", "1"))
+            light = Capacity(value="8", default="1", valid_range=steps)
             listed.append(
                 Device(
                     name=SHARED,

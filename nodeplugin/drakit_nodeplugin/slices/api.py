@@ -1,6 +1,6 @@
 """
-The ResourceSlices of one driver on one node: requests in the served API version, a store of the
-slices at the API server, and the Node that owns them.
+The ResourceSlices of one driver on one node at the API server: requests in the served API version,
+a store of the slices, the Node that owns them, and the writes of a pool's plan.
 
 Inside the node plugin slices are those of ``resource.k8s.io/v1``. Listed slices are projected page
 by page: as JSON, all slices of a full node are large. The answer to a write and the watch both
@@ -8,24 +8,61 @@ report a slice, in any order: the newer report counts. After a restore of etcd, 
 a lower version than an old one. So a list, and a read after a conflict, count regardless of their
 versions.
 
-It must not know which slices are desired, or how errors are handled.
+It must not know which devices are desired, or when a pool is planned.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from drakit.kube import ApiError, Listing, NotFoundError, Session, WatchEvent, resource_path
+from drakit.backoff import Backoff
+from drakit.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    Listing,
+    NotFoundError,
+    Session,
+    WatchEvent,
+    resource_path,
+)
 from drakit.kube.discovery import VersionNotServedError, served_version
+from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit.resource.raw import Object, text
 from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
-from drakit_nodeplugin.slices.contents import StoredSlice
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.model import DesiredDevice
+from drakit_nodeplugin.slices.contents import (
+    Difference,
+    SliceContent,
+    StoredSlice,
+    compare_contents,
+)
+from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite
 
-__all__ = ("NodeOwner", "OnWrite", "SliceApi", "SliceStore", "Verb", "slice_of")
+__all__ = (
+    "DroppedError",
+    "NodeOwner",
+    "OnWrite",
+    "PoolContext",
+    "PoolWriter",
+    "SliceApi",
+    "SliceStore",
+    "StaleError",
+    "Verb",
+    "Verdict",
+)
+
+logger = logging.getLogger(__name__)
 
 Verb = Literal["create", "update", "delete"]
 OnWrite = Callable[[Verb, float, bool], None]
@@ -36,17 +73,26 @@ KeptT = TypeVar("KeptT")
 PAGE_SIZE = 20
 """Slices of a page: each has up to 128 devices, and a page is parsed as a whole."""
 
+RETRY_SECONDS = (2.0, 60.0)
+"""First and longest delay after a failed write; it doubles in between, with jitter."""
+
 
 class SliceApi:
-    """Also a :class:`~drakit.kube.reflector.Collection`, whose objects hold a StoredSlice each."""
+    """Requests in the served version; also a :class:`~drakit.kube.reflector.Collection`."""
 
     def __init__(self, session: Session, *, driver: str, node: str, on_write: OnWrite) -> None:
         self._session = session
         self._query = {"fieldSelector": f"spec.driver={driver},spec.nodeName={node}"}
         self._on_write = on_write
         self._version: str | None = None
+        self._followed = VERSIONS[0]
+        """The version of the latest list or watch. A write may learn of another one meanwhile."""
 
     # ------------------------------------------------------------ for the reflector
+
+    def project(self, body: dict[str, Any]) -> StoredSlice:
+        """Return the slice of a listed or watched object."""
+        return StoredSlice.of(from_version(body, self._followed))
 
     async def read_list(
         self,
@@ -57,29 +103,25 @@ class SliceApi:
         page_size: int = PAGE_SIZE,
     ) -> Listing[KeptT]:
         """List all slices. The path and the size of the pages are ours, not the reflector's."""
-        version = await self._served()
+        self._followed = await self._served()
+        query = {**(params or {}), **self._query}
         async with self._guarded():
             return await self._session.read_list(
-                _path(version),
-                lambda item: keep(_projected(item, version)),
-                params={**(params or {}), **self._query},
-                page_size=PAGE_SIZE,
+                _path(self._followed), keep, params=query, page_size=PAGE_SIZE
             )
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
         """Watch all slices; resource versions are the same in all versions of the API."""
-        version = await self._served()
+        self._followed = await self._served()
         query = {**(params or {}), **self._query}
         async with self._guarded():
             events = self._session.watch(
-                _path(version), resource_version=resource_version, params=query
+                _path(self._followed), resource_version=resource_version, params=query
             )
             async with aclosing(events):
                 async for event in events:
-                    if event.type != "BOOKMARK":
-                        event = replace(event, object=_projected(event.object, version))
                     yield event
 
     # ------------------------------------------------------------ single slices
@@ -245,15 +287,277 @@ def _path(version: str, name: str | None = None) -> str:
     return resource_path(f"{GROUP}/{version}", "resourceslices", name=name)
 
 
-def slice_of(item: Mapping[str, Any]) -> StoredSlice:
-    """Return the slice of an object of :class:`SliceApi`."""
-    return item["slice"]
-
-
-def _projected(body: dict[str, Any], version: str) -> dict[str, Any]:
-    metadata = {"resourceVersion": text(body, "metadata", "resourceVersion")}
-    return {"metadata": metadata, "slice": StoredSlice.of(from_version(body, version))}
-
-
 def _not_served(message: str, *, method: str, path: str) -> ApiError:
     return ApiError(status=404, reason="NotServed", message=message, method=method, path=path)
+
+
+# ---------------------------------------------------------------- writes of a pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolContext:
+    """The objects that the pools of a driver share."""
+
+    manager: DeviceManager
+    node: str
+    owner: NodeOwner
+    api: SliceApi
+    store: SliceStore
+    dropped: Callable[[], Collection[Feature]]
+    """Returns the features that the API server is known to drop."""
+
+    on_dropped: Callable[[Collection[Feature]], bool]
+    """Receives the features that an answer lacks; returns whether this invalidates plans."""
+
+    taints_kept: asyncio.Event
+    """Set once a dry run has shown that the API server keeps taints."""
+
+    on_name_taken: Callable[[str], None]
+    """Receives a sentence on an object that has the name of a slice."""
+
+    on_left_out: Callable[[Mapping[str, str]], None]
+    """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
+    names."""
+
+
+class StaleError(Exception):
+    """The plan is outdated: plan again."""
+
+
+class DroppedError(Exception):
+    """The API server drops fields, so the plan is wrong: plan again at once. Published devices may
+    lack these fields, or the pool may be incomplete. Raised once for each feature."""
+
+
+class Verdict(Enum):
+    """The result of the dry runs of a plan."""
+
+    ACCEPTED = "accepted"
+    PLAN_AGAIN = "plan again"
+    """Rejected, but not without the devices or the slices that were."""
+
+    REFUSED = "refused"
+
+
+class PoolWriter:
+    """
+    The writes of one pool. Times are the loop's.
+
+    The answers of the API server show what it does not accept:
+
+    * Another client may have created a slice of another driver or node under the name of ours. Our
+      slices then get names that nobody can guess.
+    * A device that a rejection names is left out until it changes.
+    * A slice that it rejects otherwise is retried later, since a policy of the cluster may have
+      rejected it. The other slices are still written, unless the pool would be incomplete.
+    * An API server that does not know taints drops them silently.
+    """
+
+    def __init__(self, pool: str, context: PoolContext) -> None:
+        self.known: dict[str, KnownSlice] = {}
+        """The slices that were correct after their last write or check, by name."""
+
+        self.error: str | None = None
+        """The reason why slices are rejected; None if none is."""
+
+        self.refused: dict[str, SliceContent] = {}
+        """The rejected contents, by the slice's name."""
+
+        self.refused_layout: dict[str, SliceContent] = {}
+        """The contents that dry runs rejected, by the slice's name: the plan was not written."""
+
+        self.refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
+        """The devices that rejections named, and the reasons."""
+
+        self.retry_at = 0.0
+        """The time at which rejected slices are retried."""
+
+        self.secret = b""
+        """The secret in the names of new slices; empty until a name is taken."""
+
+        self._renaming = False
+        """Whether a name was taken in the last round."""
+
+        self._context = context
+        self._pool = pool
+        self._facts = {"driver": context.manager.driver, "pool": pool}
+        self._retry = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+
+    def forget(self) -> None:
+        """Retry rejected slices: the API server may accept other slices than before."""
+        self.known.clear()
+        self.refused.clear()
+        self.refused_layout.clear()
+        self.refused_devices.clear()
+
+    def retry_if_due(self) -> None:
+        """Retry rejected slices if enough time has passed."""
+        if asyncio.get_running_loop().time() >= self.retry_at:
+            self.refused.clear()
+            self.refused_layout.clear()
+
+    async def check(self, plan: Plan) -> Verdict:
+        """
+        Check by dry runs what must be known before the first write.
+
+        A refusal between the writes of a layout leaves the pool incomplete. An API server that
+        drops taints makes a broken device available, even if only briefly.
+        """
+        writes = (*plan.replace, *plan.create)
+        if plan.changes_layout and any(map(self._is_refused, writes)):
+            return Verdict.REFUSED
+        verdict = Verdict.PLAN_AGAIN
+        errors: list[ApiError] = []
+        refused: dict[str, SliceContent] = {}
+        for write in writes:
+            if not (plan.changes_layout and write.changed) and not self._may_lose_taints(write):
+                continue
+            try:
+                await self._send(write, dry_run=True)
+            except (InvalidError, ForbiddenError) as error:
+                if isinstance(error, ForbiddenError) and not plan.changes_layout:
+                    raise
+                errors.append(error)
+                refused[write.name] = write.content
+                if not self._note_refusal(write, error) and plan.changes_layout:
+                    verdict = Verdict.REFUSED
+                    break
+        if not errors:
+            return Verdict.ACCEPTED
+        if plan.changes_layout:
+            self.refused_layout = refused
+        else:
+            self.refused |= refused
+        self._fail(errors)
+        return verdict
+
+    def _is_refused(self, write: SliceWrite) -> bool:
+        """Return whether the API server has rejected this layout, apart from taints."""
+        before = self.refused_layout.get(write.name)
+        return before is not None and compare_contents(before, write.content) in (
+            Difference.NONE,
+            Difference.TAINTS,
+        )
+
+    def _may_lose_taints(self, write: SliceWrite) -> bool:
+        return not self._context.taints_kept.is_set() and write.may_lose_taints
+
+    def _fail(self, errors: Sequence[ApiError]) -> None:
+        self.error = "; ".join(map(str, errors))
+        self.retry_at = asyncio.get_running_loop().time() + self._retry.next_seconds()
+
+    async def write(self, plan: Plan) -> bool:
+        """Make the writes of a plan; return whether the rest of the pool must be planned again,
+        without devices that the API server refuses."""
+        errors: list[ApiError] = []
+        again = False
+        for each in plan.delete:
+            await self._delete(each)
+        for write in (*plan.replace, *plan.create):
+            try:
+                await self._send(write)
+            except InvalidError as error:
+                errors.append(error)
+                self.refused[write.name] = write.content
+                again |= self._note_refusal(write, error)
+        if not plan.empty:
+            facts = {"creates": len(plan.create), "updates": len(plan.replace)}
+            facts |= {"deletes": len(plan.delete)}
+            logger.info("slices published", extra=self._facts | facts)
+        self._renaming = False
+        if errors:
+            self._fail(errors)
+        elif not self.refused and not self.refused_layout:
+            self.error = None
+            self._retry.succeeded()
+        return again
+
+    async def _delete(self, stored: StoredSlice) -> None:
+        try:
+            await self._context.api.delete(stored)
+        except ConflictError:
+            await self._read(stored.name)
+            raise
+        self._context.store.remove(stored.name, stored.uid)
+        self.known.pop(stored.name, None)
+
+    async def _send(self, write: SliceWrite, *, dry_run: bool = False) -> None:
+        api, body = self._context.api, write.body()
+        try:
+            answer = await api.write(body, exists=write.stored is not None, dry_run=dry_run)
+        except AlreadyExistsError:
+            found = await self._read(write.name)
+            if found is None or not self._is_ours(found):
+                self._rename(write.name, found)
+            raise
+        except (ConflictError, NotFoundError):
+            # The store is outdated.
+            await self._read(write.name)
+            raise
+        dropped = dropped_from_slice(body, answer)
+        if dry_run:
+            # Another pool may have reported it already.
+            if self._context.on_dropped(dropped) or Feature.TAINTS in dropped:
+                raise DroppedError
+            if self._may_lose_taints(write):
+                self._context.taints_kept.set()
+            return
+        stored = StoredSlice.of(answer)
+        self._context.store.apply(stored)
+        self.known[write.name] = KnownSlice(
+            version=stored.version, content=write.content, owner=write.pool.node_uid
+        )
+        self.refused.pop(write.name, None)
+        if self._context.on_dropped(dropped):
+            raise DroppedError
+
+    def _note_refusal(self, write: SliceWrite, error: ApiError) -> bool:
+        """Return whether the rejection names devices; those are left out from now on."""
+        found = refusal(error.details, write.body())
+        if self._context.on_dropped(found.features):
+            raise DroppedError from error
+        logger.error(
+            "the API server rejects a slice",
+            extra=self._facts | {"slice": write.name, "error": str(error)},
+        )
+        named = {name: why for name, why in found.devices.items() if name in write.content.devices}
+        for name, why in named.items():
+            device = write.content.devices[name]
+            self.refused_devices[name] = (device, f"the API server rejects it: {why}")
+        return bool(named)
+
+    def _rename(self, name: str, found: StoredSlice | None) -> None:
+        """Give new slices names that nobody can guess, from the next round on."""
+        self.secret = secrets.token_bytes(16)
+        if found is not None:  # else it is deleted already, and may have been ours
+            node = f"node {found.node}" if found.node else "not bound to one node"
+            note = (
+                f"the node plugin uses different names for new slices of pool {self._pool} of "
+                f"driver {self._context.manager.driver}, because ResourceSlice {name} already "
+                f"exists (driver {found.driver}, pool {found.pool}, {node}); identify the client "
+                f"that created it, and delete the slice"
+            )
+            logger.warning("a slice's name is taken", extra=self._facts | {"error": note})
+            self._context.on_name_taken(note)
+        if not self._renaming:
+            self._renaming = True
+            raise StaleError
+
+    def _is_ours(self, found: StoredSlice) -> bool:
+        context = self._context
+        ours = (context.manager.driver, context.node, self._pool)
+        return (found.driver, found.node, found.pool) == ours
+
+    async def _read(self, name: str) -> StoredSlice | None:
+        """Read one slice, because the stored one is outdated; it may be another node's now."""
+        store = self._context.store
+        held = store.find(name)
+        try:
+            found = await self._context.api.get(name)
+        except NotFoundError:
+            found = None
+        if found is not None and self._is_ours(found):
+            store.correct(found, held=held)
+        elif (gone := store.find(name)) is not None and gone.pool == self._pool:
+            store.remove(name, gone.uid)
+        return found

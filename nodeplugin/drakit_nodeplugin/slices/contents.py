@@ -43,8 +43,10 @@ __all__ = (
     "compare_contents",
     "describe",
     "effects",
+    "keep_published",
     "published_taints",
     "same_content",
+    "same_desired",
     "slice_spec",
 )
 
@@ -155,6 +157,14 @@ class SliceContent:
         default_factory=dict[str, "CounterSet | None"]
     )
     """None keeps the published content."""
+
+
+def keep_published(device: DesiredDevice) -> DesiredDevice:
+    """Return the device as it is published, but with the node plugin's taints that it should have
+    now."""
+    return replace(
+        device, device=None, taints=tuple(each for each in device.taints if _is_ours(each.key))
+    )
 
 
 class Difference(IntEnum):
@@ -322,6 +332,12 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
         if {*map(_key, device.taints)} != known:
             difference = Difference.TAINTS
     return difference
+
+
+def same_desired(before: DesiredDevice, wanted: DesiredDevice) -> bool:
+    """Return whether a device is published in the same way as before."""
+    old, new = (SliceContent(devices={each.name: each}) for each in (before, wanted))
+    return same_content(old, new)
 
 
 def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:

@@ -36,6 +36,7 @@ from drakit_nodeplugin.slices.contents import (
     compare,
     compare_contents,
     same_content,
+    same_desired,
     slice_spec,
 )
 from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
@@ -139,6 +140,9 @@ class SliceWrite:
     sources: Sequence[StoredSlice]
     """The slices that hold its devices so far."""
 
+    changed: bool = True
+    """Whether its devices, counter sets or taints differ from the published ones."""
+
     @property
     def may_lose_taints(self) -> bool:
         """Whether an API server that drops taints would publish a device that must have one."""
@@ -197,6 +201,12 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     """The reasons why devices are not published, by their names."""
 
+    changes_layout: bool = False
+    """Whether the pool is incomplete between the first write and the last: it gets a new
+    generation, by more than one write. Deletes are writes, too: a pool that shrinks to one slice is
+    incomplete after the deletes. A single write replaces all of the pool, or fails and changes
+    nothing."""
+
     @property
     def empty(self) -> bool:
         """Whether the API server already has the desired state."""
@@ -211,6 +221,7 @@ def planning(
     known: Mapping[str, KnownSlice] | None = None,
     left: Mapping[str, SliceContent] | None = None,
     dropped: Collection[Feature] = (),
+    refused: Mapping[str, tuple[DesiredDevice, str]] | None = None,
     limits: PackingLimits | None = None,
 ) -> Generator[None, None, Plan]:
     """
@@ -220,26 +231,32 @@ def planning(
 
     `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
     those that are not written for now, with the content that they would get. The plan uses no
-    feature in `dropped`. A pool without devices keeps one empty slice, which distinguishes a driver
+    feature in `dropped`, and no device that is published as one in `refused`, which has the
+    reasons. A pool without devices keeps one empty slice, which distinguishes a driver
     without devices from no driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)
+    left_out = {**chosen.left_out}
+    for name, (device, why) in (refused or {}).items():
+        if name in chosen.devices and same_desired(device, chosen.devices[name]):
+            left_out[name] = why
+    devices = {name: each for name, each in chosen.devices.items() if name not in left_out}
     held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
     sets: dict[str, CounterSet | None] = {}
     if chosen.keeps_counter_sets:
         sets |= dict.fromkeys(held.counter_sets)
     sets |= chosen.counter_sets
     yield
-    planner = _Planner(held, chosen.devices, sets, known=known or {}, left=left)
+    planner = _Planner(held, devices, sets, known=known or {}, left=left)
     for index in held.slices:
         planner.compare(index)
         yield
     packing = pack(
-        chosen.devices.keys(), counter_sets=tuple(sets), standing=planner.standing(), limits=limits
+        devices.keys(), counter_sets=tuple(sets), standing=planner.standing(), limits=limits
     )
     yield
-    return planner.plan(packing, left_out=chosen.left_out)
+    return planner.plan(packing, left_out=left_out)
 
 
 class _HeldSlices:
@@ -389,6 +406,10 @@ class _Planner:
                 content=content,
                 stored=stored,
                 sources=_sources(content, held),
+                changed=index in changed
+                or self.differences.get(index) is not Difference.NONE
+                # It was not written, so the API server has not accepted its content.
+                or (stored is not None and stored.name in self.left),
             )
 
         creates = [write(index) for index in range(count) if index not in held.slices]
@@ -396,12 +417,14 @@ class _Planner:
             creates = [
                 each for each in creates if not same_content(self.left.get(each.name), each.content)
             ]
+        deletes = [*held.obsolete, *(each for i, each in held.slices.items() if i >= count)]
         return Plan(
-            delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
+            delete=deletes,
             replace=[write(index) for index in kept],
             create=creates,
             known=self.known,
             left_out=left_out,
+            changes_layout=not same_generation and len(deletes) + len(kept) + len(creates) > 1,
         )
 
 

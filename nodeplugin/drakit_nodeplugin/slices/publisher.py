@@ -2,8 +2,12 @@
 Publishes the devices of one driver on this node as ResourceSlices.
 
 It watches the slices at the API server, and restores slices that another client deletes. (The
-kubelet deletes the slices of its node at its start.) One :mod:`.pool_publisher` runs for each pool.
-Publishing never calls a driver.
+kubelet deletes the slices of its node at its start.) One :class:`PoolPublisher` runs for each pool,
+so an error of one pool delays no other. It keeps the slices up to date in rounds of writes. A round
+begins 0.2 s after the first change, and at least 1 s after the last round. Changes that other
+clients make to our slices are undone, with a backoff. Publishing never calls a driver.
+
+:mod:`.plan` decides which slices are written, :mod:`.api` what the answers mean.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """
@@ -13,21 +17,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
-from drakit.kube import Session
+from drakit.backoff import Backoff
+from drakit.kube import ApiError, Session, TooManyRequestsError, UnavailableError
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore, slice_of
-from drakit_nodeplugin.slices.contents import StoredSlice, describe, effects
-from drakit_nodeplugin.slices.pool_publisher import (
-    PACE_SECONDS,
-    SETTLE_SECONDS,
+from drakit_nodeplugin.devices.model import DesiredPool
+from drakit_nodeplugin.slices.api import (
+    RETRY_SECONDS,
+    DroppedError,
+    NodeOwner,
+    OnWrite,
     PoolContext,
-    PoolPublisher,
-    qualified,
+    PoolWriter,
+    SliceApi,
+    SliceStore,
+    StaleError,
+    Verdict,
 )
+from drakit_nodeplugin.slices.contents import (
+    StoredSlice,
+    choose,
+    describe,
+    effects,
+    keep_published,
+)
+from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slices_by_index
 
 __all__ = ("SlicePublisher",)
 
@@ -36,6 +54,25 @@ logger = logging.getLogger(__name__)
 FORGET_SECONDS = 600.0
 """Minimum time between two retries of dropped fields, which cost writes. When the watch restarts,
 the API server may be a newer one."""
+
+SETTLE_SECONDS = 0.2
+"""Time from the first change to the write. An unplugged hub causes one write."""
+
+PACE_SECONDS = 1.0
+"""Minimum time between two rounds of writes. Devices that flap must not load the API server."""
+
+MAX_RETRY_AFTER_SECONDS = 60.0
+
+UNDO_SECONDS = (2.0, 60.0)
+"""First and longest delay before a repeated change by another client is undone. An admin's
+tool may revert our change again."""
+
+MAX_CHECKS = 3
+"""Plans of one round that are checked by dry runs. One answer names all invalid devices of a slice;
+a policy of the cluster may name one device in each answer."""
+
+QUIET_SECONDS = 600.0
+"""The time without foreign changes after which the next one is undone at once."""
 
 
 class SlicePublisher:
@@ -174,7 +211,7 @@ class SlicePublisher:
             pool.wake()
 
     async def _watch(self, api: SliceApi, owner: NodeOwner, find: Callable[..., None]) -> None:
-        self._reflector = Reflector(api, "resourceslices", keep=slice_of)
+        self._reflector = Reflector(api, "resourceslices", keep=api.project)
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=items):
@@ -236,3 +273,237 @@ class SlicePublisher:
         self._dropped = frozenset()
         for pool in self._pools.values():
             pool.forget()
+
+
+class PoolPublisher:
+    """Publishes one pool. Times are the loop's."""
+
+    def __init__(self, name: str, context: PoolContext) -> None:
+        self.name = name
+        self.last_error: str | None = None
+        """The error of the last round, or of one of its slices; None if nothing failed."""
+
+        self.left_out: Mapping[str, str] = {}
+        """The reasons why desired devices are not published, by name."""
+
+        self._context = context
+        self._facts = {"driver": context.manager.driver, "pool": name}
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._not_before = 0.0
+        self._backoff = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._settled = False
+        """Whether our last round was the last write, as far as we know."""
+
+        self._undo_backoff = Backoff(
+            first_seconds=UNDO_SECONDS[0], limit_seconds=UNDO_SECONDS[1], jitter=0.0
+        )
+        self._undone_at = float("-inf")
+        self._undo_not_before = 0.0
+        self._again_at: float | None = None
+        self._writer = PoolWriter(name, context)
+
+    def wake(self) -> None:
+        """Notify the publisher of a change."""
+        self._changed.set()
+
+    def forget(self) -> None:
+        """Compare everything again: the API server may accept other slices than before."""
+        self._writer.forget()
+        self._settled = False
+        self._changed.set()
+
+    async def run(self, settle: float) -> None:
+        """Publish until canceled, or until the pool is neither desired nor published. The first
+        round begins after `settle` seconds."""
+        loop = asyncio.get_running_loop()
+        gone = False
+        while True:
+            if gone:  # the pause between rounds applies to a pool that appears repeatedly, too
+                await asyncio.sleep(self._not_before - loop.time())
+                if not self._wanted():
+                    return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._again_at):
+                        await self._changed.wait()
+            gone = False
+            await asyncio.sleep(max(settle, self._not_before - loop.time()))
+            settle = SETTLE_SECONDS
+            self._changed.clear()
+            try:
+                gone = await self._round()
+            except StaleError:
+                self._not_before = loop.time() + PACE_SECONDS
+                self._changed.set()
+            except DroppedError:
+                settle = 0.0
+                self._changed.set()
+            except Exception as error:  # even a bug of ours: the pools of other drivers continue
+                self._failed(error)
+            else:
+                self._backoff.succeeded()
+
+    def _wanted(self) -> bool:
+        publication = self._context.manager.publication()
+        names = publication.pools.keys() | publication.held | self._context.store.pools()
+        return self.name in names
+
+    def _failed(self, error: Exception) -> None:
+        """Log the error of a round, and schedule the next attempt."""
+        seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
+        if isinstance(error, TooManyRequestsError | UnavailableError):
+            seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
+        facts = self._facts | {"seconds": round(seconds, 1)}
+        if isinstance(error, ApiError):
+            self.last_error = str(error)
+            facts |= {"error": self.last_error}
+            logger.warning("slices not published; the write is retried", extra=facts)
+        else:
+            self.last_error = f"an internal error of the node plugin: {error!r}"
+            logger.exception(
+                "an internal error of the node plugin: slices not published; the write is retried",
+                extra=facts,
+            )
+        self._not_before = asyncio.get_running_loop().time() + seconds
+        self._changed.set()
+
+    # ------------------------------------------------------------ one round
+
+    async def _round(self) -> bool:
+        """Write what differs; return whether the pool is neither desired nor published."""
+        publication = self._context.manager.publication()
+        pool = publication.pools.get(self.name)
+        self._again_at = None
+        if self.name in publication.held or (pool is None and not publication.complete):
+            return False
+        if pool is None:
+            plan = Plan(delete=self._context.store.of_pool(self.name))
+        else:
+            plan = await self._accepted_plan(pool)
+            if undone := self._foreign() & {each.name for each in (*plan.delete, *plan.replace)}:
+                self._undo(sorted(undone))
+        if await self._writer.write(plan):
+            self._changed.set()
+        self._settled = True
+        self._not_before = asyncio.get_running_loop().time() + PACE_SECONDS
+        if self._writer.error is not None:
+            self._check_again(self._writer.retry_at)
+        self.last_error = self._writer.error
+        return pool is None
+
+    def _check_again(self, at: float) -> None:
+        self._again_at = at if self._again_at is None else min(at, self._again_at)
+
+    async def _accepted_plan(self, pool: DesiredPool) -> Plan:
+        """Return the writes that the API server accepts, as far as dry runs show."""
+        writer = self._writer
+        identity = await self._identity()
+        writer.retry_if_due()
+        for _ in range(MAX_CHECKS):
+            plan = await self._plan(pool, identity)
+            writer.refused_devices = {
+                name: each for name, each in writer.refused_devices.items() if name in plan.left_out
+            }
+            self._report(plan.left_out)
+            verdict = await writer.check(plan)
+            if verdict is Verdict.ACCEPTED:
+                writer.refused_layout.clear()
+                return plan
+            if verdict is Verdict.REFUSED:
+                break
+        # A device that fails must still be tainted, and one that vanished must not be allocated.
+        names = {name for each in self._context.store.of_pool(self.name) for name in each.devices}
+        wanted = choose(pool, self._context.dropped()).devices
+        kept = tuple(keep_published(each) for name, each in wanted.items() if name in names)
+        if not names:
+            return Plan()
+        plan = await self._plan(DesiredPool(devices=kept, counter_sets=None), identity)
+        return plan if await writer.check(plan) is Verdict.ACCEPTED else Plan()
+
+    async def _plan(self, pool: DesiredPool, identity: PoolIdentity) -> Plan:
+        now = asyncio.get_running_loop().time()
+        writer = self._writer
+        stored = self._context.store.of_pool(self.name)
+        left = dict(writer.refused)
+        foreign = self._foreign()
+        if foreign and now < self._undo_not_before:
+            self._check_again(self._undo_not_before)
+            left |= {name: known.content for name in foreign if (known := writer.known.get(name))}
+            kept = slices_by_index(identity, stored, known=writer.known)
+            names = {each.name for each in kept.values()}
+            stored = [each for each in stored if each.name not in foreign or each.name in names]
+        steps = planning(
+            pool,
+            identity=identity,
+            stored=stored,
+            known=writer.known,
+            left=left,
+            dropped=self._context.dropped(),
+            refused=writer.refused_devices,
+        )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                plan: Plan = end.value
+                break
+            await asyncio.sleep(0)  # planning a full node's pool takes as long as many claims
+        names = {each.name for each in stored}
+        writer.known = {
+            name: each for name, each in (writer.known | {**plan.known}).items() if name in names
+        }
+        return plan
+
+    def _undo(self, slices: Collection[str]) -> None:
+        """Delay the next undo."""
+        now = asyncio.get_running_loop().time()
+        if now - self._undone_at >= QUIET_SECONDS:
+            self._undo_backoff.succeeded()
+        self._undone_at = now
+        self._undo_not_before = now + self._undo_backoff.next_seconds()
+        logger.warning(
+            "another client changed slices of this node plugin; they are restored",
+            extra=self._facts | {"slices": slices},
+        )
+
+    async def _identity(self) -> PoolIdentity:
+        context = self._context
+        stored = context.store.of_pool(self.name)
+        uid = await context.owner.uid()
+        if any(each.owners != (uid,) for each in stored):
+            # An admin may have replaced the Node.
+            uid = await context.owner.uid(again=True)
+        return PoolIdentity(
+            driver=context.manager.driver,
+            node=context.node,
+            node_uid=uid,
+            pool=self.name,
+            secret=self._writer.secret,
+        )
+
+    def _foreign(self) -> set[str]:
+        """Return the slices that other clients have created or changed since our last round."""
+        if not self._settled:
+            return set()
+        known = self._writer.known
+        return {
+            each.name
+            for each in self._context.store.of_pool(self.name)
+            if each.name not in known or known[each.name].version != each.version
+        }
+
+    def _report(self, left_out: Mapping[str, str]) -> None:
+        new = {name: why for name, why in left_out.items() if self.left_out.get(name) != why}
+        self.left_out = left_out
+        for name, why in new.items():
+            logger.error("device is left out", extra=self._facts | {"device": name, "error": why})
+        if new:
+            pool = short_pool(self._context.node, self.name)
+            self._context.on_left_out(qualified(pool, new))
+
+
+def qualified(pool: str, left_out: Mapping[str, str]) -> dict[str, str]:
+    """Prefix devices with the driver's name of their pool; the pool with the node's name has
+    none."""
+    return {f"{pool}/{device}".lstrip("/"): why for device, why in left_out.items()}

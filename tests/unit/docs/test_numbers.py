@@ -13,7 +13,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report, reporting
 from drakit_nodeplugin.kubelet import server
-from drakit_nodeplugin.slices import packing, pool_publisher
+from drakit_nodeplugin.slices import packing, publisher
 from drakit_nodeplugin.state import quarantine, schema
 from drakit_operator import reconciler
 from drakit_operator.config import Config
@@ -36,8 +36,8 @@ def minutes(seconds: float) -> str:
 SENTENCES = {
     "reference/slices": [
         f"at most {PACKING.max_devices}. The plugin puts at most {PACKING.fill_devices} into a new",
-        f"{pool_publisher.SETTLE_SECONDS:g} s after the first change",
-        f"a deleted slice within {pool_publisher.UNDO_SECONDS[0]:.0f} s",
+        f"{publisher.SETTLE_SECONDS:g} s after the first change",
+        f"a deleted slice within {publisher.UNDO_SECONDS[0]:.0f} s",
         {0.5: "at most twice a second"}[thread.POLICIES_PACE_SECONDS],
         f"or after {minutes(thread.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",

@@ -125,9 +125,16 @@ def cause(field: str, message: str = "no") -> dict:
             id="in-v1beta1",
         ),
         pytest.param(
-            "spec.devices[1].attributes[x].string", Refusal(devices={"c": "no"}), id="an-attribute"
+            "spec.devices[1].attributes[x].string",
+            Refusal(devices={"c": "attributes[x].string: no"}),
+            id="an-attribute",
         ),
-        pytest.param("spec.devices[0].name", Refusal(devices={"a": "no"}), id="a-name"),
+        pytest.param(
+            "spec.devices[1].basic.capacity[x.y/m].requestPolicy.validRange.step",
+            Refusal(devices={"c": "capacity[x.y/m].requestPolicy.validRange.step: no"}),
+            id="a-capacity-in-v1beta1",
+        ),
+        pytest.param("spec.devices[0].name", Refusal(devices={"a": "name: no"}), id="a-name"),
         pytest.param("spec.devices[1]", Refusal(devices={"c": "no"}), id="a-device"),
         pytest.param("spec.devices", Refusal(), id="all-devices"),
         pytest.param("spec.devices[2].name", Refusal(), id="a-device-that-was-not-sent"),
@@ -157,7 +164,15 @@ def test_the_content_of_a_refusal(field, found):
 def test_a_refusal_of_the_counters_of_one_of_two_consumers_is_about_that_one():
     sent = spec(devices=[{**BODY, "name": "b"}, BODY])
     found = refusal({"causes": [cause("spec.devices[1].consumesCounters[0].counterSet")]}, sent)
-    assert found == Refusal(devices={"c": "no"})
+    assert found == Refusal(devices={"c": "consumesCounters[0].counterSet: no"})
+
+
+def test_the_reason_does_not_depend_on_the_order_of_the_causes():
+    causes = [cause(f"spec.devices[0].capacity[{name}].requestPolicy") for name in "ba"]
+    sent = spec(devices=[BODY])
+    found = {"c": "capacity[a].requestPolicy: no"}
+    assert refusal({"causes": causes}, sent).devices == found
+    assert refusal({"causes": causes[::-1]}, sent).devices == found
 
 
 def test_a_refusal_without_causes_proves_nothing():
