@@ -280,6 +280,10 @@ test-all: cluster-programs images check conformance crash-matrix ## run also the
 bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)
 	$(BIN)/python -m bench $(ARGS)
 
+.PHONY: hops
+hops: venv ## count the functions that a prepare and a device change enter (ARGS=--list for their names)
+	$(BIN)/python -m bench.hops $(ARGS)
+
 .PHONY: bench-operator
 bench-operator: deps venv ## measure the operator and kubectl drakit in a large cluster (Go)
 	$(BIN)/python -m bench --only operator $(ARGS)

@@ -16,7 +16,7 @@ from typing import ClassVar
 from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Driver, DriverConfig, Edits
 from drakit.settings import Duration
 
-__all__ = ("DEVICES", "DRIVER", "SHARED", "BenchConfig", "Effects", "Plain")
+__all__ = ("DEVICES", "DRIVER", "SHARED", "BenchConfig", "Changing", "Effects", "Plain")
 
 DRIVER = "bench.drakit.dev"
 
@@ -65,3 +65,23 @@ class Plain(Effects):
     """A driver that only returns the container's edits."""
 
     side_effects: ClassVar[bool] = False
+
+
+class Changing(Effects):
+    """A driver whose last device changes when the measurement asks for it."""
+
+    running: Changing | None = None
+
+    async def devices(self) -> AsyncIterator[Collection[Device]]:
+        self.loop, self.asked = asyncio.get_running_loop(), asyncio.Queue[int]()
+        Changing.running = self
+        level = 0
+        while True:
+            yield [Device(name="device-0"), Device(name="changing", attributes={"level": level})]
+            level = await self.asked.get()
+
+    @classmethod
+    def change(cls, level: int) -> None:
+        """Change the device, from any thread."""
+        assert cls.running is not None
+        cls.running.loop.call_soon_threadsafe(cls.running.asked.put_nowait, level)

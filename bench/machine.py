@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Folders", "describe", "folders", "memory_mib")
+from bench import REPOSITORY
 
-REPOSITORY = Path(__file__).parent.parent
+__all__ = ("Folders", "describe", "folders", "memory_mib")
 
 DISKS = ("/var/tmp", "/tmp")
 """Candidates for a disk. The paths are short: those of sockets have at most 107 bytes."""

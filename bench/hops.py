@@ -1,0 +1,279 @@
+"""
+The functions of ours that one prepare and one device change enter: `python -m bench.hops`.
+
+The real node plugin runs in this process and this thread, with a profile hook in all its threads.
+Its calls come over the unix socket, and its API server is the fake one: other threads run both,
+without the hook. Only what each of several rounds enters counts, so that work on a timer does not.
+
+The numbers have no budget. They show how much a reader of one call must know.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from asyncio.base_events import BaseEventLoop
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from bench import REPOSITORY
+from bench.drivers import DRIVER, Changing
+from bench.kubelet import Kubelet, register
+from drakit.device import ClaimReference
+from drakit.testing import FakeApiServer
+from drakit_nodeplugin.app import Launch, serve
+from drakit_nodeplugin.config import load_config
+
+NODE = "bench-node"
+WARM_UP = 3
+"""Rounds before the first that counts: modules are imported, and connections opened."""
+
+ROUNDS = 5
+REST_SECONDS = 0.3
+"""The time after which nothing of a call is left to do."""
+
+PUBLISHED_SECONDS = 30.0
+
+PACKAGES = tuple(
+    str(REPOSITORY / folder) + os.sep
+    for folder in ("drakit", "nodeplugin/drakit_nodeplugin", "nodeplugin/drakit_drivers")
+)
+TESTING = str(REPOSITORY / "drakit" / "testing") + os.sep
+
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+
+
+# ---------------------------------------------------------------- the profile hook
+
+
+@dataclass(kw_only=True)
+class Round:
+    """What the plugin did in one round."""
+
+    functions: dict[tuple[str, str], None] = field(default_factory=dict[tuple[str, str], None])
+    """File and name of our functions, in the order of their first calls. Each resumption of a coroutine is a
+    call."""
+
+    tasks: int = 0
+    """Tasks that were created for coroutines of ours."""
+
+    crossings: int = 0
+    """Work or a result that a thread passed to another one."""
+
+    iterations: int = 0
+    """Turns of the main loop."""
+
+
+_CREATE_TASK, _WAKE, _SUBMIT, _TURN = (
+    function.__code__
+    for function in (
+        BaseEventLoop.create_task,
+        BaseEventLoop.call_soon_threadsafe,
+        ThreadPoolExecutor.submit,
+        vars(BaseEventLoop)["_run_once"],
+    )
+)
+
+
+class Recorder:
+    """The hook. It counts while there is a round."""
+
+    def __init__(self) -> None:
+        self.round: Round | None = None
+
+    @contextmanager
+    def recording(self) -> Generator[Round]:
+        """Record from a state of rest to the next one."""
+        time.sleep(REST_SECONDS)
+        self.round = recorded = Round()
+        yield recorded
+        time.sleep(REST_SECONDS)
+        self.round = None
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or (now := self.round) is None:
+            return
+        code = frame.f_code
+        if is_ours(code):
+            now.functions[code.co_filename, code.co_qualname] = None
+        elif code is _CREATE_TASK:
+            work = getattr(frame.f_locals["coro"], "cr_code", None)
+            now.tasks += work is not None and is_ours(work)
+        elif code is _WAKE:
+            now.crossings += frame.f_locals["self"]._thread_id != threading.get_ident()
+        elif code is _SUBMIT:
+            now.crossings += 1
+        elif code is _TURN:
+            now.iterations += threading.current_thread() is threading.main_thread()
+
+
+@cache
+def is_ours(code: CodeType) -> bool:
+    """Whether the code is a named function of the product, without its fakes."""
+    file = code.co_filename
+    return (
+        file.startswith(PACKAGES)
+        and not file.startswith(TESTING)
+        and not code.co_name.startswith("<")
+    )
+
+
+# ---------------------------------------------------------------- the rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The API server and the plugin's sockets."""
+
+    api: FakeApiServer
+    api_loop: asyncio.AbstractEventLoop
+    kubelet: Kubelet
+
+    def new_claim(self, number: int) -> ClaimReference:
+        name = f"claim-{number}"
+        result = {"request": "main", "driver": DRIVER, "pool": NODE, "device": "device-0"}
+        claim = {
+            "spec": {"devices": {"requests": [{"name": "main"}]}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        }
+
+        async def store() -> Any:
+            return self.api.store(f"{_CLAIMS}/{name}", claim)
+
+        stored = asyncio.run_coroutine_threadsafe(store(), self.api_loop).result()
+        return ClaimReference(namespace="default", name=name, uid=stored["metadata"]["uid"])
+
+    def wait_level(self, level: int) -> None:
+        """Wait until the API server has the changed device."""
+        until = time.monotonic() + PUBLISHED_SECONDS
+        while time.monotonic() < until:
+            for body in self.api.objects(_SLICES):
+                for device in body["spec"].get("devices", ()):
+                    if device.get("attributes", {}).get("level", {}).get("int") == level:
+                        return
+            time.sleep(0.005)
+        raise SystemExit("the changed device was not published")
+
+
+def measure(world: World, recorder: Recorder) -> Mapping[str, list[Round]]:
+    """Return the rounds of each operation, those of the warm-up excluded."""
+    rounds: dict[str, list[Round]] = {"prepare": [], "device change": []}
+    world.wait_level(0)
+    for number in range(1, WARM_UP + ROUNDS + 1):
+        claim = world.new_claim(number)
+        with recorder.recording() as prepare:
+            world.kubelet.prepare([claim])
+        world.kubelet.unprepare([claim])
+        with recorder.recording() as change:
+            Changing.change(number)
+            world.wait_level(number)
+        if number > WARM_UP:
+            rounds["prepare"].append(prepare)
+            rounds["device change"].append(change)
+    return rounds
+
+
+def run(recorder: Recorder) -> Mapping[str, list[Round]]:
+    """Run the plugin in this thread, and what it needs in others; return the rounds."""
+    results: list[Mapping[str, list[Round]]] = []
+    with tempfile.TemporaryDirectory(prefix="drakit-hops-", dir="/tmp") as folder:
+        root = Path(folder)
+        (root / "plugins_registry").mkdir()
+        ready: Future[tuple[FakeApiServer, asyncio.AbstractEventLoop]] = Future()
+        threading.Thread(target=lambda: asyncio.run(_serve_api(ready)), daemon=True).start()
+        api, loop = ready.result()
+
+        def drive() -> None:
+            try:
+                with _kubelet(root) as kubelet:
+                    world = World(api=api, api_loop=loop, kubelet=kubelet)
+                    results.append(measure(world, recorder))
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        config = root / "config.yaml"
+        listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+        config.write_text(
+            json.dumps({"listen": listen, "drivers": [{"driver": "bench.drivers:Changing"}]})
+        )
+        launch = Launch(
+            config_file=config,
+            node_name=NODE,
+            instance_uid="hops",
+            kubeconfig=api.write_kubeconfig(root),
+        )
+        settings = load_config(config, kubeletRoot=root, cdiDirectory=root / "cdi")
+        threading.Thread(target=drive, daemon=True).start()
+        threading.setprofile(recorder)
+        sys.setprofile(recorder)
+        try:
+            asyncio.run(serve(settings, launch))
+        finally:
+            sys.setprofile(None)
+    return results[0]
+
+
+async def _serve_api(ready: Future[tuple[FakeApiServer, asyncio.AbstractEventLoop]]) -> None:
+    async with FakeApiServer() as api:
+        api.store(f"/api/v1/nodes/{NODE}", {})
+        ready.set_result((api, asyncio.get_running_loop()))
+        await asyncio.Event().wait()
+
+
+@contextmanager
+def _kubelet(root: Path) -> Generator[Kubelet]:
+    """Register the driver as soon as its socket is there."""
+    while not (found := list((root / "plugins_registry").glob("*.sock"))):
+        time.sleep(0.01)
+    kubelet = Kubelet(register(found[0])[1])
+    try:
+        yield kubelet
+    finally:
+        kubelet.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.hops", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list the functions by module")
+    arguments = parser.parse_args()
+    rounds = run(Recorder())
+    print(f"{'':15}{'functions':>10}{'modules':>9}{'tasks':>7}{'crossings':>11}{'iterations':>12}")
+    for operation, each in rounds.items():
+        modules = _by_module(each)
+        functions = sum(map(len, modules.values()))
+        # What runs on a timer only adds.
+        tasks = min(one.tasks for one in each)
+        crossings = min(one.crossings for one in each)
+        iterations = min(one.iterations for one in each)
+        print(f"{operation:15}{functions:10}{len(modules):9}{tasks:7}{crossings:11}{iterations:12}")
+    for operation, each in rounds.items() if arguments.list else ():
+        print(f"\n{operation}")
+        for file, names in _by_module(each).items():
+            print(*(f"  {Path(file).relative_to(REPOSITORY)}", *names), sep="\n    ")
+
+
+def _by_module(rounds: Sequence[Round]) -> Mapping[str, list[str]]:
+    """Return the functions that each round entered, in the order of the first one."""
+    names: dict[str, list[str]] = {}
+    for file, name in rounds[0].functions:
+        if all((file, name) in each.functions for each in rounds):
+            names.setdefault(file, []).append(name)
+    return names
+
+
+if __name__ == "__main__":
+    main()
