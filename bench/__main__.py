@@ -17,6 +17,7 @@ from bench.apiserver import ApiServer, connected
 from bench.claims import FULL, QUICK, Bench, Plan
 from bench.cost import measure_cost
 from bench.footprint import footprint
+from bench.hops import measure_hops
 from bench.machine import describe
 from bench.operator import measure_operator
 from bench.overhead import measure_overhead
@@ -25,17 +26,8 @@ from bench.slices import measure_slices
 from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 
-DRIVERS = ("Effects", "Plain")
-PARTS = (
-    "footprint",
-    "slices",
-    "overhead",
-    "operator",
-    "cost",
-    "effects",
-    "plain",
-    "pods",
-)
+CLAIMS = ("cost", "times", "pods")
+PARTS = ("hops", "footprint", "slices", "overhead", "operator", *CLAIMS)
 
 
 def main() -> None:
@@ -72,6 +64,8 @@ def _measure(
 ) -> Iterator[Row]:
     """Return the rows as soon as they are known."""
     kubeconfig = cluster.kubeconfig
+    if "hops" in parts:
+        yield from (row for row, _ in measure_hops())
     if "footprint" in parts:
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
@@ -80,22 +74,18 @@ def _measure(
         yield measure_overhead(api, kubeconfig, repetitions=plan.repetitions[1])
     if "operator" in parts:
         yield from measure_operator(api, cluster)
-    if not set(parts) - {"footprint", "slices", "overhead", "operator"}:
+    if set(parts).isdisjoint(CLAIMS):
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     if "cost" in parts:
-        for driver in DRIVERS:
-            yield from measure_cost(
-                driver,
-                bench.measured,
-                bench.others,
-                api=api,
-                kubeconfig=kubeconfig,
-                repetitions=plan.repetitions,
-            )
-    for driver in DRIVERS:
-        if driver.lower() in parts:
-            yield from bench.driver(driver)
+        yield from measure_cost(
+            bench.measured,
+            bench.others,
+            kubeconfig=kubeconfig,
+            repetitions=plan.repetitions,
+        )
+    if "times" in parts:
+        yield from bench.times()
     if "pods" in parts:
         yield from bench.pods()
 

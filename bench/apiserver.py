@@ -1,15 +1,11 @@
 """
-The API server's part: allocated claims, slices, and the floor.
-
-The floor is the time of one concurrent GET per claim of a batch, with the plugin's client. No
-prepare that reads from the API server can be faster.
+The API server's part: allocated claims, slices, and what the operator's scene needs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -85,10 +81,6 @@ class ApiServer:
         self._runner.run(each_of(enumerate(devices), create))
         return [claims[number] for number in range(len(devices))]
 
-    def floor(self, claims: Sequence[ClaimReference]) -> float:
-        """Get all claims concurrently; return the seconds that it took."""
-        return self._runner.run(self._floor([_path(claim.name) for claim in claims]))
-
     def slices(self, driver: str) -> list[dict[str, Any]]:
         """Return the driver's ResourceSlices."""
         selector = {"fieldSelector": f"spec.driver={driver}"}
@@ -150,11 +142,6 @@ class ApiServer:
             if labels["resource"] == "resourceslices" and succeeded:
                 writes += int(float(line["count"]))
         return writes
-
-    async def _floor(self, paths: Sequence[str]) -> float:
-        began = time.perf_counter()
-        await asyncio.gather(*(self._session.get(path) for path in paths))
-        return time.perf_counter() - began
 
     async def _create_claim_of(self, text: str) -> None:
         headers = {"Content-Type": "application/json"}

@@ -1,9 +1,9 @@
 """
 The time and memory that claims need.
 
-:mod:`.kubelet` makes the calls, :mod:`.apiserver` has the claims and the floor. States that are
-compared (none, many and very many claims prepared) alternate, so that a machine that becomes slower
-or faster affects all of them equally. The floor is measured just before each batch.
+:mod:`.kubelet` makes the calls, :mod:`.apiserver` has the claims. States that are compared (none,
+many and very many claims prepared) alternate, so that a machine that becomes slower or faster
+affects all of them equally. :mod:`.skeleton` does each batch just before the plugin.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import skeleton
 from bench.apiserver import ApiServer
-from bench.drivers import DRIVER, SHARED
+from bench.drivers import DRIVER, EFFECTS, SHARED
 from bench.kubelet import Kubelet
 from bench.machine import Folders, folders
-from bench.plugin import HOSTDEV, NODE, Plugin, running
-from bench.rows import Row, median_ms, percentile
+from bench.plugin import HOSTDEV, NODE, Plugin, running, running_skeleton
+from bench.rows import Row, compared, median_ms, percentile
 from drakit.device import ClaimReference
 
 __all__ = (
@@ -45,14 +46,15 @@ BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
 """The claims that are measured, and the size of the batches in which the others are prepared."""
 
-TIME_BUDGETS_MS: Mapping[tuple[str, int], float] = {
-    ("prepare", 1): 4,
-    ("prepare", 8): 7,
-    ("prepare", 64): 30,
-    ("repeat", 64): 5,
-    ("unprepare", 64): 8,
+TIME_BUDGETS: Mapping[tuple[str, int], float] = {
+    ("prepare", 1): 1.75,
+    ("prepare", 8): 1.75,
+    ("prepare", 64): 1.75,
+    ("repeat", 64): 1.1,
+    ("unprepare", 64): 3,
 }
-"""Budget of the p50 above the floor, by operation and size of batch; unprepare has no floor."""
+"""Budget of the p50 as a multiple of the skeleton's, by operation and size of batch. A repeated
+prepare is compared with the skeleton's prepare."""
 
 RESIDENT_RATIO = 1.2
 """Budget of the ratio of the p50 with resident claims to that without."""
@@ -124,8 +126,8 @@ class Samples:
     """The times of one operation in one state of the plugin, in seconds, as they come."""
 
     seconds: list[float] = field(default_factory=list[float])
-    floors: list[float] = field(default_factory=list[float])
-    """The floor's times beside them; none where the API server is not asked."""
+    skeleton: list[float] = field(default_factory=list[float])
+    """The skeleton's times beside them."""
 
 
 class Bench:
@@ -141,35 +143,38 @@ class Bench:
         devices = [(NODE, f"shared-{n % SHARED}") for n in range(max(plan.resident))]
         self.others = api.create_claims(devices, prefix="other", shared=True)
 
-    # ------------------------------------------------------------ times and memory of a driver
+    # ------------------------------------------------------------ times and memory
 
-    def driver(self, name: str) -> Iterator[Row]:
-        """Measure a class of :mod:`.drivers`."""
-        drivers = [HOSTDEV, {"driver": f"bench.drivers:{name}"}]
-        driver = name.lower()
+    def times(self) -> Iterator[Row]:
+        """Measure times and memory of a driver that takes no time."""
+        drivers = [HOSTDEV, EFFECTS]
         samples: dict[tuple[str, int, int], Samples] = defaultdict(Samples)
         rss_mib: dict[int, list[float]] = defaultdict(list)
         with folders() as places:
-            with self._plugin(drivers, places) as (plugin, kubelet):
+            with (
+                self._plugin(drivers, places) as (plugin, kubelet),
+                running_skeleton(self._kubeconfig) as least,
+                least.kubelet(skeleton.NAME) as reference,
+            ):
                 for resident in self._turns(kubelet):
-                    report(f"{driver}: times with {resident} claims prepared")
+                    report(f"times with {resident} claims prepared")
                     for batch in BATCHES:
-                        self._repeat(kubelet, batch, resident, samples)
+                        self._repeat(kubelet, reference, batch, resident, samples)
                     rss_mib[resident].append(plugin.resident_mib())
-            yield from _compared(samples, rss_mib, driver=driver)
+            yield from _compared(samples, rss_mib)
             most = max(self._plan.resident)
             yield Row(
-                f"memory resident={most} driver={driver}",
+                f"memory resident={most}",
                 {"rss_mib": max(rss_mib[most])},
                 at_most={"rss_mib": RESIDENT_BUDGET_MIB},
             )
-            report(f"{driver}: a start with {most} claims prepared")
+            report(f"a start with {most} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
-                yield self._restarted(plugin, kubelet, driver=driver)
+                yield self._restarted(plugin, kubelet)
         # In a process of its own: a heap that was larger before would hide what grows.
-        report(f"{driver}: {self._plan.pairs} pairs")
+        report(f"{self._plan.pairs} pairs")
         with folders() as places, self._plugin(drivers, places) as (plugin, kubelet):
-            yield self._endurance(plugin, kubelet, driver=driver)
+            yield self._endurance(plugin, kubelet)
 
     @contextmanager
     def _plugin(
@@ -195,39 +200,36 @@ class Bench:
     def _repeat(
         self,
         kubelet: Kubelet,
+        reference: Kubelet,
         batch: int,
         resident: int,
         samples: Mapping[tuple[str, int, int], Samples],
     ) -> None:
-        prepare = samples["prepare", batch, resident]
         for number in range(-WARM_UP, self._plan.repetitions[batch]):
             first = number * batch % BATCH
             claims = self.measured[first : first + batch]
-            floor = self._api.floor(claims)
-            seconds = kubelet.prepare(claims)
-            repeated = kubelet.prepare(claims) if batch == BATCH else None
-            undone = kubelet.unprepare(claims)
-            if number < 0:
-                continue
-            prepare.floors.append(floor)
-            prepare.seconds.append(seconds)
-            if repeated is not None:
-                samples["repeat", batch, resident].floors.append(floor)
-                samples["repeat", batch, resident].seconds.append(repeated)
-                samples["unprepare", batch, resident].seconds.append(undone)
+            least = {"prepare": reference.prepare(claims), "unprepare": reference.unprepare(claims)}
+            least["repeat"] = least["prepare"]
+            took = {"prepare": kubelet.prepare(claims)}
+            if batch == BATCH:
+                took["repeat"] = kubelet.prepare(claims)
+            took["unprepare"] = kubelet.unprepare(claims)
+            for operation, seconds in took.items() if number >= 0 else ():
+                samples[operation, batch, resident].seconds.append(seconds)
+                samples[operation, batch, resident].skeleton.append(least[operation])
 
-    def _restarted(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Row:
+    def _restarted(self, plugin: Plugin, kubelet: Kubelet) -> Row:
         # As after a rolling update: CDI files are restored, the kubelet asks for some claims.
         for first in range(0, len(self.others), BATCH * 8):
             kubelet.prepare(self.others[first : first + BATCH])
         time.sleep(self._plan.idle_seconds)
         return Row(
-            f"start resident={max(self._plan.resident)} driver={driver}",
+            f"start resident={max(self._plan.resident)}",
             {"served_ms": plugin.served_seconds * 1000, "rss_mib": plugin.resident_mib()},
             at_most={"rss_mib": RESIDENT_BUDGET_MIB},
         )
 
-    def _endurance(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Row:
+    def _endurance(self, plugin: Plugin, kubelet: Kubelet) -> Row:
         batches = -(-self._plan.pairs // BATCH)
         step = max(1, batches // SAMPLES_OF_ENDURANCE)
         rss_mib: list[float] = []
@@ -237,7 +239,7 @@ class Bench:
             if number % step == step - 1:
                 rss_mib.append(plugin.resident_mib())
         return Row(
-            f"endurance driver={driver}",
+            "endurance",
             {"pairs": batches * BATCH, "rss_mib": rss_mib[-1], "growth_mib": growth_mib(rss_mib)},
             at_most={"growth_mib": GROWTH_MIB},
         )
@@ -246,7 +248,7 @@ class Bench:
 
     def pods(self) -> Iterator[Row]:
         """Measure pods that start at once, with a slow driver."""
-        entry = {"driver": "bench.drivers:Effects", "config": {"deviceTime": DEVICE_TIME}}
+        entry = {**EFFECTS, "config": {"deviceTime": DEVICE_TIME}}
         sequential: dict[tuple[int, int], list[float]] = defaultdict(list)
         parallel: dict[tuple[int, int], list[float]] = defaultdict(list)
         rss_mib: dict[int, list[float]] = defaultdict(list)
@@ -286,8 +288,6 @@ class Bench:
 def _compared(
     samples: Mapping[tuple[str, int, int], Samples],
     rss_mib: Mapping[int, Sequence[float]],
-    *,
-    driver: str,
 ) -> Iterator[Row]:
     """
     Build rows from samples, those without resident claims first.
@@ -301,7 +301,6 @@ def _compared(
             operation=operation,
             batch=batch,
             resident=resident,
-            driver=driver,
             rss_mib=rss_mib[resident][0],
             none_resident=none_resident.get((operation, batch)),
         )
@@ -314,25 +313,24 @@ def times_row(
     operation: str,
     batch: int,
     resident: int,
-    driver: str,
     rss_mib: float,
     none_resident: Samples | None,
 ) -> Row:
     """Return the row of one operation, one size of batch and one number of prepared claims."""
-    p50_ms, floor_ms = median_ms(samples.seconds), 0.0
-    figures = {"p50_ms": p50_ms, "p99_ms": percentile(samples.seconds, 0.99) * 1000}
-    if samples.floors:
-        floor_ms = median_ms(samples.floors)
-        above = [took - floor for took, floor in zip(samples.seconds, samples.floors, strict=True)]
-        figures |= {"floor_ms": floor_ms, "above_floor_ms": median_ms(above)}
+    p50_ms = median_ms(samples.seconds)
+    figures = {
+        "p50_ms": p50_ms,
+        "p99_ms": percentile(samples.seconds, 0.99) * 1000,
+        **compared(samples.seconds, samples.skeleton),
+    }
     figures["rss_mib"] = rss_mib
     limits: dict[str, float] = {}
     if none_resident is not None:
         figures["ratio"] = p50_ms / median_ms(none_resident.seconds)
         limits["ratio"] = RESIDENT_RATIO
-    elif (operation, batch) in TIME_BUDGETS_MS:
-        limits["p50_ms"] = floor_ms + TIME_BUDGETS_MS[operation, batch]
-    name = f"{operation} batch={batch} resident={resident} driver={driver}"
+    elif (operation, batch) in TIME_BUDGETS:
+        limits["multiple"] = TIME_BUDGETS[operation, batch]
+    name = f"{operation} batch={batch} resident={resident}"
     return Row(name, figures, at_most=limits)
 
 

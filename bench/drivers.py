@@ -1,8 +1,8 @@
 """
 Drivers whose own work takes no time, or a known time: the rest is the plugin's.
 
-All have one name, so that the same claims of the API server serve for all of them; a plugin hosts
-one of them at a time. They publish the devices of the claims that are measured, and a few that all
+They have one name, so that the same claims of the API server serve for both; a plugin hosts one of
+them at a time. They publish the devices of the claims that are measured, and a few that all
 other claims share.
 """
 
@@ -16,9 +16,12 @@ from typing import ClassVar
 from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Driver, DriverConfig, Edits
 from drakit.settings import Duration
 
-__all__ = ("DEVICES", "DRIVER", "SHARED", "BenchConfig", "Changing", "Effects", "Plain")
+__all__ = ("DEVICES", "DRIVER", "EFFECTS", "SHARED", "BenchConfig", "Changing", "Effects")
 
 DRIVER = "bench.drakit.dev"
+
+EFFECTS = {"driver": "bench.drivers:Effects"}
+"""The drivers entry of the measured driver."""
 
 DEVICES = 64
 """Devices that one claim has at a time."""
@@ -59,12 +62,6 @@ class Effects(Driver[BenchConfig]):
     async def _work(self) -> None:
         if seconds := self.config.device_time.total_seconds():
             await asyncio.sleep(seconds)
-
-
-class Plain(Effects):
-    """A driver that only returns the container's edits."""
-
-    side_effects: ClassVar[bool] = False
 
 
 class Changing(Effects):

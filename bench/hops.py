@@ -5,7 +5,7 @@ The real node plugin runs in this process and this thread, with a profile hook i
 Its calls come over the unix socket, and its API server is the fake one: other threads run both,
 without the hook. Only what each of several rounds enters counts, so that work on a timer does not.
 
-The numbers have no budget. They show how much a reader of one call must know.
+The numbers show how much a reader of one call must know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from asyncio.base_events import BaseEventLoop
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,10 +32,13 @@ from typing import Any
 from bench import REPOSITORY
 from bench.drivers import DRIVER, Changing
 from bench.kubelet import Kubelet, register
+from bench.rows import Row
 from drakit.device import ClaimReference
 from drakit.testing import FakeApiServer
 from drakit_nodeplugin.app import Launch, serve
 from drakit_nodeplugin.config import load_config
+
+__all__ = ("measure_hops",)
 
 NODE = "bench-node"
 WARM_UP = 3
@@ -46,6 +49,9 @@ REST_SECONDS = 0.3
 """The time after which nothing of a call is left to do."""
 
 PUBLISHED_SECONDS = 30.0
+
+CROSSINGS = 6
+"""Budget of a prepare: to the checkpoint's thread and back twice, and to the driver's."""
 
 PACKAGES = tuple(
     str(REPOSITORY / folder) + os.sep
@@ -65,8 +71,8 @@ class Round:
     """What the plugin did in one round."""
 
     functions: dict[tuple[str, str], None] = field(default_factory=dict[tuple[str, str], None])
-    """File and name of our functions, in the order of their first calls. Each resumption of a coroutine is a
-    call."""
+    """File and name of our functions, in the order of their first calls. A coroutine that resumes
+    is called."""
 
     tasks: int = 0
     """Tasks that were created for coroutines of ours."""
@@ -74,17 +80,13 @@ class Round:
     crossings: int = 0
     """Work or a result that a thread passed to another one."""
 
-    iterations: int = 0
-    """Turns of the main loop."""
 
-
-_CREATE_TASK, _WAKE, _SUBMIT, _TURN = (
+_CREATE_TASK, _WAKE, _SUBMIT = (
     function.__code__
     for function in (
         BaseEventLoop.create_task,
         BaseEventLoop.call_soon_threadsafe,
         ThreadPoolExecutor.submit,
-        vars(BaseEventLoop)["_run_once"],
     )
 )
 
@@ -117,8 +119,6 @@ class Recorder:
             now.crossings += frame.f_locals["self"]._thread_id != threading.get_ident()
         elif code is _SUBMIT:
             now.crossings += 1
-        elif code is _TURN:
-            now.iterations += threading.current_thread() is threading.main_thread()
 
 
 @cache
@@ -171,7 +171,7 @@ class World:
 
 def measure(world: World, recorder: Recorder) -> Mapping[str, list[Round]]:
     """Return the rounds of each operation, those of the warm-up excluded."""
-    rounds: dict[str, list[Round]] = {"prepare": [], "device change": []}
+    rounds: dict[str, list[Round]] = {"prepare": [], "device-change": []}
     world.wait_level(0)
     for number in range(1, WARM_UP + ROUNDS + 1):
         claim = world.new_claim(number)
@@ -183,13 +183,13 @@ def measure(world: World, recorder: Recorder) -> Mapping[str, list[Round]]:
             world.wait_level(number)
         if number > WARM_UP:
             rounds["prepare"].append(prepare)
-            rounds["device change"].append(change)
+            rounds["device-change"].append(change)
     return rounds
 
 
-def run(recorder: Recorder) -> Mapping[str, list[Round]]:
+def run() -> Mapping[str, list[Round]]:
     """Run the plugin in this thread, and what it needs in others; return the rounds."""
-    results: list[Mapping[str, list[Round]]] = []
+    recorder, results = Recorder(), list[Mapping[str, list[Round]]]()
     with tempfile.TemporaryDirectory(prefix="drakit-hops-", dir="/tmp") as folder:
         root = Path(folder)
         (root / "plugins_registry").mkdir()
@@ -224,6 +224,7 @@ def run(recorder: Recorder) -> Mapping[str, list[Round]]:
             asyncio.run(serve(settings, launch))
         finally:
             sys.setprofile(None)
+            threading.setprofile(None)  # pyright: ignore[reportArgumentType]
     return results[0]
 
 
@@ -250,20 +251,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hops", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the functions by module")
     arguments = parser.parse_args()
-    rounds = run(Recorder())
-    print(f"{'':15}{'functions':>10}{'modules':>9}{'tasks':>7}{'crossings':>11}{'iterations':>12}")
-    for operation, each in rounds.items():
-        modules = _by_module(each)
-        functions = sum(map(len, modules.values()))
-        # What runs on a timer only adds.
-        tasks = min(one.tasks for one in each)
-        crossings = min(one.crossings for one in each)
-        iterations = min(one.iterations for one in each)
-        print(f"{operation:15}{functions:10}{len(modules):9}{tasks:7}{crossings:11}{iterations:12}")
-    for operation, each in rounds.items() if arguments.list else ():
-        print(f"\n{operation}")
-        for file, names in _by_module(each).items():
+    for row, modules in measure_hops():
+        print(row.line())
+        for file, names in modules.items() if arguments.list else ():
             print(*(f"  {Path(file).relative_to(REPOSITORY)}", *names), sep="\n    ")
+
+
+def measure_hops() -> Iterator[tuple[Row, Mapping[str, Sequence[str]]]]:
+    """Return a row for each operation, and its functions by module."""
+    for operation, rounds in run().items():
+        modules = _by_module(rounds)
+        # What runs on a timer only adds.
+        figures = {
+            "functions": sum(map(len, modules.values())),
+            "modules": len(modules),
+            "tasks": min(each.tasks for each in rounds),
+            "thread_crossings": min(each.crossings for each in rounds),
+        }
+        limits = {"thread_crossings": CROSSINGS} if operation == "prepare" else {}
+        yield Row(f"hops {operation}", figures, at_most=limits), modules
 
 
 def _by_module(rounds: Sequence[Round]) -> Mapping[str, list[str]]:

@@ -15,8 +15,6 @@ figures are those of the operator. :mod:`.scene` has the objects.
   Event, so the write of the Event is included.
 * ``operator-relist``: the API server restarts. The operator loses its watches, and reads
   everything again. The row has the peak of the whole run, helper included.
-* ``operator-explanation``: one explanation over 10,000 devices, in one process
-  (:mod:`.explanation`).
 * ``operator-hostile``: claims whose opaque parameters hold as many small values as the API server
   accepts, and claims whose parameters are nested too deeply to be parsed.
 """
@@ -33,7 +31,6 @@ from typing import Any
 
 from bench.apiserver import ApiServer, Body, each_of
 from bench.claims import report
-from bench.explanation import measure_explanation
 from bench.kubectl import measure_kubectl
 from bench.operator_process import OperatorProcess, running_operator
 from bench.rows import Row, median_ms, percentile
@@ -88,7 +85,6 @@ _EVALUATED = "drakit_operator_reconcile_seconds_count"
 
 def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
     """Return all rows of the operator and of ``kubectl drakit``."""
-    yield measure_explanation()
     with frozen(cluster):
         scene = Scene()
         report(f"operator: {scene.facts()}")

@@ -18,15 +18,15 @@ from pathlib import Path
 from bench import backend
 from bench.apiserver import ApiServer
 from bench.claims import WARM_UP, no_collection, report
-from bench.drivers import DRIVER
+from bench.drivers import DRIVER, EFFECTS
 from bench.machine import folders
-from bench.plugin import NODE, running
+from bench.plugin import NODE, environment, running
 from bench.rows import Row, median_ms, percentile
 
 __all__ = ("measure_overhead",)
 
-BUDGET_MS = 3.0
-"""Budget of the additional p50."""
+BUDGET = 1.5
+"""Budget of the p50, as a multiple of that in the plugin's process."""
 
 ENTRY = "bench"
 PUBLISHED_SECONDS = 90.0
@@ -44,7 +44,7 @@ def measure_overhead(api: ApiServer, kubeconfig: Path, *, repetitions: int) -> R
         folders() as places,
         _backend(places.root / "plugins" / "drakit.dev" / "backends" / ENTRY / "backend.sock"),
         running(
-            [{"driver": "bench.drivers:Effects"}],
+            [EFFECTS],
             kubeconfig=kubeconfig,
             folders=places,
             settings={"backends": {"enabled": True, "allowed": allowed}},
@@ -80,8 +80,9 @@ def measure_overhead(api: ApiServer, kubeconfig: Path, *, repetitions: int) -> R
             "p99_ms": percentile(seconds[behind_backend], 0.99) * 1000,
             "in_process_ms": in_process_ms,
             "overhead_ms": p50_ms - in_process_ms,
+            "multiple": p50_ms / in_process_ms,
         },
-        at_most={"overhead_ms": BUDGET_MS},
+        at_most={"multiple": BUDGET},
     )
 
 
@@ -104,7 +105,8 @@ def _wait_published(api: ApiServer) -> list[tuple[str, str]]:
 
 @contextmanager
 def _backend(socket: Path) -> Generator[None]:
-    process = subprocess.Popen([sys.executable, "-m", "bench.backend", str(socket)])
+    argv = [sys.executable, "-m", "bench.backend", str(socket)]
+    process = subprocess.Popen(argv, env=environment())
     try:
         yield
         if process.poll() is not None:

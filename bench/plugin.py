@@ -7,7 +7,6 @@ The measurements decide what to call and how to interpret the figures.
 from __future__ import annotations
 
 import compileall
-import importlib
 import os
 import signal
 import subprocess
@@ -22,12 +21,12 @@ from typing import Any
 
 import yaml
 
-from bench.counted import COUNTERS
+from bench import REPOSITORY, SOURCES
 from bench.kubelet import Kubelet, register
-from bench.machine import Folders, memory_mib
+from bench.machine import Folders, folders, memory_mib
 from drakit.testing.conformance.podlist import OWN_POD
 
-__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running")
+__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running", "running_skeleton")
 
 NODE = "bench-node"
 
@@ -71,6 +70,7 @@ class Plugin:
 
     @contextmanager
     def kubelet(self, driver: str) -> Generator[Kubelet]:
+        """Connect to a driver's socket."""
         client = Kubelet(self.sockets[driver])
         try:
             yield client
@@ -100,15 +100,13 @@ def running(
     folders: Folders,
     settings: Mapping[str, Any] | None = None,
     appearing: int = 0,
-    counters: Path | None = None,
 ) -> Generator[Plugin]:
     """
     Run a plugin with these drivers.
 
     `settings` are more keys of its configuration; by them `appearing` more drivers are served.
-    With `counters`, the plugin counts its event loops in that file (:mod:`.counted`).
     """
-    config, log = folders.root / "config.yaml", folders.root / "log"
+    config = folders.root / "config.yaml"
     # The chart's logging: a line a call is a part of what a call costs.
     keys = {
         "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
@@ -116,18 +114,34 @@ def running(
     }
     keys |= settings or {}
     config.write_text(yaml.safe_dump({**keys, "drivers": [dict(entry) for entry in drivers]}))
-    module = "bench.counted" if counters else "drakit_nodeplugin"
-    argv = [
-        *(sys.executable, "-m", module, "--config", str(config)),
+    arguments = [
+        *("drakit_nodeplugin", "--config", str(config)),
         *("--kubeconfig", str(kubeconfig), "--node-name", NODE),
         *("--kubelet-root", str(folders.root), "--cdi-dir", str(folders.cdi)),
     ]
-    counting = {COUNTERS: str(counters)} if counters else {}
+    with _process(arguments, folders, count=len(drivers) + appearing) as plugin:
+        yield plugin
+
+
+@contextmanager
+def running_skeleton(kubeconfig: Path) -> Generator[Plugin]:
+    """Run :mod:`.skeleton`, in folders of its own."""
+    with folders() as places:
+        arguments = ["bench.skeleton", str(kubeconfig), str(places.root), str(places.cdi)]
+        with _process(arguments, places, count=1) as plugin:
+            yield plugin
+
+
+@contextmanager
+def _process(arguments: Sequence[str], places: Folders, *, count: int) -> Generator[Plugin]:
+    """Run a module until it is no longer needed; it serves `count` drivers."""
+    log = places.root / "log"
     with log.open("ab") as output:
+        argv = [sys.executable, "-m", *arguments]
         began = time.monotonic()
-        process = subprocess.Popen(argv, env=environment() | counting, stdout=output, stderr=output)
+        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
     try:
-        sockets = _wait_served(process, folders, count=len(drivers) + appearing)
+        sockets = _wait_served(process, places, count=count)
         served_seconds = time.monotonic() - began
         yield Plugin(pid=process.pid, served_seconds=served_seconds, sockets=sockets)
     finally:
@@ -135,26 +149,24 @@ def running(
         _stop(process)
         if ended is not None or process.returncode != 0:
             when = "by itself" if ended is not None else "when it was asked to"
-            raise SystemExit(f"the plugin ended {when}, with {process.returncode}: {_tail(log)}")
+            raise SystemExit(f"{argv[2]} ended {when}, with {process.returncode}: {_tail(log)}")
 
 
 def environment() -> dict[str, str]:
-    """Return what a pod has: compiled modules, and the system's own certificates."""
+    """Return what a pod has (compiled modules, and the system's own certificates), and the path of
+    this checkout, before an installed one."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
-    return {**ours, **OWN_POD, "PYTHONSAFEPATH": "1"}
-
-
-_PACKAGES = ("drakit", "drakit_proto", "drakit_nodeplugin", "drakit_drivers", "drakit_operator")
+    path = {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONSAFEPATH": "1"}
+    return {**ours, **OWN_POD, **path, "GRPC_ENABLE_FORK_SUPPORT": "false"}
 
 
 @cache
 def _compile() -> None:
     """Compile our packages, as an image has them: a source that is compiled at the start costs
     time then, and memory until the process ends."""
-    for name in _PACKAGES:
-        (folder,) = importlib.import_module(name).__path__
-        if not compileall.compile_dir(folder, quiet=1):
+    for name in ("bench", "drakit", "nodeplugin", "operator", "proto"):
+        if not compileall.compile_dir(REPOSITORY / name, quiet=1):
             raise SystemExit(f"{name} cannot be compiled")
 
 

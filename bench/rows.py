@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ("Row", "median_ms", "percentile")
+__all__ = ("Row", "compared", "median_ms", "percentile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def median_ms(seconds: Sequence[float]) -> float:
     return percentile(seconds, 0.5) * 1000
+
+
+def compared(seconds: Sequence[float], skeleton: Sequence[float]) -> Mapping[str, float]:
+    """Return the median of the skeleton, and the other one as a multiple of it."""
+    skeleton_ms = median_ms(skeleton)
+    return {"skeleton_ms": skeleton_ms, "multiple": median_ms(seconds) / skeleton_ms}

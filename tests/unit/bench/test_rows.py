@@ -6,28 +6,24 @@ from bench.claims import Samples, growth_mib, times_row
 from bench.rows import Row, percentile
 
 
-def samples(p50_ms: float, floor_ms: float | None = 10.0) -> Samples:
-    return Samples(
-        seconds=[p50_ms / 1000] * 3,
-        floors=[] if floor_ms is None else [floor_ms / 1000] * 3,
-    )
+def samples(p50_ms: float, skeleton_ms: float = 10.0) -> Samples:
+    return Samples(seconds=[p50_ms / 1000] * 3, skeleton=[skeleton_ms / 1000] * 3)
 
 
 def times(
     p50_ms: float,
     *,
-    floor_ms: float | None = 10.0,
+    skeleton_ms: float = 10.0,
     operation: str = "prepare",
     batch: int = 8,
     resident: int = 0,
     none_resident: Samples | None = None,
 ) -> Row:
     return times_row(
-        samples(p50_ms, floor_ms),
+        samples(p50_ms, skeleton_ms),
         operation=operation,
         batch=batch,
         resident=resident,
-        driver="effects",
         rss_mib=80.0,
         none_resident=none_resident,
     )
@@ -76,17 +72,15 @@ def test_a_row_names_the_budgets_that_it_misses(figures, missed):
 @pytest.mark.parametrize(
     ("row", "keeps"),
     [
-        pytest.param(times(16.9), True, id="floor-and-budget-is-kept"),
-        pytest.param(times(17.1), False, id="above-floor-and-budget-is-missed"),
-        pytest.param(times(17.1, floor_ms=10.2), True, id="a-higher-floor-gives-more-time"),
+        pytest.param(times(17.4), True, id="below-the-multiple-is-kept"),
+        pytest.param(times(17.6), False, id="more-is-missed"),
+        pytest.param(times(17.6, skeleton_ms=10.2), True, id="a-slower-machine-gets-more-time"),
         pytest.param(
-            times(7.9, operation="unprepare", batch=64, floor_ms=None), True, id="unprepare-is-kept"
-        ),
-        pytest.param(
-            times(8.1, operation="unprepare", batch=64, floor_ms=None),
+            times(11.1, operation="repeat", batch=64),
             False,
-            id="unprepare-has-no-floor",
+            id="a-repetition-writes-less-than-the-skeleton",
         ),
+        pytest.param(times(99, operation="unprepare"), True, id="no-budget-of-this-batch"),
         pytest.param(
             times(19, resident=1_000, none_resident=samples(16)),
             True,
