@@ -16,22 +16,22 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from asyncio.base_events import BaseEventLoop
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 from bench import REPOSITORY
 from bench.drivers import DRIVER, Changing
 from bench.kubelet import Kubelet, register
+from bench.machine import folders
+from bench.plugin import NODE
 from bench.rows import Row
 from drakit.device import ClaimReference
 from drakit.testing import FakeApiServer
@@ -40,7 +40,6 @@ from drakit_nodeplugin.config import load_config
 
 __all__ = ("measure_hops",)
 
-NODE = "bench-node"
 WARM_UP = 3
 """Rounds before the first that counts: modules are imported, and connections opened."""
 
@@ -58,10 +57,6 @@ PACKAGES = tuple(
     for folder in ("drakit", "nodeplugin/drakit_nodeplugin", "nodeplugin/drakit_drivers")
 )
 TESTING = str(REPOSITORY / "drakit" / "testing") + os.sep
-
-_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-
 
 # ---------------------------------------------------------------- the profile hook
 
@@ -135,88 +130,80 @@ def is_ours(code: CodeType) -> bool:
 # ---------------------------------------------------------------- the rounds
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The API server and the plugin's sockets."""
-
-    api: FakeApiServer
-    api_loop: asyncio.AbstractEventLoop
-    kubelet: Kubelet
-
-    def new_claim(self, number: int) -> ClaimReference:
-        name = f"claim-{number}"
-        result = {"request": "main", "driver": DRIVER, "pool": NODE, "device": "device-0"}
-        claim = {
-            "spec": {"devices": {"requests": [{"name": "main"}]}},
-            "status": {"allocation": {"devices": {"results": [result]}}},
-        }
-
-        async def store() -> Any:
-            return self.api.store(f"{_CLAIMS}/{name}", claim)
-
-        stored = asyncio.run_coroutine_threadsafe(store(), self.api_loop).result()
-        return ClaimReference(namespace="default", name=name, uid=stored["metadata"]["uid"])
-
-    def wait_level(self, level: int) -> None:
-        """Wait until the API server has the changed device."""
-        until = time.monotonic() + PUBLISHED_SECONDS
-        while time.monotonic() < until:
-            for body in self.api.objects(_SLICES):
-                for device in body["spec"].get("devices", ()):
-                    if device.get("attributes", {}).get("level", {}).get("int") == level:
-                        return
-            time.sleep(0.005)
-        raise SystemExit("the changed device was not published")
-
-
-def measure(world: World, recorder: Recorder) -> Mapping[str, list[Round]]:
+def measure(
+    api: FakeApiServer, kubelet: Kubelet, claims: Sequence[ClaimReference], recorder: Recorder
+) -> Mapping[str, list[Round]]:
     """Return the rounds of each operation, those of the warm-up excluded."""
     rounds: dict[str, list[Round]] = {"prepare": [], "device-change": []}
-    world.wait_level(0)
-    for number in range(1, WARM_UP + ROUNDS + 1):
-        claim = world.new_claim(number)
+    _wait_level(api, 0)
+    for number, claim in enumerate(claims, start=1):
         with recorder.recording() as prepare:
-            world.kubelet.prepare([claim])
-        world.kubelet.unprepare([claim])
+            kubelet.prepare([claim])
+        kubelet.unprepare([claim])
         with recorder.recording() as change:
             Changing.change(number)
-            world.wait_level(number)
+            _wait_level(api, number)
         if number > WARM_UP:
             rounds["prepare"].append(prepare)
             rounds["device-change"].append(change)
     return rounds
 
 
+def _wait_level(api: FakeApiServer, level: int) -> None:
+    """Wait until the API server has the changed device."""
+    until = time.monotonic() + PUBLISHED_SECONDS
+    while time.monotonic() < until:
+        for body in api.objects("/apis/resource.k8s.io/v1/resourceslices"):
+            for device in body["spec"].get("devices", ()):
+                if device.get("attributes", {}).get("level") == {"int": level}:
+                    return
+        time.sleep(0.005)
+    raise SystemExit("the changed device was not published")
+
+
+def _store_claim(api: FakeApiServer, name: str) -> ClaimReference:
+    result = {"request": "main", "driver": DRIVER, "pool": NODE, "device": "device-0"}
+    body = {
+        "spec": {"devices": {"requests": [{"name": "main"}]}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    stored = api.store(f"{path}/{name}", body)
+    return ClaimReference(namespace="default", name=name, uid=stored["metadata"]["uid"])
+
+
 def run() -> Mapping[str, list[Round]]:
     """Run the plugin in this thread, and what it needs in others; return the rounds."""
     recorder, results = Recorder(), list[Mapping[str, list[Round]]]()
-    with tempfile.TemporaryDirectory(prefix="drakit-hops-", dir="/tmp") as folder:
-        root = Path(folder)
-        (root / "plugins_registry").mkdir()
-        ready: Future[tuple[FakeApiServer, asyncio.AbstractEventLoop]] = Future()
-        threading.Thread(target=lambda: asyncio.run(_serve_api(ready)), daemon=True).start()
-        api, loop = ready.result()
+    api = FakeApiServer()
+    api.store(f"/api/v1/nodes/{NODE}", {})
+    claims = [_store_claim(api, f"claim-{number}") for number in range(WARM_UP + ROUNDS)]
+    with folders() as places:
+        ready = threading.Event()
+        threading.Thread(target=lambda: asyncio.run(_serve(api, ready)), daemon=True).start()
+        ready.wait()
 
         def drive() -> None:
+            registry = places.root / "plugins_registry"
             try:
-                with _kubelet(root) as kubelet:
-                    world = World(api=api, api_loop=loop, kubelet=kubelet)
-                    results.append(measure(world, recorder))
+                while not (sockets := list(registry.glob("*.sock"))):
+                    time.sleep(0.01)
+                with closing(Kubelet(register(sockets[0])[1])) as kubelet:
+                    results.append(measure(api, kubelet, claims, recorder))
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        config = root / "config.yaml"
+        config = places.root / "config.yaml"
         listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
-        config.write_text(
-            json.dumps({"listen": listen, "drivers": [{"driver": "bench.drivers:Changing"}]})
-        )
+        entry = {"driver": "bench.drivers:Changing"}
+        config.write_text(json.dumps({"listen": listen, "drivers": [entry]}))
         launch = Launch(
             config_file=config,
             node_name=NODE,
             instance_uid="hops",
-            kubeconfig=api.write_kubeconfig(root),
+            kubeconfig=api.write_kubeconfig(places.root),
         )
-        settings = load_config(config, kubeletRoot=root, cdiDirectory=root / "cdi")
+        settings = load_config(config, kubeletRoot=places.root, cdiDirectory=places.cdi)
         threading.Thread(target=drive, daemon=True).start()
         threading.setprofile(recorder)
         sys.setprofile(recorder)
@@ -225,26 +212,15 @@ def run() -> Mapping[str, list[Round]]:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # pyright: ignore[reportArgumentType]
+    if not results:
+        raise SystemExit("the plugin was stopped before the end")
     return results[0]
 
 
-async def _serve_api(ready: Future[tuple[FakeApiServer, asyncio.AbstractEventLoop]]) -> None:
-    async with FakeApiServer() as api:
-        api.store(f"/api/v1/nodes/{NODE}", {})
-        ready.set_result((api, asyncio.get_running_loop()))
+async def _serve(api: FakeApiServer, ready: threading.Event) -> None:
+    async with api:
+        ready.set()
         await asyncio.Event().wait()
-
-
-@contextmanager
-def _kubelet(root: Path) -> Generator[Kubelet]:
-    """Register the driver as soon as its socket is there."""
-    while not (found := list((root / "plugins_registry").glob("*.sock"))):
-        time.sleep(0.01)
-    kubelet = Kubelet(register(found[0])[1])
-    try:
-        yield kubelet
-    finally:
-        kubelet.close()
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 A driver with many devices; the measurement decides how many of them change.
 
 A file contains the total number of changes, so that a restart restores the devices. Consecutive
-changes are in different slices. The time of the last change is written to another file.
+changes are in different slices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = (
     "Many",
     "ManyConfig",
     "levels",
-    "made_at",
     "names",
     "order",
 )
@@ -67,15 +66,6 @@ def order(changes: Path, number: int) -> None:
     new.replace(changes)
 
 
-def made_at(changes: Path) -> float:
-    """Return the time when the last change was made, by the clock that all processes share."""
-    return float(_made(changes).read_text())
-
-
-def _made(changes: Path) -> Path:
-    return changes.with_suffix(".made")
-
-
 class ManyConfig(DriverConfig):
     devices: int
     changes: Path
@@ -106,7 +96,6 @@ class Many(Driver[ManyConfig]):
                 devices[number] = _device(devices[number].name, number, current[number])
                 done += 1
                 yield list(devices)
-            _made(self.config.changes).write_text(str(time.monotonic()))
 
     def _wanted(self) -> int:
         return int(self.config.changes.read_text())

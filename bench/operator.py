@@ -15,6 +15,7 @@ figures are those of the operator. :mod:`.scene` has the objects.
   Event, so the write of the Event is included.
 * ``operator-relist``: the API server restarts. The operator loses its watches, and reads
   everything again. The row has the peak of the whole run, helper included.
+* ``kubectl-drakit``: one process for each command, with its helper.
 * ``operator-hostile``: claims whose opaque parameters hold as many small values as the API server
   accepts, and claims whose parameters are nested too deeply to be parsed.
 """
@@ -23,20 +24,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.apiserver import ApiServer, Body, each_of
 from bench.claims import report
-from bench.kubectl import measure_kubectl
+from bench.machine import memory_mib
 from bench.operator_process import OperatorProcess, running_operator
+from bench.plugin import environment
 from bench.rows import Row, median_ms, percentile
 from bench.scene import DRIVER, NAMESPACE, Scene
 from drakit.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
+from e2e.images.go import cel_program
 
 __all__ = ("measure_operator",)
 
@@ -90,7 +96,7 @@ def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
         report(f"operator: {scene.facts()}")
         create_scene(api, scene)
         yield from measure_scene(api, cluster, scene)
-        yield from measure_kubectl(cluster.kubeconfig, pod=scene.a_pod)
+        yield from _measure_kubectl(cluster.kubeconfig, pod=scene.a_pod)
         report(f"operator: {BOMBS} claims with large parameters, {DEEP} with deep ones")
         api.delete_slices(DRIVER)
         create_hostile(api)
@@ -348,6 +354,47 @@ def _writes(cluster: Cluster) -> int:
         and record.get("objectRef", {}).get("resource") != "leases"
         and record["stage"] == "ResponseComplete"
     )
+
+
+# ---------------------------------------------------------------- kubectl drakit
+
+
+def _measure_kubectl(kubeconfig: Path, *, pod: str) -> Iterator[Row]:
+    """Return a row for each command."""
+    for command in (f"explain pod/{pod}", "devices", "doctor"):
+        yield _measure_command(command, kubeconfig)
+
+
+def _measure_command(command: str, kubeconfig: Path) -> Row:
+    argv = [sys.executable, "-m", "drakit.cli.kubectl.main", *command.split()]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*argv, "--kubeconfig", str(kubeconfig)],
+        env=environment() | {"DRAKIT_CEL": str(cel_program())},
+        stdout=subprocess.DEVNULL,
+    )
+    peak_mib = 0.0
+    while process.poll() is None:
+        peak_mib = max(peak_mib, _peak_mib(process.pid))
+        time.sleep(0.02)
+    return Row(
+        f'kubectl-drakit command="{command}"',
+        {
+            "seconds": time.monotonic() - began,
+            "rss_peak_mib": peak_mib,
+            "code": process.returncode,
+        },
+        at_least={"code": 0},
+        at_most={"code": 1},
+    )
+
+
+def _peak_mib(pid: int) -> float:
+    """Return VmHWM; 0 if the process has just ended."""
+    try:
+        return memory_mib(pid, "VmHWM")
+    except (OSError, SystemExit):
+        return 0.0
 
 
 # ---------------------------------------------------------------- hostile claims

@@ -24,7 +24,6 @@ def times(
         operation=operation,
         batch=batch,
         resident=resident,
-        rss_mib=80.0,
         none_resident=none_resident,
     )
 
