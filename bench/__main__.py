@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator
 
 from bench.apiserver import ApiServer, connected
 from bench.claims import FULL, QUICK, Bench, Plan
-from bench.cost import measure_cost
-from bench.footprint import footprint
+from bench.cost import footprint, measure_cost
 from bench.hops import measure_hops
 from bench.machine import describe
 from bench.operator import measure_operator

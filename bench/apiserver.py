@@ -110,10 +110,6 @@ class ApiServer:
         """Do what needs the session, in its loop."""
         return self._runner.run(work(self._session))
 
-    def create_claim(self, text: str) -> None:
-        """Create a claim from a body that is already JSON."""
-        self._runner.run(self._create_claim_of(text))
-
     def pods_with_events(self) -> int:
         """Return the number of pods with an Event of the operator."""
         events = self._runner.run(self._session.list(_EVENTS)).items
@@ -142,13 +138,6 @@ class ApiServer:
             if labels["resource"] == "resourceslices" and succeeded:
                 writes += int(float(line["count"]))
         return writes
-
-    async def _create_claim_of(self, text: str) -> None:
-        headers = {"Content-Type": "application/json"}
-        url = self._session.server + _path()
-        async with self._session.http.post(url, data=text, headers=headers) as response:
-            if response.status != 201:
-                raise SystemExit(f"a claim was not created: {await response.text()}")
 
     async def _create_allocated(self, name: str, result: Body) -> ClaimReference:
         request = {"name": "main", "exactly": {"deviceClassName": DRIVER}}

@@ -1,13 +1,14 @@
 """
-The processor time of claims, and the number of pods with one claim each that are prepared per
-second, both as multiples of :mod:`.skeleton`'s.
+The node plugin's start and its memory at rest, the processor time of claims, and the number of pods
+with one claim each that are prepared per second.
 
-Unlike times, processor time hardly depends on the machine's disk or other load. The driver of the
-measurement does nothing.
+All but the memory are multiples of :mod:`.skeleton`'s. Unlike times, processor time hardly depends
+on the machine's disk or other load. The driver of the measurement does nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,11 +17,17 @@ from bench.claims import BATCHES, PODS, WARM_UP, fill, no_collection
 from bench.drivers import DRIVER, EFFECTS
 from bench.kubelet import Kubelet
 from bench.machine import folders
-from bench.plugin import Plugin, running, running_skeleton
-from bench.rows import Row, median_ms
+from bench.plugin import HOSTDEV, Plugin, running, running_skeleton
+from bench.rows import Row, compared, median_ms
 from drakit.device import ClaimReference
 
-__all__ = ("measure_cost",)
+__all__ = ("footprint", "measure_cost")
+
+START_BUDGET = 3.0
+"""Budget of the start, as a multiple of the skeleton's."""
+
+IDLE_BUDGET_MIB = 72.0
+STARTS = 5
 
 RESIDENT = (0, 1_000)
 
@@ -33,6 +40,28 @@ CPU_BUDGETS: Mapping[tuple[str, int], float] = {
 
 RATE_BUDGET = 0.6
 """Budget of the pods per second, as a multiple of the skeleton's."""
+
+
+def footprint(kubeconfig: Path, *, idle_seconds: float) -> Row:
+    """Return the median time to a served registration socket, and VmRSS after a time at rest."""
+    times: list[float] = []
+    skeletons: list[float] = []
+    rss_mib = 0.0
+    with folders() as places:
+        for number in range(STARTS):
+            with running_skeleton(kubeconfig) as skeleton:
+                skeletons.append(skeleton.served_seconds)
+            with running([HOSTDEV], kubeconfig=kubeconfig, folders=places) as plugin:
+                times.append(plugin.served_seconds)
+                if number == STARTS - 1:
+                    time.sleep(idle_seconds)
+                    rss_mib = plugin.resident_mib()
+    figures = {"served_ms": median_ms(times), **compared(times, skeletons), "rss_mib": rss_mib}
+    return Row(
+        "idle resident=0",
+        figures,
+        at_most={"multiple": START_BUDGET, "rss_mib": IDLE_BUDGET_MIB},
+    )
 
 
 def measure_cost(

@@ -24,20 +24,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bench.apiserver import ApiServer, Body, each_of
 from bench.claims import report
-from bench.machine import memory_mib
-from bench.operator_process import OperatorProcess, running_operator
-from bench.plugin import environment
+from bench.machine import folders, memory_mib
+from bench.plugin import environment, stop
 from bench.rows import Row, median_ms, percentile
 from bench.scene import DRIVER, NAMESPACE, Scene
 from drakit.kube import Session, resource_path
@@ -45,6 +49,8 @@ from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
 
 __all__ = ("measure_operator",)
+
+START_SECONDS = 20.0
 
 MEMORY_MIB = 320.0
 """Budget of the peak: the memory limit that the chart sets."""
@@ -87,6 +93,9 @@ _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
 _NODES = resource_path("v1", "nodes")
 _EVALUATED = "drakit_operator_reconcile_seconds_count"
+
+
+_PORT = re.compile(r'"metrics_port": ?(\d+)')
 
 
 def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
@@ -146,7 +155,7 @@ def create_scene(api: ApiServer, scene: Scene) -> None:
 def measure_scene(api: ApiServer, cluster: Cluster, scene: Scene) -> Iterator[Row]:
     """Return the rows of one process over the scene."""
     began = time.monotonic()
-    with running_operator(cluster.kubeconfig) as operator:
+    with _running_operator(cluster.kubeconfig) as operator:
         yield _measure_sync(api, operator, scene, began)
         time.sleep(SETTLE_SECONDS)
         yield _measure_quiet(api, operator, cluster)
@@ -317,7 +326,7 @@ def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster)
 
 def _measure_hostile(api: ApiServer, cluster: Cluster) -> Row:
     began = time.monotonic()
-    with running_operator(cluster.kubeconfig) as operator:
+    with _running_operator(cluster.kubeconfig) as operator:
         seconds = _wait(
             operator, EVENT_SECONDS, lambda: api.pods_with_events() >= HOSTILE_PODS, began=began
         )
@@ -354,6 +363,92 @@ def _writes(cluster: Cluster) -> int:
         and record.get("objectRef", {}).get("resource") != "leases"
         and record["stage"] == "ResponseComplete"
     )
+
+
+# ---------------------------------------------------------------- the operator's process
+
+
+@dataclass(kw_only=True)
+class OperatorProcess:
+    """A running operator."""
+
+    process: subprocess.Popen[bytes]
+    metrics_port: int
+
+    def check_running(self) -> None:
+        if self.process.poll() is not None:
+            raise SystemExit(f"the operator ended by itself, with {self.process.returncode}")
+
+    def rss_mib(self) -> float:
+        """Return VmRSS of the operator and its helper."""
+        return self._memory("VmRSS")
+
+    def peak_mib(self) -> float:
+        """Return the sum of the peaks (VmHWM) of the operator and its helper."""
+        return self._memory("VmHWM")
+
+    def helper_peak_mib(self) -> float:
+        return sum(memory_mib(pid, "VmHWM") for pid in self._helpers())
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the operator and its helper."""
+        ticks = 0
+        for pid in (self.process.pid, *self._helpers()):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def metric(self, name: str, labels: str = "") -> float:
+        """Return the sum of a metric's values, of those whose labels contain a text."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            text = response.read().decode()
+        sample = re.compile(rf"^{name}(?:\{{([^}}]*)\}})? (\S+)$", re.MULTILINE)
+        return sum(float(found[2]) for found in sample.finditer(text) if labels in (found[1] or ""))
+
+    def _memory(self, name: str) -> float:
+        return sum(memory_mib(pid, name) for pid in (self.process.pid, *self._helpers()))
+
+    def _helpers(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for each in children for pid in each.read_text().split()]
+
+
+@contextmanager
+def _running_operator(kubeconfig: Path) -> Generator[OperatorProcess]:
+    """Run the operator with its default settings."""
+    with folders() as places:
+        config, log = places.root / "operator.yaml", places.root / "log"
+        listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+        # A leader ends if it cannot renew its Lease: it must survive the restart of the API server.
+        election = {"leaseDuration": "120s", "renewDeadline": "100s"}
+        config.write_text(yaml.safe_dump({"listen": listen, "election": election}))
+        argv = [sys.executable, "-m", "drakit_operator", "--config", str(config)]
+        place = {
+            "POD_NAME": "bench",
+            "POD_NAMESPACE": "default",
+            "DRAKIT_CEL": str(cel_program()),
+        }
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*argv, "--kubeconfig", str(kubeconfig)],
+                env=environment() | place,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            yield OperatorProcess(process=process, metrics_port=_metrics_port(process, log))
+        finally:
+            stop(process)
+
+
+def _metrics_port(process: subprocess.Popen[bytes], log: Path) -> int:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        if found := _PORT.search(log.read_text(errors="replace")):
+            return int(found[1])
+        time.sleep(0.01)
+    raise SystemExit(f"the operator did not start: {log.read_text(errors='replace')[-2000:]}")
 
 
 # ---------------------------------------------------------------- kubectl drakit
@@ -402,8 +497,15 @@ def _peak_mib(pid: int) -> float:
 
 def create_hostile(api: ApiServer) -> None:
     api.create_all("resourceclaims", map(_bomb, range(BOMBS)))
-    for number in range(DEEP):
-        api.create_claim(_deep(number))
+
+    async def create(session: Session) -> None:
+        headers = {"Content-Type": "application/json"}
+        for number in range(DEEP):
+            url = session.server + _CLAIMS
+            async with session.http.post(url, data=_deep(number), headers=headers) as response:
+                response.raise_for_status()
+
+    api.run(create)
 
 
 def _bomb(number: int) -> Body:

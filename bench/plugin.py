@@ -26,7 +26,7 @@ from bench.kubelet import Kubelet, register
 from bench.machine import Folders, folders, memory_mib
 from drakit.testing.conformance.podlist import OWN_POD
 
-__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running", "running_skeleton")
+__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running", "running_skeleton", "stop")
 
 NODE = "bench-node"
 
@@ -146,7 +146,7 @@ def _process(arguments: Sequence[str], places: Folders, *, count: int) -> Genera
         yield Plugin(pid=process.pid, served_seconds=served_seconds, sockets=sockets)
     finally:
         ended = process.poll()
-        _stop(process)
+        stop(process)
         if ended is not None or process.returncode != 0:
             when = "by itself" if ended is not None else "when it was asked to"
             raise SystemExit(f"{argv[2]} ended {when}, with {process.returncode}: {_tail(log)}")
@@ -187,7 +187,8 @@ def _wait_served(
     raise SystemExit(f"the plugin did not serve within {START_SECONDS:.0f} s")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process; kill it if it does not end."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=STOP_SECONDS)
