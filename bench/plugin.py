@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,14 +68,9 @@ class Plugin:
     sockets: Mapping[str, Path]
     """The DRA sockets, by driver."""
 
-    @contextmanager
-    def kubelet(self, driver: str) -> Generator[Kubelet]:
+    def kubelet(self, driver: str) -> closing[Kubelet]:
         """Connect to a driver's socket."""
-        client = Kubelet(self.sockets[driver])
-        try:
-            yield client
-        finally:
-            client.close()
+        return closing(Kubelet(self.sockets[driver]))
 
     def resident_mib(self) -> float:
         """Return VmRSS."""
