@@ -278,15 +278,15 @@ test-all: cluster-programs images check conformance crash-matrix ## run also the
 
 .PHONY: bench
 bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)
-	$(BIN)/python -m bench $(ARGS)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m bench $(ARGS)
 
 .PHONY: hops
 hops: venv ## count the functions that a prepare and a device change enter (ARGS=--list for their names)
-	$(BIN)/python -m bench.hops $(ARGS)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hops $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: deps venv ## measure the operator and kubectl drakit in a large cluster (Go)
-	$(BIN)/python -m bench --only operator $(ARGS)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m bench --only operator $(ARGS)
 
 .PHONY: clean
 clean: ## remove the files that these targets create in this folder
