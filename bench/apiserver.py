@@ -16,6 +16,7 @@ from bench.drivers import DRIVER
 from bench.plugin import NODE
 from drakit.device import ClaimReference
 from drakit.kube import Session, connect, resource_path
+from drakit.kube.session import Timeouts
 
 __all__ = ("ApiServer", "Body", "connected", "each_of")
 
@@ -25,8 +26,9 @@ NAMESPACE = "default"
 WRITERS = 32
 """Claims that are created at a time."""
 
-CREATE_SECONDS = 60.0
-"""Timeout of a create: some objects have the largest size that the API server accepts."""
+REQUEST_SECONDS = 60.0
+"""Timeout of a request: some objects are as large as the API server accepts, and a slow disk needs
+more than 10 s to delete thousands of Events."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -41,8 +43,9 @@ _WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 @contextmanager
 def connected(kubeconfig: Path) -> Generator[ApiServer]:
     """Connect in a loop that runs only while a method of the API server does."""
+    timeouts = Timeouts(request_seconds=REQUEST_SECONDS)
     with asyncio.Runner() as runner:
-        session = runner.run(connect(kubeconfig, user_agent="drakit-bench"))
+        session = runner.run(connect(kubeconfig, user_agent="drakit-bench", timeouts=timeouts))
         try:
             yield ApiServer(session, runner)
         finally:
@@ -102,7 +105,7 @@ class ApiServer:
         async def create(body: Body) -> None:
             namespace = body["metadata"].get("namespace")
             path = resource_path(version, resource, namespace=namespace)
-            await self._session.create(path, body, timeout_seconds=CREATE_SECONDS)
+            await self._session.create(path, body)
 
         self._runner.run(each_of(bodies, create))
 
