@@ -3,7 +3,8 @@ The composition root of the node plugin: starts and stops all parts, in order.
 
 1. Drivers are loaded and their configurations checked; a mistake ends the start here.
    :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.
-2. Per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start).
+2. Per driver: sockets (within a second of the start), the lock, checkpoint, CDI files, the driver
+   itself.
 3. The API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
 4. On SIGTERM: calls in flight end and are answered, then sockets and everything else stop.
 

@@ -148,6 +148,7 @@ def calling(operation: Operation) -> Act:
 
     async def act(stage: Stage, scenario: Scenario) -> None:
         await stage.connect()
+        await stage.active()
         stage.arm()
         await stage.call(operation, scenario.pod)
 
@@ -158,6 +159,7 @@ async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
     """Prepare the claims together with another pod's claims for the same hardware."""
     stage.allocate(RIVAL)
     await stage.connect()
+    await stage.active()
     stage.arm()
     new = scenario.pod.keys() - (scenario.before or {}).keys()
     await stage.call("prepare", [*new, *RIVAL])
@@ -172,6 +174,7 @@ async def start_alone(stage: Stage, scenario: Scenario) -> None:
 async def wait_alone(stage: Stage, scenario: Scenario) -> None:
     """Let the plugin run, and make no call until the state is consistent."""
     await stage.connect()
+    await stage.active()
     stage.arm()
     await settled(stage, scenario)
 
@@ -179,6 +182,7 @@ async def wait_alone(stage: Stage, scenario: Scenario) -> None:
 async def hand_over(stage: Stage, scenario: Scenario) -> None:
     """Start a second instance, to which the first hands over its driver."""
     await stage.connect()
+    await stage.active()
     stage.arm()
     await stage.start_spare(pod=PODS[1])
     await stage.handed_over()
@@ -187,6 +191,7 @@ async def hand_over(stage: Stage, scenario: Scenario) -> None:
 async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
     """Remove a CDI file while the plugin runs."""
     await stage.connect()
+    await stage.active()
     stage.arm()
     remove_files(stage.node)
     await settled(stage, scenario)
@@ -195,6 +200,7 @@ async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
 async def swap(stage: Stage, scenario: Scenario) -> None:
     """Let devices of running containers return with each other's numbers."""
     await stage.connect()
+    await stage.active()
     await asyncio.sleep(SETTLED_SECONDS)  # the driver has listed its devices
     stage.arm()
     swap_numbers(stage.node)
@@ -204,6 +210,7 @@ async def swap(stage: Stage, scenario: Scenario) -> None:
 async def lose_checkpoint(stage: Stage, scenario: Scenario) -> None:
     """Remove the checkpoint while the plugin runs; then the kubelet calls."""
     await stage.connect()
+    await stage.active()
     stage.arm()
     remove_checkpoint(stage.node)
     await stage.call_until_done("prepare", scenario.pod)

@@ -83,15 +83,26 @@ class Stage:
         async with asyncio.timeout(START_SECONDS):
             while not await asyncio.to_thread(_accepts, self._socket(pod)):
                 await asyncio.sleep(0.005)
+        # It asks for the driver once it is registered.
+        async with FakeKubelet(self.node.root) as kubelet:
+            await kubelet.get_info(self._socket(pod))
+            await kubelet.notify(self._socket(pod))
 
     def _socket(self, pod: str) -> Path:
         root, name = self.node.root, self.node.driver.name
         return socket_paths(name, kubelet_root=root, instance_uid=pod).registration
 
+    async def active(self) -> None:
+        """Wait until the first plugin has its driver; raise :class:`PluginDiedError`."""
+        await self._logged("this instance is active")
+
     async def handed_over(self) -> None:
         """Wait until the first plugin has handed over; raise :class:`PluginDiedError`."""
+        await self._logged("driver handed over")
+
+    async def _logged(self, text: str) -> None:
         async with asyncio.timeout(START_SECONDS):
-            while "driver handed over" not in self.log.read_text():
+            while text not in self.log.read_text():
                 self.died()
                 await asyncio.sleep(0.005)
 

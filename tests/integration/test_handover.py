@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from drakit.layout import driver_directory
 from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.state.lock import is_locked
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.integration.test_node_plugin import DRIVER, SLICES, Rig, rig  # noqa: F401
 
@@ -25,12 +28,13 @@ class Instance:
     def __init__(self, node: Rig, process, uid: str, port: int) -> None:
         self.process, self._port = process, port
         self._node = node
-        self._paths = socket_paths(DRIVER, kubelet_root=node.root, instance_uid=uid)
+        self.paths = socket_paths(DRIVER, kubelet_root=node.root, instance_uid=uid)
+        self.registration = self.paths.registration
 
     async def register(self, kubelet: FakeKubelet) -> Path:
-        await self._node.until(self._paths.registration.is_socket)
-        dra = Path((await kubelet.get_info(self._paths.registration)).endpoint)
-        await kubelet.notify(self._paths.registration)
+        await self._node.until(self.registration.is_socket)
+        dra = Path((await kubelet.get_info(self.registration)).endpoint)
+        await kubelet.notify(self.registration)
         return dra
 
     async def ready(self) -> bool:
@@ -95,6 +99,18 @@ async def test_the_new_instance_takes_over_what_the_old_one_has_prepared(site):
         assert node.api_server.objects(SLICES) == slices
 
 
+async def test_calls_go_to_the_old_instance_until_the_kubelet_has_registered_the_new_one(site):
+    node, kubelet, old, old_dra = site
+    async with instance(node, NEW) as new:
+        await node.until(new.registration.is_socket)
+        await asyncio.sleep(2.5)  # more than a poll of the one that would be asked
+        assert await kubelet.unprepare(old_dra, A) == {"uid-a": ""}
+        assert await old.ready()
+        dra = await new.register(kubelet)
+        await new.until_ready()
+        assert (await kubelet.prepare(dra, A))["uid-a"].error == ""
+
+
 async def test_a_call_in_flight_delays_the_hand_over_and_new_calls_wait(site):
     node, kubelet, _, old_dra = site
     in_flight = asyncio.create_task(kubelet.prepare(old_dra, B, timeout_seconds=30))
@@ -135,7 +151,7 @@ async def test_the_waiting_instance_is_active_when_the_other_one_is_killed(site)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_the_old_instance_is_active_again_when_the_new_one_ends(site, number):
-    node, kubelet, _, old_dra = site
+    node, kubelet, old, old_dra = site
     async with instance(node, NEW) as new:
         dra = await new.register(kubelet)
         await new.until_ready()
@@ -146,12 +162,31 @@ async def test_the_old_instance_is_active_again_when_the_new_one_ends(site, numb
     answers = await kubelet.prepare(old_dra, A, B)
     assert {uid: answer.error for uid, answer in answers.items()} == {"uid-a": "", "uid-b": ""}
     assert len(node.files()) == 2
+    # The kubelet would call the instance that registered last.
+    await node.until(lambda: not any(path.exists() for path in new.paths.sockets))
+    assert kubelet.sockets() == [old.registration]
+
+
+async def test_a_data_directory_that_was_removed_is_restored_with_its_claims(site):
+    node, kubelet, old, _ = site
+    data = driver_directory(node.root, DRIVER)
+    files, inode = node.files(), data.stat().st_ino
+    await asyncio.to_thread(shutil.rmtree, data)
+    await node.until(lambda: is_locked(data) and (data / "checkpoint.db").exists())
+    assert data.stat().st_ino != inode
+    await node.until(old.paths.dra.is_socket)
+    dra = await old.register(kubelet)
+    await old.until_ready()
+    assert node.files() == files
+    assert await kubelet.unprepare(dra, A) == {"uid-a": ""}
+    assert node.files() == set(), "the claim was known"
 
 
 async def test_a_new_version_whose_driver_refuses_to_start_leaves_the_old_one_serving(site):
     node, kubelet, old, old_dra = site
     broken = [{"driver": "tests.fakes.shelf:Shelf", "config": {"directory": "/nowhere"}}]
     async with instance(node, NEW, drivers=broken) as new:
+        await new.register(kubelet)
         _, errors = await new.process.communicate()
     assert new.process.returncode == 2
     assert b"/nowhere is not a directory" in errors

@@ -21,7 +21,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,6 +125,9 @@ class ClaimQueue:
         self._queues: dict[str, deque[_Turn]] = {}
         """Queues by claim UID. The first turn of a queue owns the claim. A queue is never empty."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._emptied = asyncio.Event()
+        """Set when the last queue is gone."""
 
     # ------------------------------------------------------------ the kubelet's calls
 
@@ -142,15 +145,17 @@ class ClaimQueue:
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
     async def drain(self, *, timeout_seconds: float = math.inf) -> bool:
-        """Wait until no work is in flight, including work that begins meanwhile; return whether
-        that came in time."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_seconds
-        while works := self._works():
-            if loop.time() >= until:
-                return False
-            await all_answered(works, timeout_seconds=until - loop.time())
-        return True
+        """
+        Wait until nothing is in flight, including calls that come meanwhile; return whether that
+        came in time. No other user gets a turn from now on.
+        """
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if timeout_seconds == math.inf else timeout_seconds):
+                while self._queues:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        return not self._queues
 
     async def cancel(self) -> None:
         """Cancel the work in flight. The checkpoint contains what it began, and the next active
@@ -200,6 +205,8 @@ class ClaimQueue:
     async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
         """Prepare a prepared claim a second time, after all earlier turns. Calls of the kubelet for
         it wait meanwhile; an unprepare abandons this work."""
+        if self._draining:
+            return _not_done(claim, "its driver is about to stop")
         turn, work = self._new("prepare", claim, again=True)
         answered: asyncio.Future[ClaimAnswer] = asyncio.get_running_loop().create_future()
 
@@ -217,6 +224,8 @@ class ClaimQueue:
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
         return whether it is gone."""
+        if self._draining:
+            return False
         async with self.hold(stale.uid):
             return await self._engine.collect(stale)
 
@@ -226,7 +235,7 @@ class ClaimQueue:
 
     def take(self, uid: str) -> bool:
         """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
-        return uid not in self._queues and self._add(_Turn(uid=uid))
+        return not self._draining and uid not in self._queues and self._add(_Turn(uid=uid))
 
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
@@ -262,6 +271,8 @@ class ClaimQueue:
         queue.remove(turn)
         if not queue:
             del self._queues[turn.uid]
+            if not self._queues:
+                self._emptied.set()
         elif first:
             following = queue[0]
             if following.work is not None:

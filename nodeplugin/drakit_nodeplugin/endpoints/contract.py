@@ -376,7 +376,7 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect for the first time, before anything is served; returns within seconds. Raises
+        """Connect for the first time, before any call; returns within seconds. Raises
         :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""
         ...
 
@@ -385,5 +385,11 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def close(self) -> None:
-        """End it; prepared claims stay prepared. Called after the end of :meth:`run`."""
+        """End it within seconds; prepared claims stay prepared. Called after the end of
+        :meth:`run`."""
+        ...
+
+    async def ended(self) -> None:
+        """Wait, after :meth:`close`, until nothing of it runs in this process any more. That can
+        take long: nothing can end the thread of a Python driver."""
         ...

@@ -262,6 +262,9 @@ class Endpoint:
         """See :meth:`HostedEndpoint.close`."""
         await self._lifecycle.close()
 
+    async def ended(self) -> None:
+        """See :meth:`HostedEndpoint.ended`."""
+
     @property
     def blocked(self) -> str | None:
         """See :attr:`HostedEndpoint.blocked`."""

@@ -183,6 +183,8 @@ class ActiveDriver:
             **policies,
             f"{self.name} report": self.report.run,
             f"{self.name} endpoint": self._run_endpoint,
+            # An admin may forget a claim whose call delays a hand-over.
+            f"{self.name} requests": self._maintenance.answer_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
         }
 
@@ -204,6 +206,15 @@ class ActiveDriver:
                 await step()
             except Exception:
                 logger.exception("a shutdown step failed", extra={"driver": self.name})
+
+    async def ended(self) -> None:
+        """Wait, after :meth:`close`, until no part of the driver runs any more."""
+        await self._endpoint.ended()
+
+    async def restore_checkpoint(self) -> None:
+        """Write the checkpoint's file again if it was removed."""
+        with suppress(CheckpointError):  # logged by the next activation
+            await self._checkpoint.states()
 
     async def idle(self) -> bool:
         """Return whether the driver has neither devices nor claims any more."""

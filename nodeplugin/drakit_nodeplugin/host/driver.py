@@ -6,10 +6,12 @@ The sockets come first, within a second of the start. If no other instance has t
 is active before the start ends. Otherwise this one asks for the **hand-over**: the kubelet's calls
 wait meanwhile, and the pod is not ready. The instance that is asked lets new calls wait, finishes
 the calls in flight however long they take, closes the driver and the checkpoint, and releases the
-lock. It stays ready, and is active again if the other one ends.
+lock once no part of the driver runs any more. It stays ready, and is active again if the other one
+ends.
 
 Stop: calls are answered until none is in flight, or canceled after the drain timeout. Then the
-sockets go, the active driver is closed, and the lock is released.
+sockets go, the active driver is closed, and the lock is released. A driver that does not end keeps
+the lock until the end of the process.
 
 :mod:`.active_driver` assembles the driver, :mod:`.drivers` manages the set of drivers, and
 :mod:`drakit_nodeplugin.state.lock` decides which instance is active. This module must not depend on
@@ -19,8 +21,11 @@ the internals of the parts.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 from drakit import tasks
 from drakit_nodeplugin.config import ConfigError
@@ -37,8 +42,15 @@ __all__ = ("HostedDriver",)
 
 logger = logging.getLogger(__name__)
 
-LONG_SECONDS = 10.0
-"""The time after which a hand-over that is not finished is logged."""
+UNREGISTERED_SECONDS = 10.0
+"""The time for which a new instance that the kubelet has not registered does not ask for the
+driver: until then, calls still go to the other one."""
+
+ENDED_SECONDS = 0.1
+"""The time that a closed driver has to end before the lock is left to the end of the process."""
+
+LONG_SECONDS = 60.0
+"""Time between two log lines about a hand-over that is not finished."""
 
 
 class HostedDriver:
@@ -64,6 +76,8 @@ class HostedDriver:
             health_timeout_seconds=config.devices.health.timeout,
         )
         self._active: ActiveDriver | None = None
+        self._has_ended = True
+        """Whether no part of a driver that was closed runs any more."""
 
     async def start(self) -> None:
         """Serve the kubelet, and activate the driver unless another instance is active. Raises
@@ -92,9 +106,9 @@ class HostedDriver:
         await self.stop_serving()
         await self._server.stop()
         if self._active is not None:
-            await self._active.close()
-            self._active = None
-        await self._lock.release()
+            await self._close(self._active)
+        if self._has_ended:
+            await self._lock.release()
 
     async def stop_serving(self) -> None:
         """Answer calls until none is in flight, but not for longer than the drain timeout; then
@@ -117,20 +131,24 @@ class HostedDriver:
             if self._active is None:
                 await self._wait_for_lock()
                 await self._activate()
+                await self._server.forget_ended()
+                _freeze()
             await self._work()
+            _freeze()
 
     async def _wait_for_lock(self) -> None:
         facts = {"driver": self.name}
         logger.info("another instance is active", extra=facts)
-        acquiring = asyncio.ensure_future(self._lock.acquire())
-        try:
-            await asyncio.wait({acquiring}, timeout=LONG_SECONDS)
-            if not acquiring.done() and not self._lock.handed_over:
-                message = "the active instance has not handed over yet: it finishes its calls first"
-                logger.warning(message, extra=facts)
-            await acquiring
-        finally:
-            acquiring.cancel()
+        ask_at = asyncio.get_running_loop().time() + UNREGISTERED_SECONDS
+
+        def may_ask() -> bool:
+            is_registered = self._server.status.registered_at is not None
+            return is_registered or asyncio.get_running_loop().time() >= ask_at
+
+        message = "the active instance has not handed over yet"
+        log_level = logging.INFO if self._lock.handed_over else logging.WARNING
+        async with _reported(log_level, message, facts):
+            await self._lock.acquire(may_ask=may_ask)
 
     async def _activate(self) -> None:
         active = ActiveDriver(
@@ -142,31 +160,61 @@ class HostedDriver:
         try:
             await active.start()
         except BaseException:
-            await active.close()
+            await self._close(active)
             raise
         self._active = active
         self._server.serve(active.queue, active.health)
         logger.info("this instance is active", extra={"driver": self.name})
 
+    async def _close(self, active: ActiveDriver) -> None:
+        """Close a driver before the end of the process."""
+        self._has_ended = False
+        await active.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENDED_SECONDS):
+                await active.ended()
+                self._has_ended = True
+
     async def _work(self) -> None:
         """Run the active driver until another instance asks for it, then hand it over."""
         active = self._active
         assert active is not None
+        facts = {"driver": self.name}
         async with asyncio.TaskGroup() as group:
             maintenance = group.create_task(tasks.run(active.maintenance()))
             parts = group.create_task(tasks.run(active.parts()))
-            await self._lock.until_asked(self._environment.file_poller)
-            logger.info("another instance asks for the driver", extra={"driver": self.name})
+            match await self._until_asked():
+                case "lost":
+                    logger.error("data directory was replaced, restoring it", extra=facts)
+                    await active.restore_checkpoint()
+                case _:
+                    logger.info("another instance asks for the driver", extra=facts)
             self._server.serve(None)
+            message = "driver is not handed over yet: calls are in flight"
+            async with _reported(logging.WARNING, message, facts):
+                await active.queue.drain()
             maintenance.cancel()
-            await asyncio.wait({maintenance})
-            await active.queue.drain()
             parts.cancel()
         await active.close()
+        message = "driver is not handed over yet: its thread has not ended"
+        async with _reported(logging.WARNING, message, facts):
+            await active.ended()
         self._active = None
         self._environment.metrics.forget(self.name)
         await self._lock.release()
-        logger.info("driver handed over", extra={"driver": self.name})
+        logger.info("driver handed over", extra=facts)
+
+    async def _until_asked(self) -> Literal["asked", "lost"]:
+        while True:
+            asked = await self._lock.until_asked(self._environment.file_poller)
+            if asked != "ignored":
+                return asked
+            logger.warning(
+                "an instance that was active and ended asks again; it is ignored for a while",
+                extra={"driver": self.name},
+            )
+            # It has registered last, and cannot answer.
+            self._server.register_again()
 
     async def _read_numbers(self) -> None:
         """Let claims of other drivers know the device numbers that this driver's claims hold. The
@@ -200,11 +248,35 @@ class HostedDriver:
         if self._lock.held:
             return "the driver is starting"
         return (
-            "another instance of the node plugin is active for the driver; it hands over when its "
-            "calls in flight have ended"
+            "another instance of the node plugin is active for the driver, and has not handed over "
+            "yet"
         )
 
     async def measure(self) -> None:
         """Update the gauges."""
         if self._active is not None:
             await self._active.measure()
+
+
+@asynccontextmanager
+async def _reported(level: int, message: str, facts: Mapping[str, str]) -> AsyncGenerator[None]:
+    """Log a message periodically while the block lasts."""
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(LONG_SECONDS)
+            logger.log(level, message, extra=dict(facts))
+
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+
+
+def _freeze() -> None:
+    """Exclude the permanent objects from full collections, which otherwise take twenty milliseconds
+    in which no call is answered."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

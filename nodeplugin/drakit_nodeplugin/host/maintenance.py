@@ -2,9 +2,10 @@
 Maintenance of one driver's claims: the background work beside the kubelet's calls.
 
 At the start, half-written files are removed, and lost and outdated CDI files restored, before
-claims are answered. Then, until the daemon stops: lost files are restored, claims with outdated
-edits are prepared again, unfinished work of a crash is finished, lost entries are rebuilt, stale
-claims and orphaned files are removed, Events are sent.
+claims are answered. Then, until the driver is handed over or stopped: lost files are restored,
+claims with outdated edits are prepared again, unfinished work of a crash is finished, lost entries
+are rebuilt, stale claims and orphaned files are removed, Events are sent, and claims that an admin
+releases by hand are forgotten.
 
 It must not know the internals of the parts.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
@@ -115,21 +117,20 @@ class Maintenance:
             )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the daemon stops, by name."""
+        """Return the parts that run until the driver is handed over or stopped, by name."""
         environment = self._environment
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),
             "outdated claims": self.outdated.run,
             "recovery": self._recovery.run,
             "stale claims": self._collector.run,
-            "requests": self._answer_requests,
             "Events": self._send_events,
             "rebuild": lambda: self._rebuilder.run(
                 environment.file_poller, rebuilt=self._engine.rebuilt, report=self._report
             ),
         }
 
-    async def _answer_requests(self) -> None:
+    async def answer_requests(self) -> None:
         """Forget claims that an admin has released by hand (``drakit node claim forget``)."""
         checkpoint = self._parts.checkpoint
         folder = checkpoint.path.parent
@@ -145,7 +146,8 @@ class Maintenance:
                     continue
                 if gone:
                     logger.warning("claim forgotten on request", extra=facts)
-                await asyncio.to_thread(answer, folder, uid)
+                with suppress(OSError):  # the next round tries again
+                    await asyncio.to_thread(answer, folder, uid)
 
     def _report(self, damage: str, outcome: str) -> None:
         self._events.emit(

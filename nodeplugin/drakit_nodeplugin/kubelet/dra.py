@@ -127,6 +127,11 @@ class ClaimCalls:
         # The stubs of gRPC accept only instances of a class of theirs.
         context.add_done_callback(cast("Any", self._ended))
 
+    @property
+    def in_flight(self) -> int:
+        """The number of calls without an answer."""
+        return self._in_flight
+
     def serve(self, queue: ClaimQueue | None) -> None:
         """Pass calls to the queue of the active instance; None: let new calls wait."""
         self._queue = queue

@@ -5,7 +5,7 @@ their probe.
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
 once. The servers run in every instance of a driver; calls wait while another one is active. Stop:
 calls in flight get their answers. Only then the registration socket goes, because the kubelet
-closes its connection within a second of that. The DRA socket follows. In between, a lost
+closes its connection within a second of that. The DRA socket follows. While they run, a lost
 socket is recreated. A kubelet that restarts registers the driver again. One that rejected it
 retries only after the registration socket was recreated.
 
@@ -19,6 +19,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from drakit_nodeplugin.kubelet.sockets import (
     SocketPaths,
     create_directories,
     remove_sockets,
+    remove_stale_sockets,
 )
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
@@ -260,6 +262,9 @@ class DriverServer:
                 first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
             ),
         )
+        self._is_superseded = False
+        """Whether another instance, which does not answer, has registered after this one."""
+
         self._dra_server = _SocketServer(self.paths.dra, self._add_services)
         self._registration_server = _SocketServer(
             self.paths.registration, self._registration.add_to
@@ -303,8 +308,20 @@ class DriverServer:
     def serve(self, queue: ClaimQueue | None, health: HealthSource | None = None) -> None:
         """Answer calls by the queue of the active instance, and report health. None: let new calls
         wait."""
+        self._is_superseded = False
         self._calls.serve(queue)
         self._health.serve(health)
+
+    async def forget_ended(self) -> None:
+        """Remove the sockets of other instances that have ended, so that the kubelet does not call
+        them any more."""
+        with suppress(OSError):  # the next start removes them
+            await asyncio.to_thread(remove_stale_sockets, self.paths)
+
+    def register_again(self) -> None:
+        """Let `run` create the registration socket again, because the kubelet calls the instance
+        that registered last; not while calls are in flight, which the kubelet would cancel."""
+        self._is_superseded = True
 
     def refuse(self) -> None:
         """Answer calls that wait, and new calls, with "ask again"."""
@@ -364,16 +381,20 @@ class DriverServer:
     def _needs_care(self, now: float) -> bool:
         """Return whether a socket needs to be recreated. Blocks."""
         servers = (self._dra_server, self._registration_server)
-        return self._registration.retry_due(now) or any(
-            server.guard.lost() is not None for server in servers
-        )
+        return self._register_due(now) or any(server.guard.lost() is not None for server in servers)
+
+    def _register_due(self, now: float) -> bool:
+        """Return whether the kubelet must register the driver again. In any thread."""
+        again = self._is_superseded and not self._calls.in_flight
+        return again or self._registration.retry_due(now)
 
     async def _recreate_sockets(self) -> None:
         if await self._lost(self._dra_server):
             # The kubelet's connection reconnects to the new socket automatically.
             await self._dra_server.recreate()
         lost = await self._lost(self._registration_server)
-        if lost or self._registration.retry_due(asyncio.get_running_loop().time()):
+        if lost or self._register_due(asyncio.get_running_loop().time()):
+            self._is_superseded = False
             await self._registration_server.recreate()
             self._registration.recreated(lost=lost)
 

@@ -32,6 +32,7 @@ __all__ = (
     "SocketPaths",
     "create_directories",
     "remove_sockets",
+    "remove_stale_sockets",
     "socket_paths",
 )
 
@@ -135,16 +136,19 @@ def create_directories(paths: SocketPaths) -> None:
         paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         _wait_for_predecessor(paths)
         remove_sockets(paths)
-        for path in _sockets_of(paths):
-            if _refuses_connections(path):
-                _remove(path)
-                logger.info(
-                    "stale socket removed", extra={"driver": paths.driver, "path": str(path)}
-                )
+        remove_stale_sockets(paths)
     except OSError as error:
         raise SocketError(
             f"driver {paths.driver}: the directories of its sockets cannot be used: {error}"
         ) from error
+
+
+def remove_stale_sockets(paths: SocketPaths) -> None:
+    """Remove the sockets of instances of the driver that have ended. Raises OSError. Blocks."""
+    for path in _sockets_of(paths):
+        if _refuses_connections(path):
+            _remove(path)
+            logger.info("stale socket removed", extra={"driver": paths.driver, "path": str(path)})
 
 
 def remove_sockets(paths: SocketPaths) -> None:

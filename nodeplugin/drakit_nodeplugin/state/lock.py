@@ -7,10 +7,10 @@ checkpoint, and publishes. The kernel releases the lock of a process that ends, 
 
 An instance that starts asks for a **hand-over**: it locks a second file, ``waiting.lock``. The
 active instance notices that within a second, finishes its work, and releases the lock. Then it
-waits for the lock again, without asking, and lets others that ask take it first. If that one dies,
-with or without the lock, or hangs without it, the former instance is active again within a second.
-It then ignores the other one for :data:`IGNORE_SECONDS`: an instance that crashes again and again
-must not interrupt the one that works.
+waits for the lock again, without asking, and lets every instance that asks take it first. If the
+new instance dies or does not take the lock, the former one is active again within a second. It then
+ignores the new one for :data:`IGNORE_SECONDS`: an instance that crashes again and again must not
+interrupt the one that works.
 
 This module must not depend on what an instance does with the lock.
 """
@@ -21,9 +21,10 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from drakit.layout import private_directory
 from drakit.logs import ProblemLog
@@ -33,19 +34,27 @@ __all__ = ("DriverLock", "is_locked", "try_lock")
 
 logger = logging.getLogger(__name__)
 
-ASK_SECONDS = 0.1
-"""Time between two attempts of an instance that asks for the lock."""
+ASK_SECONDS = 0.2
+"""Time between two attempts of an instance that waits for its first turn."""
 
-YIELD_SECONDS = 0.9
+YIELD_SECONDS = 0.8
 """The time that an instance which handed over leaves to the one that asked."""
 
 STANDBY_SECONDS = 0.4
 """Time between two attempts of an instance that handed over."""
 
 IGNORE_SECONDS = 60.0
-"""The time for which an instance that had its turn, and did not stay active, cannot ask again."""
+"""The time for which an instance that had its turn, and did not stay active, is ignored."""
 
 WAITING_FILE = "waiting.lock"
+
+
+class _Asker(NamedTuple):
+    """A request for the lock."""
+
+    instance_uid: str
+    inode: int
+    changed_at: int
 
 
 class DriverLock:
@@ -59,9 +68,11 @@ class DriverLock:
         self._descriptor: int | None = None
         self._asking: int | None = None
         self._handed_over_to: str | None = None
-        """The instance to which this one has handed over last."""
+        """The instance to which this one last handed over."""
 
         self._ignored_until = 0.0
+        self._ignored: _Asker | None = None
+        """The last request that was ignored."""
         self._log = ProblemLog(
             logger,
             "other instances cannot be found",
@@ -87,62 +98,86 @@ class DriverLock:
             await asyncio.to_thread(self._take)
         return self.held
 
-    async def acquire(self) -> None:
-        """Wait for the lock; after a hand-over, without asking for it. Raises OSError."""
-        if self._handed_over_to is None:
-            while not await self.try_acquire():
-                await asyncio.to_thread(self._ask)
-                await asyncio.sleep(ASK_SECONDS)
-            return
-        await asyncio.sleep(YIELD_SECONDS)
-        # Another process holds it, and no event tells of its end.
-        while await asyncio.to_thread(self._yields) or not await self.try_acquire():  # noqa: ASYNC110
-            await asyncio.sleep(STANDBY_SECONDS)
-        self._ignored_until = asyncio.get_running_loop().time() + IGNORE_SECONDS
-        facts = {"driver": self._driver, "instance": self._handed_over_to}
-        logger.warning("the instance that asked is not active any more", extra=facts)
+    async def acquire(self, *, may_ask: Callable[[], bool]) -> None:
+        """Wait for the lock. Before the first turn, ask for it as soon as `may_ask` returns True.
+        An error of the file system is logged, and the next attempt made."""
+        is_first = self._handed_over_to is None
+        pause = ASK_SECONDS if is_first else STANDBY_SECONDS
+        if not is_first:
+            await asyncio.sleep(YIELD_SECONDS)
+        while not self.held:
+            try:
+                await asyncio.to_thread(self._attempt, asks=is_first and may_ask())
+                self._log.report(None)
+            except OSError as error:
+                self._log.report(str(error))
+            if not self.held:
+                await asyncio.sleep(pause)
+        if not is_first:
+            self._ignored_until = asyncio.get_running_loop().time() + IGNORE_SECONDS
 
-    async def until_asked(self, poller: FilePoller) -> None:
-        """Wait until another instance asks for a hand-over, or the data directory was replaced, and
-        its lock is worth nothing."""
+    async def until_asked(self, poller: FilePoller) -> Literal["asked", "ignored", "lost"]:
+        """
+        Wait until another instance asks for a hand-over, and return what to do.
+
+        ``ignored``: it asks again too early, and will not get the lock now; reported once for each
+        request. ``lost``: the data directory was replaced, so the lock is worth nothing.
+        """
         while True:
             await poller.until(lambda: self._is_lost() or self._waiting() is not None)
             try:
                 lost = await asyncio.to_thread(self._is_lost)
-                asked_by = await asyncio.to_thread(self._waiting)
+                asker = await asyncio.to_thread(self._waiting)
             except OSError as error:
                 self._log.report(str(error))
                 continue
             self._log.report(None)
             if lost:
-                logger.error("data directory was replaced", extra={"driver": self._driver})
-                return
-            is_ignored = asyncio.get_running_loop().time() < self._ignored_until
-            if asked_by is not None and not (is_ignored and asked_by == self._handed_over_to):
-                self._handed_over_to = asked_by
-                return
+                return "lost"
+            if asker is None:
+                continue
+            is_early = asyncio.get_running_loop().time() < self._ignored_until
+            if not (is_early and asker.instance_uid == self._handed_over_to):
+                self._handed_over_to = asker.instance_uid
+                return "asked"
+            if asker != self._ignored:
+                self._ignored = asker
+                return "ignored"
 
     async def release(self) -> None:
-        """Release the lock, and stop asking for it."""
-        await asyncio.to_thread(self._release)
+        """Release the lock, and stop asking for it. Raises nothing."""
+        try:
+            await asyncio.to_thread(self._release)
+        except OSError as error:
+            self._log.report(str(error))
 
     # ------------------------------------------------------------ files (blocking)
 
+    def _attempt(self, *, asks: bool) -> None:
+        if self._handed_over_to is not None:
+            asker = self._waiting()
+            if asker is not None and asker.instance_uid != self._handed_over_to:
+                return  # yet another instance, which is to have the lock first
+        self._take()
+        if asks and self._descriptor is None:
+            self._ask()
+
     def _take(self) -> None:
         private_directory(self._data)
-        self._descriptor = _lock(self._data, os.O_RDONLY | os.O_DIRECTORY)
-        if self._descriptor is not None:
-            self._stop_asking()
+        descriptor = _lock(self._data, os.O_RDONLY | os.O_DIRECTORY)
+        if descriptor is not None:
+            try:
+                self._stop_asking()
+            finally:
+                self._descriptor = descriptor
 
     def _release(self) -> None:
-        self._stop_asking()
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _yields(self) -> bool:
-        """Return whether yet another instance asks, which is to have the lock first."""
-        return self._waiting() not in (None, self._handed_over_to)
+        try:
+            self._stop_asking()
+        finally:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                _unlock(descriptor)
 
     def _is_lost(self) -> bool:
         return self._descriptor is not None and not _is_at(self._data, self._descriptor)
@@ -153,23 +188,31 @@ class DriverLock:
         self._stop_asking()
         self._asking = _lock(self._data / WAITING_FILE, os.O_RDWR | os.O_CREAT)
         if self._asking is not None:
-            os.ftruncate(self._asking, 0)
-            os.pwrite(self._asking, self._instance_uid.encode(), 0)
+            try:
+                os.ftruncate(self._asking, 0)
+                os.pwrite(self._asking, self._instance_uid.encode(), 0)
+            except OSError:
+                self._stop_asking()  # the next attempt makes a new request
+                raise
 
     def _stop_asking(self) -> None:
         asking, self._asking = self._asking, None
         if asking is not None:
-            with suppress(FileNotFoundError):
-                (self._data / WAITING_FILE).unlink()
-            os.close(asking)
+            try:
+                (self._data / WAITING_FILE).unlink(missing_ok=True)
+            finally:
+                _unlock(asking)
 
-    def _waiting(self) -> str | None:
-        """Return the UID of the instance that asks for the lock; None if there is none."""
+    def _waiting(self) -> _Asker | None:
+        """Return the request for the lock; None if there is none."""
         path = self._data / WAITING_FILE
         if not is_locked(path):
             return None
         with suppress(OSError, UnicodeDecodeError):
-            return path.read_text() or None  # empty: it is about to write
+            found = path.stat()
+            # Empty: it is about to write.
+            if instance_uid := path.read_text():
+                return _Asker(instance_uid, found.st_ino, found.st_mtime_ns)
         return None
 
 
@@ -185,7 +228,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
     return False
 
 
@@ -198,22 +241,31 @@ def try_lock(data: Path) -> Generator[bool]:
         yield descriptor is not None
     finally:
         if descriptor is not None:
-            os.close(descriptor)
+            _unlock(descriptor)
 
 
 def _lock(path: Path, flags: int) -> int | None:
     """Lock a file or directory without waiting, and return its descriptor; None if another process
     has it."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    held = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # It may have been removed between our open and our lock.
-        if _is_at(path, descriptor):
-            return descriptor
+        held = _is_at(path, descriptor)
     except BlockingIOError:
         pass
+    finally:
+        if not held:
+            _unlock(descriptor)
+    return descriptor if held else None
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close a file. Closing alone does not unlock it while a process that a driver has
+    forked has a copy of the descriptor."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
-    return None
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

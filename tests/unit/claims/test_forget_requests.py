@@ -72,7 +72,7 @@ async def answering(plugin):
     )
     tasks = [
         asyncio.create_task(poller.run()),
-        asyncio.create_task(maintenance.parts()["requests"]()),
+        asyncio.create_task(maintenance.answer_requests()),
     ]
     try:
         yield

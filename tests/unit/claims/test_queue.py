@@ -8,9 +8,11 @@ import logging
 import pytest
 
 from drakit import logs
-from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
+from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
+from tests.fakes.checkpoints import stored_claim
 from tests.fakes.kubelet import HeldClaims, reference
 
 pytestmark = pytest.mark.looptime
@@ -274,6 +276,84 @@ async def test_a_drain_waits_for_work_that_begins_meanwhile(looptime):
     assert looptime == 102
     assert claims.done == ["prepare a", "prepare b"]
     await asyncio.gather(first, second)
+
+
+async def test_a_drain_waits_for_work_without_a_call(looptime):
+    """A recovery, a restorer or the collector may be calling the driver."""
+    queue = ClaimQueue("camera.example.com", SlowClaims())
+    assert queue.take("a")
+
+    async def hold() -> None:
+        async with queue.hold("b"):
+            await asyncio.sleep(10)
+
+    holding = asyncio.create_task(hold())
+    asyncio.get_running_loop().call_later(20, queue.release, "a")
+    await asyncio.sleep(1)
+    assert not await queue.drain(timeout_seconds=5)
+    assert looptime == 6
+    assert await queue.drain()
+    assert looptime == 20
+    await holding
+
+
+async def test_a_drain_lets_calls_begin_that_wait_for_work_without_a_call(looptime):
+    claims = SlowClaims(a=5)
+    calls = calls_of(claims)
+    assert calls.queue.take("a")
+    call = asyncio.create_task(prepare(calls, A))
+    asyncio.get_running_loop().call_later(10, calls.queue.release, "a")
+    await asyncio.sleep(1)
+    assert await calls.queue.drain()
+    assert looptime == 15
+    assert (await call)["a"].error is None
+
+
+class Forgetful(SlowClaims):
+    """Also undoes and collects."""
+
+    async def undo_left(self, uids, *, state):
+        for uid in uids:
+            self.begun.append(f"undo {uid}")
+            yield {uid: Undone()}
+
+    async def collect(self, stale):
+        self.begun.append(f"collect {stale.uid}")
+        return True
+
+    async def prepare_again(self, works):
+        await self.prepare(works)
+
+
+async def test_while_a_queue_drains_only_calls_get_turns():
+    claims = Forgetful(a=10)
+    calls = calls_of(claims)
+    call = asyncio.create_task(prepare(calls, A))
+    await asyncio.sleep(1)
+    draining = asyncio.create_task(calls.queue.drain())
+    await asyncio.sleep(1)
+    assert not calls.queue.take("b")
+    assert await calls.queue.undo_left(["b"], state="preparing") == {}
+    assert not await calls.queue.collect(stored_claim("b"))
+    for claim in (A, B):
+        answer = await calls.queue.prepare_again(claim)
+        assert answer.reason == NOT_DONE
+        assert "its driver is about to stop" in answer.error
+    assert claims.begun == ["prepare a"]
+    late = asyncio.create_task(prepare(calls, C))
+    assert await draining
+    assert (await late)["c"].error is None
+    assert claims.begun == ["prepare a", "prepare c"]
+    await call
+
+
+async def test_work_without_a_call_gets_turns_until_a_drain():
+    claims = Forgetful()
+    queue = ClaimQueue("camera.example.com", claims)
+    await queue.undo_left(["a"], state="preparing")
+    assert await queue.collect(stored_claim("b"))
+    assert (await queue.prepare_again(C)).error is None
+    assert claims.begun == ["undo a", "collect uid-b", "prepare c"]
 
 
 async def test_a_retry_logs_both_ids_once_and_work_keeps_the_first(caplog):

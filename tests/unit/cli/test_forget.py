@@ -144,7 +144,7 @@ class RunningPlugin:
 async def plugin(site):
     path = site.path()
     lock = DriverLock(DRIVER, path.parent, instance_uid="pod-1")
-    await lock.acquire()
+    assert await lock.try_acquire()
     plugin = RunningPlugin(path)
     await plugin.checkpoint.open()
     yield plugin

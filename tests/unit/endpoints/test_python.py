@@ -10,11 +10,14 @@ import pytest
 
 from drakit import Device, DriverError, Edits, logs
 from drakit_nodeplugin.endpoints import batches
+from drakit_nodeplugin.endpoints.contract import Surroundings, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import thread as threads
+from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
+    NODE,
     OTHER,
     Camera,
     new_endpoint,
@@ -473,3 +476,53 @@ async def test_a_driver_that_does_not_end_is_waited_for_once(behaviour, listener
     await endpoint.close()
     assert asyncio.get_running_loop().time() - began_at < 0.6
     go.set()
+
+
+def hosted(make, listener) -> PythonEndpoint:
+    """The endpoint of a driver as the host makes it."""
+    driver = LoadedDriver(name=Camera.name, make=make, traits=traits_of(Camera), where="here")
+    surroundings = Surroundings(listener=listener, node=NODE, report=lambda diagnostic: None)
+    return driver.endpoint(surroundings)
+
+
+async def test_a_driver_has_ended_once_it_has_closed(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    go = threading.Event()
+    monkeypatch.setattr(Camera, "close", lambda self: go.wait(5))
+    endpoint = hosted(lambda: Camera(behaviour), listener)
+    await endpoint.start()
+    await endpoint.close()
+    ended = asyncio.create_task(endpoint.ended())
+    done, _ = await asyncio.wait({ended}, timeout=0.3)
+    assert not done
+    go.set()
+    async with asyncio.timeout(5):
+        await ended
+
+
+async def test_a_driver_that_hangs_in_its_start_has_ended_once_it_was_closed(
+    behaviour, listener, monkeypatch
+):
+    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    go = threading.Event()
+
+    def make() -> Camera:
+        go.wait(5)
+        return Camera(behaviour)
+
+    endpoint = hosted(make, listener)
+    await endpoint.start()
+    await endpoint.close()
+    ended = asyncio.create_task(endpoint.ended())
+    done, _ = await asyncio.wait({ended}, timeout=0.3)
+    assert not done
+    go.set()
+    async with asyncio.timeout(5):
+        await ended
+    assert (behaviour.made, behaviour.closed) == (1, 1)
+
+
+async def test_a_driver_that_was_never_started_has_ended(behaviour, listener):
+    async with asyncio.timeout(1):
+        await hosted(lambda: Camera(behaviour), listener).ended()

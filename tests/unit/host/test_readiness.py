@@ -75,8 +75,8 @@ async def test_an_instance_is_unready_until_it_is_active_and_ready_after_it_has_
     assert "another instance" in (inactive_problem(new) or "")
     poller = FilePoller(period_seconds=0.01)
     polling = asyncio.create_task(poller.run())
-    asking = asyncio.create_task(new.acquire())
-    await old.until_asked(poller)
+    asking = asyncio.create_task(new.acquire(may_ask=lambda: True))
+    assert await old.until_asked(poller) == "asked"
     polling.cancel()
     await old.release()
     assert inactive_problem(old) is None

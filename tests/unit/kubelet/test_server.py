@@ -500,6 +500,71 @@ async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, cl
     assert claims.begun == ["prepare a", "prepare b"]
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    try:
+        return path.stat().st_ino, path.stat().st_ctime_ns
+    except FileNotFoundError:
+        return None
+
+
+async def test_a_superseded_instance_registers_again(serve, kubelet):
+    async with serve() as server:
+        running = asyncio.create_task(with_poller(server.run))
+        await kubelet.register()
+        path = server.paths.registration
+        before = identity(path)
+        server.register_again()
+        await until(lambda: identity(path) not in (None, before))
+        assert server.status.state == "registered"
+        assert (await kubelet.prepare(await kubelet.register(), A))["a"].error == ""
+        again = identity(path)
+        await asyncio.sleep(0.1)
+        assert identity(path) == again, "once"
+        running.cancel()
+
+
+async def test_a_superseded_instance_registers_again_only_without_calls_in_flight(
+    serve, kubelet, claims
+):
+    claims.hold("a")
+    async with serve() as server:
+        running = asyncio.create_task(with_poller(server.run))
+        call = asyncio.create_task(kubelet.prepare(await kubelet.register(), A))
+        await claims.until_begun("prepare a")
+        before = identity(server.paths.registration)
+        server.register_again()
+        await asyncio.wait({call}, timeout=0.3)
+        assert identity(server.paths.registration) == before
+        claims.let_go("a")
+        assert (await call)["a"].error == ""
+        await until(lambda: identity(server.paths.registration) not in (None, before))
+        running.cancel()
+
+
+async def test_an_instance_that_hands_over_does_not_register_again(serve, kubelet, queue):
+    async with serve() as server:
+        await kubelet.register()
+        before = identity(server.paths.registration)
+        server.register_again()
+        server.serve(None)
+        running = asyncio.create_task(with_poller(server.run))
+        await asyncio.sleep(0.1)
+        assert identity(server.paths.registration) == before
+        running.cancel()
+
+
+async def test_only_the_sockets_of_instances_that_have_ended_are_forgotten(serve, kubelet, root):
+    uid = "00000000-0000-4000-8000-000000000003"
+    killed = socket_paths("camera.example.com", kubelet_root=root, instance_uid=uid)
+    async with serve() as old, serve(instance_uid="pod-2") as new:
+        for path in killed.sockets:
+            bind(path).close()
+        await old.forget_ended()
+        assert not any(path.exists() for path in killed.sockets)
+        assert kubelet.sockets() == [old.paths.registration, new.paths.registration]
+        assert await new.probe() is None
+
+
 async def test_two_instances_serve_side_by_side(serve, kubelet, root):
     """In a rolling update, the start and stop of one instance do not affect the other."""
     async with serve() as old:

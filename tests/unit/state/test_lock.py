@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
+import logging
 import os
 import signal
 import sys
 from contextlib import ExitStack, asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -26,9 +29,12 @@ async def main(data, uid, obliging):
     own, poller = DriverLock("camera.example.com", Path(data), instance_uid=uid), FilePoller()
     polling = asyncio.create_task(poller.run())
     while True:
-        await own.acquire()
+        await own.acquire(may_ask=lambda: True)
         print("active", flush=True)
-        await (own.until_asked(poller) if obliging else polling)
+        if not obliging:
+            await polling
+        while await own.until_asked(poller) != "asked":
+            pass
         await own.release()
         print("released", flush=True)
 
@@ -102,10 +108,15 @@ async def poller():
     polling.cancel()
 
 
+async def acquire(lock: DriverLock) -> None:
+    """Wait for the lock, and ask for it at once."""
+    await lock.acquire(may_ask=lambda: True)
+
+
 @asynccontextmanager
 async def waiting_for(lock: DriverLock):
     """Wait for the lock in the background."""
-    task = asyncio.create_task(lock.acquire())
+    task = asyncio.create_task(acquire(lock))
     try:
         yield task
     finally:
@@ -113,9 +124,9 @@ async def waiting_for(lock: DriverLock):
         await asyncio.wait({task})
 
 
-async def soon(awaited) -> None:
+async def soon(awaited):
     async with asyncio.timeout(SOON_SECONDS):
-        await awaited
+        return await awaited
 
 
 async def still(task: asyncio.Task, *, seconds: float = 0.5) -> None:
@@ -127,7 +138,7 @@ async def still(task: asyncio.Task, *, seconds: float = 0.5) -> None:
 async def asked(lock: DriverLock, poller: FilePoller) -> None:
     """Wait until another instance asks: a process has to start for that."""
     async with asyncio.timeout(10):
-        await lock.until_asked(poller)
+        assert await lock.until_asked(poller) == "asked"
 
 
 # ------------------------------------------------------------ hand-over
@@ -136,7 +147,7 @@ async def asked(lock: DriverLock, poller: FilePoller) -> None:
 async def test_the_first_instance_has_the_lock_at_once_and_asks_nobody(instance, data):
     first = instance("pod-1")
     assert await first.try_acquire()
-    await first.acquire()
+    await acquire(first)
     assert (first.held, first.handed_over) == (True, False)
     assert is_locked(data)
     assert list(data.iterdir()) == []
@@ -147,10 +158,10 @@ async def test_a_second_instance_asks_and_has_the_lock_before_the_first_tries_ag
     instance, poller, data
 ):
     first, second = instance("pod-1"), instance("pod-2")
-    await first.acquire()
+    await acquire(first)
     assert not await second.try_acquire()
     async with waiting_for(second) as acquiring:
-        await soon(first.until_asked(poller))
+        assert await soon(first.until_asked(poller)) == "asked"
         assert (data / "waiting.lock").read_text() == "pod-2"
         await still(acquiring, seconds=0.2)
         await first.release()
@@ -166,30 +177,30 @@ async def test_nobody_asks_an_instance_whose_request_file_was_left_by_a_killed_o
     instance, poller, data
 ):
     first, second = instance("pod-1"), instance("pod-2")
-    await first.acquire()
+    await acquire(first)
     (data / "waiting.lock").write_text("the UID of an instance that was killed")
     listening = asyncio.create_task(first.until_asked(poller))
     await still(listening, seconds=0.3)
     async with waiting_for(second):
-        await soon(listening)
+        assert await soon(listening) == "asked"
         assert (data / "waiting.lock").read_text() == "pod-2"
 
 
 async def test_a_request_whose_file_was_removed_is_made_again(instance, poller, data):
     first, second = instance("pod-1"), instance("pod-2")
-    await first.acquire()
+    await acquire(first)
     async with waiting_for(second):
         for _ in range(2):
-            await soon(first.until_asked(poller))
+            assert await soon(first.until_asked(poller)) == "asked"
             (data / "waiting.lock").unlink()
-        await soon(first.until_asked(poller))
+        assert await soon(first.until_asked(poller)) == "asked"
 
 
 async def test_an_instance_that_stops_while_it_waits_takes_its_request_back(instance, poller, data):
     first, second = instance("pod-1"), instance("pod-2")
-    await first.acquire()
+    await acquire(first)
     async with waiting_for(second):
-        await soon(first.until_asked(poller))
+        assert await soon(first.until_asked(poller)) == "asked"
     await second.release()
     assert list(data.iterdir()) == []
 
@@ -205,11 +216,12 @@ async def test_three_instances_hand_over_one_after_the_other(instance, poller, d
     async def run(uid: str) -> None:
         own = instances[uid]
         while True:
-            await own.acquire()
+            await acquire(own)
             assert [each.held for each in instances.values()].count(True) == 1
             active.append(uid)
             changed.set()
-            await own.until_asked(poller)
+            while await own.until_asked(poller) == "ignored":
+                pass
             await own.release()
 
     async def until_active(*uids: str) -> None:
@@ -233,6 +245,160 @@ async def test_three_instances_hand_over_one_after_the_other(instance, poller, d
         task.cancel()
 
 
+async def test_a_new_instance_asks_only_once_it_may(instance, poller):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    may_ask = asyncio.Event()
+    acquiring = asyncio.create_task(second.acquire(may_ask=may_ask.is_set))
+    listening = asyncio.create_task(first.until_asked(poller))
+    await still(listening)
+    may_ask.set()
+    assert await soon(listening) == "asked"
+    await first.release()
+    await soon(acquiring)
+
+
+async def test_a_new_instance_that_may_not_ask_yet_takes_a_lock_that_is_free(instance):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    acquiring = asyncio.create_task(second.acquire(may_ask=lambda: False))
+    await still(acquiring)
+    await first.release()
+    await soon(acquiring)
+    assert second.held
+
+
+# ------------------------------------------------------------ forks
+
+
+@pytest.fixture
+def fork():
+    """Fork a child that inherits all descriptors, as a driver may do; it is killed at the end."""
+    children: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.pause()
+            finally:
+                os._exit(1)
+        children.append(child)
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_forked_child_does_not_keep_the_lock(instance, data, fork):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    fork()
+    await first.release()
+    assert not is_locked(data)
+    assert await second.try_acquire()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_forked_child_does_not_keep_a_request(instance, poller, data, fork):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    async with waiting_for(second):
+        await asked(first, poller)
+        request = os.open(data / "waiting.lock", os.O_RDONLY)
+        fork()
+    await second.release()
+    try:
+        fcntl.flock(request, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises while it is locked
+    finally:
+        os.close(request)
+
+
+# ------------------------------------------------------------ failures
+
+
+def failing(monkeypatch, name: str, *, times: int) -> list[OSError]:
+    """Let a function that the module calls fail at first; return the errors that it has raised."""
+    works, raised = attrgetter(name)(lock), list[OSError]()
+
+    def fail_at_first(*arguments):
+        if len(raised) < times:
+            raised.append(OSError(errno.EIO, "Input/output error"))
+            raise raised[-1]
+        return works(*arguments)
+
+    monkeypatch.setattr(f"{lock.__name__}.{name}", fail_at_first)
+    return raised
+
+
+async def test_an_attempt_that_fails_is_logged_and_the_next_one_made(instance, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    raised = failing(monkeypatch, "_lock", times=2)
+    first = instance("pod-1")
+    await soon(acquire(first))
+    assert (first.held, len(raised)) == (True, 2)
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.ERROR, "other instances cannot be found"),
+        (logging.INFO, "other instances can be found again"),
+    ]
+
+
+async def test_a_request_that_fails_is_made_again(instance, poller, monkeypatch):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    raised = failing(monkeypatch, "_is_at", times=2)
+    async with waiting_for(second) as acquiring:
+        assert await soon(first.until_asked(poller)) == "asked"
+        assert len(raised) == 2
+        await first.release()
+        await soon(acquiring)
+
+
+async def test_a_request_that_cannot_be_written_is_made_again(instance, poller, monkeypatch):
+    """For example because the disk is full: an empty request counts as none."""
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    raised = failing(monkeypatch, "os.pwrite", times=2)
+    async with waiting_for(second):
+        assert await soon(first.until_asked(poller)) == "asked"
+    assert len(raised) == 2
+
+
+async def test_failed_attempts_leave_no_descriptors(instance, monkeypatch):
+    first, second = instance("pod-1"), instance("pod-2")
+    await acquire(first)
+    before = len(os.listdir("/proc/self/fd"))
+    raised = failing(monkeypatch, "_is_at", times=3)
+    async with waiting_for(second):
+        async with asyncio.timeout(SOON_SECONDS):
+            while len(raised) < 3:
+                await asyncio.sleep(0.01)
+    await second.release()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_release_that_fails_is_logged_and_the_lock_is_free(
+    instance, monkeypatch, data, caplog
+):
+    first = instance("pod-1")
+    await acquire(first)
+
+    def fail() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(first, "_stop_asking", fail)
+    await first.release()
+    monkeypatch.undo()
+    assert not is_locked(data)
+    (record,) = caplog.records
+    assert (record.message, record.driver) == (
+        "other instances cannot be found",
+        "camera.example.com",
+    )
+
+
 # ------------------------------------------------------------ deaths
 
 
@@ -251,12 +417,12 @@ async def test_when_the_instance_that_asked_is_killed_before_its_turn_the_former
     instance, process, poller
 ):
     first = instance("pod-1")
-    await first.acquire()
+    await acquire(first)
     second = await process("pod-2")
     await asked(first, poller)
     await second.kill()
     await first.release()
-    await soon(first.acquire())
+    await soon(acquire(first))
     assert first.held
 
 
@@ -264,7 +430,7 @@ async def test_when_the_instance_that_asked_is_killed_in_its_turn_the_former_one
     instance, process, poller
 ):
     first = instance("pod-1")
-    await first.acquire()
+    await acquire(first)
     second = await process("pod-2")
     await asked(first, poller)
     await first.release()
@@ -277,27 +443,27 @@ async def test_when_the_instance_that_asked_is_killed_in_its_turn_the_former_one
 
 
 async def test_an_instance_that_crashes_again_and_again_interrupts_only_once(
-    instance, process, poller, data
+    instance, process, poller
 ):
     first, last = instance("pod-1"), instance("pod-3")
-    await first.acquire()
+    await acquire(first)
     crashing = await process("pod-2")
     await asked(first, poller)
     await first.release()
     await crashing.until("active")
     await crashing.kill()
-    await soon(first.acquire())
+    await soon(acquire(first))
 
-    listening = asyncio.create_task(first.until_asked(poller))
     for _ in range(2):
         crashing = await process("pod-2")
         async with asyncio.timeout(10):
-            while not is_locked(data / "waiting.lock"):
-                await asyncio.sleep(0.01)
-        await still(listening)
+            assert await first.until_asked(poller) == "ignored"
+        listening = asyncio.create_task(first.until_asked(poller))
+        await still(listening)  # each request is reported once
         await crashing.kill()
+        listening.cancel()
     async with waiting_for(last) as acquiring:
-        await soon(listening)
+        assert await soon(first.until_asked(poller)) == "asked"
         await first.release()
         await soon(acquiring)
 
@@ -340,14 +506,15 @@ async def test_a_frozen_instance_that_asked_is_ignored_for_a_time(
     monkeypatch.setattr(lock, "IGNORE_SECONDS", 1.5)
     clock = asyncio.get_running_loop().time
     first = instance("pod-1")
-    await first.acquire()
+    await acquire(first)
     frozen = await process("pod-2")
     await asked(first, poller)
     frozen.signal(signal.SIGSTOP)
     await first.release()
     began = clock()
-    await soon(first.acquire())
-    await soon(first.until_asked(poller))
+    await soon(acquire(first))
+    assert await soon(first.until_asked(poller)) == "ignored"
+    assert await soon(first.until_asked(poller)) == "asked"
     assert clock() - began >= lock.YIELD_SECONDS + 1.5
 
     await first.release()
@@ -361,18 +528,17 @@ async def test_a_frozen_instance_that_asked_is_ignored_for_a_time(
 
 
 @pytest.mark.parametrize("instead", [True, False], ids=["replaced", "removed"])
-async def test_the_hold_ends_when_the_data_directory_is(instance, poller, data, caplog, instead):
+async def test_the_hold_ends_when_the_data_directory_is(instance, poller, data, instead):
     first = instance("pod-1")
-    await first.acquire()
+    await acquire(first)
     listening = asyncio.create_task(first.until_asked(poller))
     await still(listening, seconds=0.2)
     data.rename(data.with_name("away"))
     if instead:
         data.mkdir()
-    await soon(listening)
-    assert caplog.messages == ["data directory was replaced"]
+    assert await soon(listening) == "lost"
     await first.release()
-    await soon(first.acquire())
+    await soon(acquire(first))
     assert is_locked(data)
     assert not is_locked(data.with_name("away"))
 
@@ -398,7 +564,7 @@ def test_a_lock_that_is_free_can_be_held_for_a_moment(data):
 
 
 async def test_the_lock_of_an_active_instance_cannot_be_held(instance, data):
-    await instance("pod-1").acquire()
+    await acquire(instance("pod-1"))
     with try_lock(data) as held:
         assert not held
     assert is_locked(data)

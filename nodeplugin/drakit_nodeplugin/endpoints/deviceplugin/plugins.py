@@ -180,6 +180,9 @@ class DevicePlugins:
         await self._sockets.stop()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
 
+    async def ended(self) -> None:
+        """See :meth:`.HostedEndpoint.ended`."""
+
     def unavailable(self) -> EndpointStoppedError | None:
         """Return why no device at all can be prepared now; None if one can."""
         if not self._plugins:

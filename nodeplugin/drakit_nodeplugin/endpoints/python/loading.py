@@ -73,15 +73,27 @@ class LoadedDriver:
 
     def endpoint(self, surroundings: Surroundings) -> Endpoint:
         """Make its endpoint."""
-        return Endpoint(
-            self.name,
-            PythonConnector(
-                self.name, self.make, self.traits, policies=surroundings.policies
-            ).connect,
-            traits=self.traits,
+        return PythonEndpoint(self, surroundings)
+
+
+class PythonEndpoint(Endpoint):
+    """The endpoint of a driver in this process."""
+
+    def __init__(self, driver: LoadedDriver, surroundings: Surroundings) -> None:
+        self._connector = PythonConnector(
+            driver.name, driver.make, driver.traits, policies=surroundings.policies
+        )
+        super().__init__(
+            driver.name,
+            self._connector.connect,
+            traits=driver.traits,
             listener=surroundings.listener,
             node=surroundings.node,
         )
+
+    async def ended(self) -> None:
+        """Wait until the driver's thread has ended."""
+        await self._connector.ended()
 
 
 def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:

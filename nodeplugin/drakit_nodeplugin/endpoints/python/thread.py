@@ -99,6 +99,11 @@ class PythonConnector:
         await self._last.start()
         return self._last
 
+    async def ended(self) -> None:
+        """Wait until no part of the last run is left."""
+        if self._last is not None:
+            await self._last.gone()
+
 
 class PythonConnection:
     """One run of a driver: a :class:`.Connection`."""

@@ -1,0 +1,402 @@
+"""Two hosted drivers on the sockets and the data of one node, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drakit import tasks
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.python import thread as threads
+from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
+from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.host import driver as hosting
+from drakit_nodeplugin.host.driver import HostedDriver
+from drakit_nodeplugin.host.node import Environment, PluginNode
+from drakit_nodeplugin.kubelet.sockets import SocketPaths, socket_paths
+from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.state import lock
+from drakit_nodeplugin.state.checkpoint import Checkpoint
+from drakit_nodeplugin.state.inspection import forget, inspect
+from drakit_nodeplugin.state.lock import is_locked
+from drakit_nodeplugin.state.podresources import PodResources
+from drakit_nodeplugin.state.records import StoredClaim
+from tests.fakes.checkpoints import prepared_claim, reopen, stored_claim
+from tests.fakes.kubelet import FakeKubelet, reference
+from tests.unit.endpoints.camera import NODE, Behaviour, Camera, until
+
+OLD, NEW = (f"00000000-0000-4000-8000-00000000000{n}" for n in (1, 2))
+A, B = reference("uid-a", name="a"), reference("uid-b", name="b")
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    """A hosted driver excludes the objects of the process from full collections."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    for constant, seconds in {"ASK": 0.02, "YIELD": 0.2, "STANDBY": 0.05}.items():
+        monkeypatch.setattr(lock, f"{constant}_SECONDS", seconds)
+
+
+class Instance:
+    """A hosted driver, and the kubelet's connection to it."""
+
+    def __init__(self, hosted: HostedDriver, paths: SocketPaths, kubelet: FakeKubelet) -> None:
+        self.hosted, self.paths = hosted, paths
+        self._kubelet = kubelet
+
+    @property
+    def is_active(self) -> bool:
+        return self.hosted._active is not None
+
+    @property
+    def registration(self) -> tuple[int, int] | None:
+        """The identity of the registration socket."""
+        try:
+            found = self.paths.registration.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_ctime_ns
+
+    async def register(self) -> Path:
+        dra = Path((await self._kubelet.get_info(self.paths.registration)).endpoint)
+        await self._kubelet.notify(self.paths.registration)
+        return dra
+
+
+class Site:
+    """A node."""
+
+    def __init__(self, root: Path, kubelet: FakeKubelet) -> None:
+        self.root, self.kubelet = root, kubelet
+        self.config = NodePluginConfig.model_validate(
+            {
+                "drivers": [{"driver": "cameras"}],
+                "kubeletRoot": str(root),
+                "cdiDirectory": str(root / "cdi"),
+            }
+        )
+        self.data = self.config.drivers_directory / Camera.name
+        self.checkpoint = self.data / "checkpoint.db"
+        (root / "cdi").mkdir()
+
+    async def fill(self, *claims: StoredClaim) -> list[StoredClaim]:
+        """Write claims, as an earlier process did."""
+        self.data.mkdir(mode=0o700, parents=True)
+        checkpoint = Checkpoint(self.checkpoint)
+        await checkpoint.open()
+        begun = await checkpoint.write([replace(each, state="preparing") for each in claims])
+        states = {each.uid: each.state for each in claims}
+        written = [replace(row, state=states[uid]) for uid, row in begun.written.items()]
+        stored = (await checkpoint.write(written)).written
+        await checkpoint.close()
+        return [stored[each.uid] for each in claims]
+
+    @asynccontextmanager
+    async def instance(self, uid: str, behaviour: Behaviour) -> AsyncIterator[Instance]:
+        """Start an instance, and run it until the end of the block, as the daemon does."""
+        environment = Environment(
+            config=self.config,
+            node=PluginNode(NODE),
+            boot_id="boot-1",
+            instance_uid=uid,
+            session=asyncio.get_running_loop().create_future(),
+            podresources=PodResources(self.config.podresources, own_pod=None),
+            metrics=Metrics(),
+            file_poller=FilePoller(period_seconds=0.02),
+            cdi_poller=FilePoller(),
+        )
+        driver = LoadedDriver(
+            name=Camera.name,
+            make=lambda: Camera(behaviour),
+            traits=traits_of(Camera),
+            where="here",
+        )
+        hosted = HostedDriver(driver, environment)
+        running: asyncio.Task[None] | None = None
+        try:
+            await hosted.start()
+            pollers = {
+                "file poller": environment.file_poller.run,
+                "CDI file poller": environment.cdi_poller.run,
+            }
+            running = asyncio.create_task(tasks.run({**pollers, **hosted.parts()}))
+            paths = socket_paths(Camera.name, kubelet_root=self.root, instance_uid=uid)
+            yield Instance(hosted, paths, self.kubelet)
+            assert not running.done(), running.exception()
+        finally:
+            if running is not None:
+                running.cancel()
+                await asyncio.wait({running})
+            await hosted.stop()
+
+
+@pytest.fixture
+async def site():
+    # Unix socket paths have at most 107 bytes: pytest's own directories are too deep.
+    root = Path(tempfile.mkdtemp(prefix="dk", dir="/tmp"))
+    async with FakeKubelet(root) as kubelet:
+        yield Site(root, kubelet)
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def old() -> Behaviour:
+    """The driver of the instance that is active first."""
+    return Behaviour()
+
+
+@pytest.fixture
+def new() -> Behaviour:
+    return Behaviour()
+
+
+class Block:
+    """Vendor code that lasts until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.begun, self._go = threading.Event(), threading.Event()
+        self.let_go = self._go.set
+
+    def __call__(self, *_) -> None:
+        """Block the thread."""
+        self.begun.set()
+        self._go.wait(10)
+
+    async def call(self) -> None:
+        self.begun.set()
+        while not self._go.is_set():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def block():
+    block = Block()
+    yield block
+    block.let_go()
+
+
+async def still(condition, *, seconds: float = 0.6) -> None:
+    """Check that a condition stays true for a while: much longer than a round of the pollers."""
+    loop = asyncio.get_running_loop()
+    until_time = loop.time() + seconds
+    while loop.time() < until_time:
+        assert condition()
+        await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------ the former driver ends first
+
+
+async def test_a_driver_that_recovers_a_claim_is_not_handed_over_before_it_has(
+    site, old, new, block
+):
+    await site.fill(stored_claim("a", state="unpreparing"))
+    old.unprepare = block.call
+    async with site.instance(OLD, old), site.instance(NEW, new) as second:
+        await second.register()
+        await until(block.begun.is_set)
+        await still(lambda: new.made == 0)
+        block.let_go()
+        await until(lambda: second.is_active)
+        assert (old.closed, new.made) == (1, 1)
+    assert await reopen(site.checkpoint) == ({}, None)
+
+
+async def test_a_driver_that_is_slow_to_close_is_not_handed_over_before_it_has(
+    site, old, new, block, monkeypatch
+):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    closes = Camera.close
+
+    def close(self) -> None:
+        if self.behaviour is old:
+            block()
+        closes(self)
+
+    monkeypatch.setattr(Camera, "close", close)
+    async with site.instance(OLD, old) as first, site.instance(NEW, new) as second:
+        dra = await second.register()
+        await until(block.begun.is_set)
+        waiting = asyncio.create_task(site.kubelet.unprepare(dra, A))
+        await still(lambda: new.made == 0)
+        assert not waiting.done()
+        block.let_go()
+        assert await waiting == {"uid-a": ""}
+        assert (old.closed, new.made) == (1, 1)
+        assert not first.is_active
+
+
+async def test_an_instance_whose_driver_does_not_end_keeps_the_lock_when_it_stops(
+    site, old, new, block, monkeypatch
+):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(Camera, "close", block)
+    async with site.instance(OLD, old) as first:
+        pass
+    assert block.begun.is_set()
+    assert is_locked(site.data)
+    block.let_go()
+    await first.hosted._lock.release()  # as the end of the process does
+
+
+async def test_an_instance_that_stops_while_its_driver_starts_keeps_the_lock(
+    site, old, block, monkeypatch
+):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+
+    def init(self, behaviour) -> None:
+        block()
+        raise AssertionError("it was stopped")
+
+    monkeypatch.setattr(Camera, "__init__", init)
+    starting = asyncio.create_task(site.instance(OLD, old).__aenter__())
+    await until(block.begun.is_set)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    assert is_locked(site.data)
+
+
+async def test_a_driver_that_ends_frees_the_lock(site, old):
+    async with site.instance(OLD, old):
+        assert is_locked(site.data)
+    assert old.closed == 1
+    assert not is_locked(site.data)
+
+
+async def test_runs_of_a_driver_never_overlap_when_it_is_active_again(site, old, new, monkeypatch):
+    """The former instance creates its driver again only after the other one has closed."""
+    monkeypatch.setattr(lock, "IGNORE_SECONDS", 0.0)
+    async with site.instance(OLD, old) as first:
+        for count in (1, 2, 3):
+            async with site.instance(NEW, new) as second:
+                await second.register()
+                await until(lambda: second.is_active)
+                assert (old.made, old.closed, new.made) == (count, count, count)
+            await until(lambda: first.is_active)
+            assert (old.made, new.closed) == (count + 1, count)
+
+
+# ------------------------------------------------------------ the request
+
+
+async def test_a_new_instance_asks_once_the_kubelet_has_registered_it(site, old, new):
+    async with site.instance(OLD, old) as first, site.instance(NEW, new) as second:
+        dra = await first.register()
+        await still(lambda: first.is_active and not (site.data / "waiting.lock").exists())
+        assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
+        await second.register()
+        await until(lambda: second.is_active)
+
+
+async def test_a_new_instance_that_is_never_registered_asks_after_a_while(
+    site, old, new, monkeypatch
+):
+    monkeypatch.setattr(hosting, "UNREGISTERED_SECONDS", 1.0)
+    clock = asyncio.get_running_loop().time
+    async with site.instance(OLD, old):
+        began = clock()
+        async with site.instance(NEW, new) as second:
+            await until(lambda: second.is_active)
+            assert clock() - began >= 1.0
+
+
+# ------------------------------------------------------------ instances that crash
+
+
+async def test_the_former_instance_removes_the_sockets_of_one_that_was_killed(site, old, new):
+    async with site.instance(OLD, old) as first:
+        async with site.instance(NEW, new) as second:
+            await second.register()
+            await until(lambda: second.is_active)
+            paths = second.paths.sockets
+        for path in paths:  # as a killed process leaves them
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(path))
+        await until(lambda: first.is_active)
+        await until(lambda: not any(path.exists() for path in paths))
+        assert site.kubelet.sockets() == [first.paths.registration]
+
+
+async def test_an_active_instance_registers_again_when_it_ignores_another(
+    site, old, new, block, caplog
+):
+    await site.fill(prepared_claim("b"))
+    old.unprepare = block.call
+    async with site.instance(OLD, old) as first:
+        async with site.instance(NEW, new) as second:
+            await second.register()
+            await until(lambda: second.is_active)
+        await until(lambda: first.is_active)
+        dra, before = await first.register(), first.registration
+        in_flight = asyncio.create_task(site.kubelet.unprepare(dra, B))
+        await until(block.begun.is_set)
+
+        async with site.instance(NEW, new) as second:
+            await second.register()
+            await until(lambda: any("ignored for a while" in each for each in caplog.messages))
+            # The kubelet would cancel the call.
+            await still(lambda: first.registration == before)
+            block.let_go()
+            assert await in_flight == {"uid-b": ""}
+            await until(lambda: first.registration not in (None, before))
+            dra = await first.register()
+            assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
+            assert (first.is_active, second.is_active) == (True, False)
+
+
+# ------------------------------------------------------------ data directory
+
+
+async def test_a_data_directory_that_was_removed_is_restored_with_its_claims(site, old):
+    stored = await site.fill(prepared_claim("a"), prepared_claim("b"))
+    async with site.instance(OLD, old) as first:
+        await first.register()
+        await asyncio.to_thread(shutil.rmtree, site.data)
+        await until(lambda: is_locked(site.data) and site.checkpoint.exists())
+        await until(lambda: old.made == 2 and first.is_active)
+        found = await asyncio.to_thread(inspect, site.checkpoint)
+        assert sorted(claim.uid for claim in found.claims) == [each.uid for each in stored]
+        await until(first.paths.dra.exists)
+        dra = await first.register()
+        assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
+    assert (await reopen(site.checkpoint))[0].keys() == {"uid-b"}
+
+
+# ------------------------------------------------------------ requests of admins
+
+
+async def test_a_claim_is_forgotten_on_request_while_a_hand_over_waits_for_a_call(
+    site, old, new, block
+):
+    stored, _ = await site.fill(prepared_claim("a"), prepared_claim("b"))
+    old.unprepare = block.call
+    async with site.instance(OLD, old) as first, site.instance(NEW, new) as second:
+        in_flight = asyncio.create_task(site.kubelet.unprepare(await first.register(), B))
+        await until(block.begun.is_set)
+        await second.register()
+        await until(lambda: (site.data / "waiting.lock").exists())
+        await still(lambda: not second.is_active)
+        await asyncio.to_thread(forget, site.checkpoint, stored)
+        assert not in_flight.done()
+        assert new.made == 0
+        block.let_go()
+        assert await in_flight == {"uid-b": ""}
+        await until(lambda: second.is_active)
+    assert await reopen(site.checkpoint) == ({}, None)
