@@ -20,9 +20,9 @@ from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
-from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.hardware import Hardware, PoolContent
 
 DRIVER = "camera.example.com"

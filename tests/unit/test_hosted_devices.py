@@ -12,13 +12,13 @@ import pytest
 from drakit import ClaimReference, Device, HeldNode, Inventory
 from drakit import HeldDevice as DeviceOfClaims
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
@@ -41,15 +41,8 @@ class Rows:
         self.endpoints_stored: dict = {}
         self.error: str | None = None
         self.damage: str | None = None
-        self.changes = Revision()
+        self.revision = Revision()
         """Advances at each write of claims."""
-
-    @property
-    def change(self) -> int:
-        return self.changes.number
-
-    async def changed(self, seen: int) -> int:
-        return await self.changes.after(seen)
 
     def _use(self) -> None:
         if self.error is not None:
@@ -248,7 +241,7 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
         feed.prepared(CLAIM, "cam-2")
         await asyncio.sleep(2)
         spoil(rows, True)
-        rows.changes.advance()
+        rows.revision.advance()
         await asyncio.sleep(3600)
         assert feed.held().keys() == {"cam-0", "cam-1", "cam-2", "x"}
         assert devices.manager.waiting is None
@@ -268,7 +261,7 @@ async def test_a_driver_learns_of_a_write_within_seconds():
     async with following(devices):
         await asyncio.sleep(3600)
         rows.held = {NODE: frozenset({"cam-2"})}
-        rows.changes.advance()
+        rows.revision.advance()
         await asyncio.sleep(6)
         assert feed.held().keys() == {"cam-2"}
 
@@ -293,7 +286,7 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
     watching = asyncio.create_task(devices.parts()["unpreparing"]())
     await asyncio.sleep(6)
     rows.unpreparing = ("cam-0",)
-    rows.changes.advance()
+    rows.revision.advance()
     await asyncio.sleep(6)
     assert tainted(devices) == set(), "a single check may have met a normal unprepare"
     await asyncio.sleep(5)

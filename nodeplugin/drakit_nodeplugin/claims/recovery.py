@@ -124,11 +124,11 @@ class Recovery:
         """
         async with asyncio.TaskGroup() as group:
             while True:
-                seen, self._left = self._checkpoint.change, True
+                seen, self._left = self._checkpoint.revision.number, True
                 group.create_task(self._check())
                 await asyncio.sleep(PERIOD_SECONDS)
-                if not self._left and self._checkpoint.change == seen:
-                    await self._checkpoint.changed(seen)
+                if not self._left and self._checkpoint.revision.number == seen:
+                    await self._checkpoint.revision.after(seen)
                     await asyncio.sleep(PERIOD_SECONDS)
 
     async def _check(self) -> None:

@@ -42,13 +42,13 @@ from drakit_nodeplugin.claims.errors import (
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import CallableEndpoint
 from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,
 )
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.state.hardware import Hardware

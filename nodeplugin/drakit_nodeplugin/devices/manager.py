@@ -41,12 +41,12 @@ from drakit_nodeplugin.devices.model import (
     PoolCapacity,
     Publication,
     PublishedTaints,
-    Revision,
 )
 from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint

@@ -1,5 +1,5 @@
 """
-The data that the device manager publishes and reports, and the counter that announces changes.
+The data that the device manager publishes and reports.
 
 The publisher of slices and the kubelet's health streams read these objects. An object stays the
 same one while nothing changes, so that they compare by identity.
@@ -9,7 +9,6 @@ It must not know the API's JSON, clocks, or the decisions behind the data.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +24,6 @@ __all__ = (
     "PoolCapacity",
     "Publication",
     "PublishedTaints",
-    "Revision",
     "StampedTaint",
 )
 
@@ -132,28 +130,3 @@ class Capacity:
     pools: Mapping[str, PoolCapacity]
     inactive: frozenset[str]
     """Pools that are being removed, because the grace period of their endpoint has ended."""
-
-
-class Revision:
-    """
-    A counter of changes, for any number of readers in one event loop.
-
-    An `asyncio.Event` has one reader, which clears it. The devices of a driver have several: the
-    publisher, and each health stream of the kubelet.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._changed = asyncio.Event()
-
-    def advance(self) -> None:
-        """Count a change, and wake all readers."""
-        self.number += 1
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def after(self, seen: int) -> int:
-        """Wait for a change later than `seen`, and return its number."""
-        while self.number <= seen:
-            await self._changed.wait()
-        return self.number

@@ -81,7 +81,7 @@ class HostedDevices:
             recovered="the devices that claims hold are known",
             facts={"driver": driver},
         )
-        self._seen = checkpoint.change
+        self._seen = checkpoint.revision.number
         """The change of the claims' rows before the last read."""
         self._is_outdated = False
         """Whether the last read of the claims failed."""
@@ -191,14 +191,14 @@ class HostedDevices:
     async def _watch_unpreparing(self) -> None:
         while True:
             if not self._is_outdated and not self._unpreparing:
-                await self._checkpoint.changed(self._seen)
+                await self._checkpoint.revision.after(self._seen)
             known = self.holds_known.is_set()
             await asyncio.sleep(UNPREPARING_SECONDS if known else UNKNOWN_SECONDS)
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
         """Pass on what claims hold. If that is unknown now, what was known before still counts."""
-        self._seen = self._checkpoint.change
+        self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
             if self._policies is not None:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit.device import ClaimReference
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state import holds, quarantine, rows, schema
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber
@@ -111,10 +112,8 @@ class Checkpoint:
         self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
         """A cache of rows that we wrote or read."""
         self._wanted = self._closed = False
-        self.change = 0
-        """The number of the last change of claims' rows."""
-        self._written = asyncio.Event()
-        """Set for a moment at each change."""
+        self.revision = Revision()
+        """Advances when claims' rows were written."""
         self._next_attempt = float("-inf")
         self._transactions = 0
         """Transactions that the writer's thread has committed."""
@@ -275,13 +274,6 @@ class Checkpoint:
         Work on the claim that is in flight cannot store anything any more."""
         return await self._run(lambda database: self._forget_by_hand(database, uid, generation))
 
-    async def changed(self, seen: int) -> int:
-        """Wait until rows of claims were written since the change with this number; return the
-        number of the last change."""
-        while self.change == seen:
-            await self._written.wait()
-        return self.change
-
     async def rebuilt(self) -> None:
         """Record that the damage is repaired: it is not reported again after a restart."""
         if self.damage is not None:
@@ -308,9 +300,7 @@ class Checkpoint:
             return await loop.run_in_executor(self._executor, in_context)
         finally:
             if self._transactions != before:
-                self.change += 1
-                self._written.set()
-                self._written.clear()
+                self.revision.advance()
 
     # ------------------------------------------------------------ within the writer's thread
 

@@ -27,22 +27,22 @@ async def within(work):
 
 
 async def test_a_write_wakes_all_that_wait(checkpoint):
-    seen = checkpoint.change
-    waiting = [asyncio.create_task(checkpoint.changed(seen)) for _ in range(3)]
+    seen = checkpoint.revision.number
+    waiting = [asyncio.create_task(checkpoint.revision.after(seen)) for _ in range(3)]
     await checkpoint.uids()
     assert not any(task.done() for task in waiting), "a read is no change"
 
     await checkpoint.write([A])
 
-    assert await within(asyncio.gather(*waiting)) == [checkpoint.change] * 3
-    assert checkpoint.change > seen
+    assert await within(asyncio.gather(*waiting)) == [checkpoint.revision.number] * 3
+    assert checkpoint.revision.number > seen
 
 
 async def test_a_change_before_the_wait_is_not_missed(checkpoint):
-    seen = checkpoint.change
+    seen = checkpoint.revision.number
     await checkpoint.write([A])
-    later = await within(checkpoint.changed(seen))
-    waiting = asyncio.create_task(checkpoint.changed(later))
+    later = await within(checkpoint.revision.after(seen))
+    waiting = asyncio.create_task(checkpoint.revision.after(later))
     await checkpoint.find([A.uid])
     assert not waiting.done(), "it was seen"
     await checkpoint.write([B])
@@ -50,23 +50,23 @@ async def test_a_change_before_the_wait_is_not_missed(checkpoint):
 
 
 async def test_each_way_to_change_a_row_counts(checkpoint):
-    numbers = [checkpoint.change]
+    numbers = [checkpoint.revision.number]
     (row,) = (await checkpoint.write([A])).written.values()
-    numbers.append(checkpoint.change)
+    numbers.append(checkpoint.revision.number)
     (row,) = (await checkpoint.write([replace(row, state="prepared")])).written.values()
-    numbers.append(checkpoint.change)
+    numbers.append(checkpoint.revision.number)
     await delete(checkpoint, [row])
-    numbers.append(checkpoint.change)
+    numbers.append(checkpoint.revision.number)
     (row,) = (await checkpoint.write([A])).written.values()
-    numbers.append(checkpoint.change)
+    numbers.append(checkpoint.revision.number)
     assert await checkpoint.forget(A.uid, row.generation)
-    numbers.append(checkpoint.change)
+    numbers.append(checkpoint.revision.number)
     assert numbers == sorted(set(numbers))
 
 
 async def test_what_changes_no_row_does_not_count(checkpoint):
     (row,) = (await checkpoint.write([A])).written.values()
-    seen = checkpoint.change
+    seen = checkpoint.revision.number
     await checkpoint.write([])
     await delete(checkpoint, [])
     assert await checkpoint.confirm([row])
@@ -75,22 +75,23 @@ async def test_what_changes_no_row_does_not_count(checkpoint):
     assert await checkpoint.held_beside_unpreparing() == []
     with pytest.raises(CheckpointError, match="appears twice"):
         await checkpoint.write([B, B])
-    assert checkpoint.change == seen
+    assert checkpoint.revision.number == seen
 
 
 async def test_writes_at_the_same_time_wake_a_waiter_once(checkpoint):
-    waiting = asyncio.create_task(checkpoint.changed(checkpoint.change))
+    waiting = asyncio.create_task(checkpoint.revision.after(checkpoint.revision.number))
     await asyncio.gather(*(checkpoint.write([stored_claim(f"{n}")]) for n in range(20)))
     seen = await within(waiting)
-    if seen != checkpoint.change:
-        seen = await within(checkpoint.changed(seen))
-    assert seen == checkpoint.change
+    if seen != checkpoint.revision.number:
+        seen = await within(checkpoint.revision.after(seen))
+    assert seen == checkpoint.revision.number
 
 
 async def test_a_waiter_that_is_canceled_leaves_the_others(checkpoint):
-    first, second = (asyncio.create_task(checkpoint.changed(checkpoint.change)) for _ in range(2))
+    seen = checkpoint.revision.number
+    first, second = (asyncio.create_task(checkpoint.revision.after(seen)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await checkpoint.write([A])
-    assert await within(second) == checkpoint.change
+    assert await within(second) == checkpoint.revision.number
     assert first.cancelled()

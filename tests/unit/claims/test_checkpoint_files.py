@@ -654,13 +654,13 @@ async def test_a_file_that_is_replaced_by_hand_is_used_from_then_on(path, tmp_pa
     await checkpoint.open()
     known = await checkpoint.find(["uid-000"])
     (later,) = (await checkpoint.write([stored_claim("later")])).written.values()
-    seen = checkpoint.change
+    seen = checkpoint.revision.number
     for file in path.parent.iterdir():
         file.unlink()
     backup.replace(path)
 
     assert await checkpoint.uids() == {claim.uid for claim in stored}
-    assert checkpoint.change > seen, "its rows have changed"
+    assert checkpoint.revision.number > seen, "its rows have changed"
     outcome = await checkpoint.write([*known.values(), later])
 
     assert (set(outcome.written), outcome.changed) == ({"uid-000"}, {"uid-later"})

@@ -11,12 +11,13 @@ import pytest
 
 from drakit import Inventory, LeftOut
 from drakit.kube import NotFoundError, UnavailableError
-from drakit_nodeplugin.devices.model import EndpointStatus, Revision
+from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import reporting
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.host.reporting import DriverReport, ReportSources, remove_former_reports
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
 

@@ -12,9 +12,9 @@ from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
     Publication,
-    Revision,
     StampedTaint,
 )
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning
