@@ -24,6 +24,8 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
 from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
+from tests.fakes.kube import FakeApiServer
+from tests.unit.slices.conftest import Link
 
 DRIVER, NODE = "camera.example.com", "node-1"
 CLAIM = ClaimReference(namespace="lab", name="a", uid="uid-a")
@@ -94,8 +96,10 @@ def hosted(
     *,
     health: bool = False,
     policies: PolicyFeed | None = None,
+    session: asyncio.Future | None = None,
+    registered: asyncio.Event | None = None,
 ) -> HostedDevices:
-    session = asyncio.get_running_loop().create_future()
+    session = session or asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
     metrics = metrics or Metrics()
     environment = Environment(
@@ -116,7 +120,7 @@ def hosted(
         events=NodeEvents(NODE, session),
         metrics=metrics.for_driver(DRIVER),
         expected=(DRIVER,),
-        registered=lambda: True,
+        registered=registered or asyncio.Event(),
         policies=policies,
     )
 
@@ -174,8 +178,10 @@ UNKNOWN = [
 
 
 @contextlib.asynccontextmanager
-async def following(devices: HostedDevices) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(devices.parts()[name]()) for name in ("unpreparing", "devices")]
+async def following(devices: HostedDevices, *names: str) -> AsyncIterator[None]:
+    """Run the parts that follow claims and devices, and those with these names."""
+    names = ("unpreparing", "devices", *names)
+    tasks = [asyncio.create_task(devices.parts()[name]()) for name in names]
     try:
         yield
         assert not any(task.done() for task in tasks)
@@ -251,6 +257,28 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
         rows.held = {NODE: frozenset({"cam-2"})}
         await asyncio.sleep(6)
         assert feed.held().keys() == {"cam-2"}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("first", ["slices", "kubelet"])
+async def test_nothing_is_removed_before_the_slices_are_listed_and_the_kubelet_knows_the_driver(
+    first,
+):
+    server = FakeApiServer()
+    server.store(f"/api/v1/nodes/{NODE}", {"metadata": {"uid": "node-uid"}})
+    session, registered = asyncio.get_running_loop().create_future(), asyncio.Event()
+    steps = [lambda: session.set_result(Link(server)), registered.set]
+    devices = hosted(Rows(), session=session, registered=registered)
+    await devices.restore()
+    devices.manager.replaced(DRIVER, Inventory(devices=[Device(name="cam-0")]))
+    async with following(devices, "slices"):
+        for step in steps if first == "slices" else reversed(steps):
+            assert not devices.manager.publication().complete
+            await asyncio.sleep(100)
+            assert not devices.manager.publication().complete
+            step()
+        await asyncio.sleep(1)
+        assert devices.manager.publication().complete
 
 
 @pytest.mark.looptime

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from drakit.backoff import Backoff
@@ -65,9 +64,9 @@ class OutdatedClaims:
         node: str,
         checkpoint: Checkpoint,
         queue: ClaimQueue,
-        registered: Callable[[], bool],
+        registered: asyncio.Event,
     ) -> None:
-        """`registered` returns whether the kubelet has registered the driver."""
+        """`registered` is set once the kubelet has registered the driver."""
         self._node = node
         self._checkpoint = checkpoint
         self._queue = queue
@@ -108,7 +107,7 @@ class OutdatedClaims:
                 await self._changed.wait()
                 self._changed.clear()
                 while self._marked:
-                    if self._registered():
+                    if self._registered.is_set():
                         for claim in await self._outdated():
                             if claim.uid not in self._working:
                                 self._working.add(claim.uid)
@@ -139,8 +138,6 @@ class OutdatedClaims:
                 answer = await self._queue.prepare_again(claim)
                 await asyncio.sleep(pace.backoff.next_seconds())
                 pace.used_at = loop.time()
-                if not self._registered():
-                    return
                 if answer.reason in _FINAL and claim not in await self._outdated():
                     return
         finally:

@@ -143,16 +143,16 @@ class StaleCollector:
         parts: EngineParts,
         *,
         kubelet: KubeletClaimView,
-        registered: Callable[[], bool],
+        registered: asyncio.Event,
         remove_orphans: Callable[[], Awaitable[object]],
         unprepare: Callable[[StoredClaim], Awaitable[bool]],
         on_collected: Callable[[StaleReason], None],
         timing: StaleTiming,
     ) -> None:
         """
-        `registered` returns whether the kubelet has registered the driver. `remove_orphans` is
-        called first in each check. `unprepare` gets an entry as it was read, and returns whether it
-        is gone; it must leave an entry that has changed.
+        `registered` is set once the kubelet has registered the driver. `remove_orphans` is called
+        first in each check. `unprepare` gets an entry as it was read, and returns whether it is
+        gone; it must leave an entry that has changed.
         """
         self._driver = parts.driver
         self._node = parts.node
@@ -185,8 +185,7 @@ class StaleCollector:
 
     async def poll(self) -> int:
         """Check once; return how many claims were collected. Raises CheckpointError, OSError."""
-        if not self._registered():
-            self._suspects.clear()
+        if not self._registered.is_set():
             return 0
         await self._remove_orphans()
         if not await self._checkpoint.uids():

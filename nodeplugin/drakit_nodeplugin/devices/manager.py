@@ -55,13 +55,6 @@ __all__ = ("DeviceManager",)
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
-"""Time between two checks while the manager waits for ready sources, which are not notified."""
-
-IDLE_SECONDS = 60.0
-"""Time between two checks while the manager waits for nothing. A node may have fifty drivers."""
-
-
 _STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = {
     Phase.PRESENT: "Running",
     Phase.AWAITED: "Waiting",
@@ -81,7 +74,6 @@ class DeviceManager:
         endpoints: Collection[str],
         settings: Devices,
         store: Checkpoint,
-        sources_ready: Callable[[], bool],
         on_left_out: Callable[[Mapping[str, str]], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -89,8 +81,8 @@ class DeviceManager:
         `endpoints` are those that are expected at the start; others may come. If none is expected,
         any number may come, each with pools of its own.
 
-        Pools are removed only while `sources_ready` returns that a missing endpoint is really gone.
-        `on_left_out` receives the reasons why devices are newly not published, by name.
+        Pools are removed only after `set_sources_ready`. `on_left_out` receives the reasons why
+        devices are newly not published, by name.
         """
         self.driver = driver
         self.revision = Revision()
@@ -99,7 +91,7 @@ class DeviceManager:
         self._waiting: str | None = None
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
-        self._sources_ready = sources_ready
+        self._sources_ready = False
         self._on_left_out = on_left_out
         self._state = DriverState(
             node=node,
@@ -319,6 +311,12 @@ class DeviceManager:
 
     # ------------------------------------------------------------ events of others
 
+    def set_sources_ready(self) -> None:
+        """Record that an endpoint that is missing is really gone: the published pools are known,
+        and the kubelet has registered the driver."""
+        self._sources_ready = True
+        self._notify()
+
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
         """
         Set the holds of claims in the pools in which a claim is still being unprepared.
@@ -419,14 +417,12 @@ class DeviceManager:
             loop = asyncio.get_running_loop()
             began_at = loop.time()
             now = self._now()
-            poll_seconds = POLL_SECONDS if self._pass_time(now) else IDLE_SECONDS
+            self._pass_time(now)
             self._awake.clear()
-            until = min(
-                [*(when for when in self._next_changes() if when > now), now + poll_seconds]
-            )
+            until = min(when for when in (*self._next_changes(), math.inf) if when > now)
             await asyncio.sleep(pause_after(loop.time() - began_at))
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(None if until == math.inf else until):
                     await self._awake.wait()
             except TimeoutError:
                 self._passed = max(self._passed, until)
@@ -444,10 +440,8 @@ class DeviceManager:
         for state in self._endpoints.values():
             yield from state.next_changes()
 
-    def _pass_time(self, now: float) -> bool:
-        """Process everything that is due; return whether the manager waits for something that is
-        not notified."""
-        waiting = False
+    def _pass_time(self, now: float) -> None:
+        """Process everything that is due."""
         if now >= self._graces.start_until:
             self._adopted = {}
         for state in [*self._endpoints.values()]:
@@ -456,7 +450,7 @@ class DeviceManager:
                 continue
             if not state.pools:
                 self._forget(state)
-            elif self._sources_ready():
+            elif self._sources_ready:
                 logger.warning(
                     "endpoint was unavailable for too long, its devices are removed",
                     extra={
@@ -466,13 +460,10 @@ class DeviceManager:
                     },
                 )
                 state.remove()
-            else:
-                waiting = True
         if (complete := self._complete()) != self._was_complete:
             self._was_complete = complete
             self._state.published_changed = True
         self._notify()
-        return waiting or not complete
 
     def _now(self) -> float:
         # A loop's timer may fire slightly early; the deadline counts as reached.
@@ -521,9 +512,8 @@ class DeviceManager:
         if not self._writer.loaded or (self._state.open_ended and now < self._graces.unknown_until):
             return False
         states = self._endpoints.values()
-        return (
-            all(accounted(state.life, self._graces, now=now) for state in states)
-            and self._sources_ready()
+        return self._sources_ready and all(
+            accounted(state.life, self._graces, now=now) for state in states
         )
 
     def _notify(self) -> None:

@@ -39,7 +39,7 @@ from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.policies import PolicyWatch
 from drakit_nodeplugin.host.reporting import DriverReport, ReportSources
 from drakit_nodeplugin.kubelet.health import HealthSource
-from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.kubelet.server import Registration
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
@@ -60,7 +60,7 @@ class ActiveDriver:
         environment: Environment,
         *,
         events: NodeEvents,
-        registration: Callable[[], RegistrationStatus],
+        registration: Registration,
     ) -> None:
         """Create the parts."""
         config = environment.config
@@ -86,7 +86,7 @@ class ActiveDriver:
             events=self._events,
             metrics=self._metrics,
             expected=driver.expected,
-            registered=self._registered,
+            registered=registration.registered,
             policies=feed,
         )
         self._policies = None
@@ -151,7 +151,7 @@ class ActiveDriver:
             events=self._events,
             environment=environment,
             metrics=self._metrics,
-            registered=self._registered,
+            registered=registration.registered,
         )
 
     async def start(self) -> None:
@@ -250,7 +250,7 @@ class ActiveDriver:
         """Update the gauges."""
         manager = self._devices.manager
         self._metrics.set(
-            driver_registered=self._registration().readiness_problem() is None,
+            driver_registered=self._registration.status.readiness_problem() is None,
             driver_running=manager.stop_reason is None and manager.waiting is None,
             driver_blocked=self._endpoint.blocked is not None,
             checkpoint_damaged=self._maintenance.damaged,
@@ -283,9 +283,6 @@ class ActiveDriver:
     def _emit(self, diagnostic: Diagnostic) -> None:
         self._metrics.diagnosed(diagnostic.reason)
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
-
-    def _registered(self) -> bool:
-        return self._registration().registered_at is not None
 
 
 class _ReportingListener:

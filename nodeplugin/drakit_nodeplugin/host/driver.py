@@ -142,7 +142,7 @@ class HostedDriver:
         ask_at = asyncio.get_running_loop().time() + UNREGISTERED_SECONDS
 
         def may_ask() -> bool:
-            is_registered = self._server.status.registered_at is not None
+            is_registered = self._server.registration.registered.is_set()
             return is_registered or asyncio.get_running_loop().time() >= ask_at
 
         message = "the active instance has not handed over yet"
@@ -155,7 +155,7 @@ class HostedDriver:
             self._driver,
             self._environment,
             events=self._events,
-            registration=lambda: self._server.status,
+            registration=self._server.registration,
         )
         try:
             await active.start()
@@ -242,7 +242,8 @@ class HostedDriver:
         """Return the problem that prevents pods from getting devices; None if there is none. An
         instance that has handed over stays ready: the other one works."""
         if self._active is not None:
-            return self._active.readiness_problem() or self._server.status.readiness_problem()
+            registration = self._server.registration.status
+            return self._active.readiness_problem() or registration.readiness_problem()
         if self._lock.handed_over:
             return None
         if self._lock.held:

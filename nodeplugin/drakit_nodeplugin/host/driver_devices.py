@@ -59,11 +59,12 @@ class HostedDevices:
         events: NodeEvents,
         metrics: DriverMetrics,
         expected: Collection[str],
-        registered: Callable[[], bool],
+        registered: asyncio.Event,
         policies: PolicyFeed | None = None,
     ) -> None:
-        """Create the parts. `policies` receives the devices that claims hold; None if the driver
-        does not need to know them."""
+        """Create the parts. `registered` is set once the kubelet has registered the driver.
+        `policies` receives the devices that claims hold; None if the driver does not need to know
+        them."""
         self._driver = driver
         self._checkpoint = checkpoint
         self._boot_id = environment.boot_id
@@ -94,7 +95,6 @@ class HostedDevices:
             endpoints=expected,
             settings=environment.config.devices,
             store=checkpoint,
-            sources_ready=self._sources_ready,
             on_left_out=self._left_out,
         )
         self.publisher = SlicePublisher(
@@ -132,7 +132,7 @@ class HostedDevices:
         """Return the parts that run until the daemon stops, by name."""
         return {
             "devices": self.manager.run,
-            "slices": self.publisher.run,
+            "slices": self._publish,
             "unpreparing": self._watch_unpreparing,
         }
 
@@ -168,9 +168,16 @@ class HostedDevices:
             allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
         )
 
-    def _sources_ready(self) -> bool:
-        """Return whether a missing device is really gone: nothing is removed before that."""
-        return self.publisher.listed and self._registered()
+    async def _publish(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.publisher.run())
+            group.create_task(self._await_sources())
+
+    async def _await_sources(self) -> None:
+        """Let the manager know when a missing device is really gone: nothing is removed before."""
+        await self.publisher.listed.wait()
+        await self._registered.wait()
+        self.manager.set_sources_ready()
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

@@ -55,10 +55,10 @@ class Maintenance:
         events: NodeEvents,
         environment: Environment,
         metrics: DriverMetrics,
-        registered: Callable[[], bool],
+        registered: asyncio.Event,
     ) -> None:
-        """`registered` returns whether the kubelet has registered the driver since the start: stale
-        claims are not collected before, and no claim is prepared again."""
+        """`registered` is set once the kubelet has registered the driver: stale claims are not
+        collected before, and no claim is prepared again."""
         config = environment.config
         stale = config.stale_claims
         self._parts = parts

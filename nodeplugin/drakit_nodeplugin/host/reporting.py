@@ -40,7 +40,7 @@ from drakit_nodeplugin.host.report import (
     report_name,
     status_of,
 )
-from drakit_nodeplugin.kubelet.server import RegistrationStatus
+from drakit_nodeplugin.kubelet.server import Registration
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.lock import is_locked
@@ -87,7 +87,7 @@ class ReportSources:
     checkpoint: Checkpoint
     counts: Callable[[], Awaitable[DeviceCounts]]
     """Returns the numbers of devices. Raises CheckpointError."""
-    registration: Callable[[], RegistrationStatus]
+    registration: Registration
     policies: PolicyWatch | None
 
 
@@ -189,8 +189,8 @@ class DriverReport:
         """Return whether the report of an earlier process may be replaced."""
         sources = self._sources
         return (
-            sources.publisher.listed
-            and sources.registration().state != "never asked"
+            sources.publisher.listed.is_set()
+            and sources.registration.status.state != "never asked"
             and all(each.state != "Waiting" for each in sources.manager.endpoint_statuses())
         )
 
@@ -207,7 +207,7 @@ class DriverReport:
 
     async def _facts(self) -> ReportFacts:
         sources = self._sources
-        registration = sources.registration()
+        registration = sources.registration.status
         states = await sources.checkpoint.states()
         left_out = [
             *self._inventory.left_out,

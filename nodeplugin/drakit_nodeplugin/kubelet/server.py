@@ -73,9 +73,6 @@ class RegistrationStatus:
     reason: str | None = None
     """The kubelet's reason for a rejection."""
 
-    registered_at: float | None = None
-    """Time of the last success, loop clock; later rejections do not reset it."""
-
     def readiness_problem(self) -> str | None:
         """Return the reason why the kubelet does not call the driver; None if it is registered."""
         match self.state:
@@ -99,6 +96,9 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         backoff: Backoff,
     ) -> None:
         self.status = RegistrationStatus()
+        """The kubelet's last response."""
+        self.registered = asyncio.Event()
+        """Set at the first success, and never cleared."""
         self._driver = driver
         self._backoff = backoff
         self._retry_at: float | None = None
@@ -120,7 +120,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         rejection, its reason stays until the kubelet responds again."""
         self._retry_at = None
         if lost:
-            self.status = RegistrationStatus(registered_at=self.status.registered_at)
+            self.status = RegistrationStatus()
 
     async def GetInfo(
         self,
@@ -141,16 +141,14 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         return registration_pb2.RegistrationStatusResponse()
 
     def _registered(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self.status = RegistrationStatus(state="registered", registered_at=now)
+        self.status = RegistrationStatus(state="registered")
+        self.registered.set()
         self._backoff.succeeded()
         self._retry_at = None
         logger.info("the kubelet registered the driver", extra={"driver": self._driver})
 
     def _rejected(self, reason: str) -> None:
-        self.status = RegistrationStatus(
-            state="rejected", reason=reason, registered_at=self.status.registered_at
-        )
+        self.status = RegistrationStatus(state="rejected", reason=reason)
         retry_seconds = self._backoff.next_seconds()
         self._retry_at = asyncio.get_running_loop().time() + retry_seconds
         logger.error(
@@ -254,7 +252,7 @@ class DriverServer:
             reports_health=reports_health,
             timeout_seconds=health_timeout_seconds,
         )
-        self._registration = Registration(
+        self.registration = Registration(
             driver_name,
             dra_socket=self.paths.dra,
             versions=(*SUPPORTED_VERSIONS, *self._health.versions),
@@ -266,14 +264,7 @@ class DriverServer:
         """Whether another instance, which does not answer, has registered after this one."""
 
         self._dra_server = _SocketServer(self.paths.dra, self._add_services)
-        self._registration_server = _SocketServer(
-            self.paths.registration, self._registration.add_to
-        )
-
-    @property
-    def status(self) -> RegistrationStatus:
-        """The kubelet's last response to the registration."""
-        return self._registration.status
+        self._registration_server = _SocketServer(self.paths.registration, self.registration.add_to)
 
     async def start(self) -> None:
         """Serve. After a failure, which raises :class:`SocketError`, `stop` cleans up."""
@@ -386,7 +377,7 @@ class DriverServer:
     def _register_due(self, now: float) -> bool:
         """Return whether the kubelet must register the driver again. In any thread."""
         again = self._is_superseded and not self._calls.in_flight
-        return again or self._registration.retry_due(now)
+        return again or self.registration.retry_due(now)
 
     async def _recreate_sockets(self) -> None:
         if await self._lost(self._dra_server):
@@ -396,7 +387,7 @@ class DriverServer:
         if lost or self._register_due(asyncio.get_running_loop().time()):
             self._is_superseded = False
             await self._registration_server.recreate()
-            self._registration.recreated(lost=lost)
+            self.registration.recreated(lost=lost)
 
     async def _lost(self, server: _SocketServer) -> bool:
         how = await asyncio.to_thread(server.guard.lost)

@@ -108,6 +108,8 @@ class SlicePublisher:
         self._on_dropped = on_dropped
         self._on_write = on_write
         self._store = SliceStore()
+        self.listed = self._store.listed
+        """Set once the API server has listed its slices."""
         self._pools: dict[str, PoolPublisher] = {}
         self._reflector: Reflector[StoredSlice] | None = None
         self._dropped: frozenset[Feature] = frozenset()
@@ -116,11 +118,6 @@ class SlicePublisher:
         self._forgot_at = float("-inf")
 
     # ------------------------------------------------------------ for probes and metrics
-
-    @property
-    def listed(self) -> bool:
-        """Whether the API server has listed its slices once."""
-        return self._store.listed.is_set()
 
     @property
     def dropped(self) -> frozenset[Feature]:
@@ -145,7 +142,7 @@ class SlicePublisher:
     def last_error(self) -> str | None:
         """The reason why slices are not in the desired state, as of the last attempts; None if
         nothing failed."""
-        if not self.listed and self._reflector is not None:
+        if not self.listed.is_set() and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
         return "; ".join(f"pool {name}: {text}" for name, text in errors.items() if text) or None
@@ -194,7 +191,7 @@ class SlicePublisher:
         while True:
             seen = await self._manager.revision.after(seen)
             self._wake_all()
-            if self.listed:
+            if self.listed.is_set():
                 self._on_pools(self._store.pools())
 
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
@@ -202,7 +199,7 @@ class SlicePublisher:
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
-            if self.listed:
+            if self.listed.is_set():
                 find(self._manager.publication().pools)
                 await asyncio.sleep(PACE_SECONDS)
 
@@ -215,7 +212,7 @@ class SlicePublisher:
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=items):
-                    again = self.listed
+                    again = self.listed.is_set()
                     if not again:
                         self._on_first_list(items)
                     if self._store.replace_all(items):

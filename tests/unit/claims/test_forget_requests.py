@@ -68,7 +68,7 @@ async def answering(plugin):
         events=NodeEvents(NODE, session),
         environment=environment,
         metrics=metrics.for_driver(DRIVER),
-        registered=lambda: True,
+        registered=asyncio.Event(),
     )
     tasks = [
         asyncio.create_task(poller.run()),

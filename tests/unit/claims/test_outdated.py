@@ -51,12 +51,13 @@ class Queue:
 
 class Lab:
     def __init__(self) -> None:
-        self.rows, self.queue, self.registered = Rows(), Queue(), True
+        self.rows, self.queue, self.registered = Rows(), Queue(), asyncio.Event()
+        self.registered.set()
         self.claims = OutdatedClaims(
             node=NODE,
             checkpoint=self.rows,
             queue=self.queue,
-            registered=lambda: self.registered,
+            registered=self.registered,
         )
 
     def list(self, *marked: str) -> None:
@@ -163,10 +164,11 @@ async def test_a_claim_that_is_stored_while_its_device_is_marked_is_found(lab):
 
 @pytest.mark.looptime
 async def test_nothing_is_prepared_before_the_registration_or_without_the_checkpoint(lab):
-    lab.registered = False
+    lab.registered.clear()
     lab.list("tty-1")
     await asyncio.sleep(20)
-    lab.registered, lab.rows.broken = True, True
+    lab.registered.set()
+    lab.rows.broken = True
     await asyncio.sleep(20)
     assert lab.queue.calls == []
     lab.rows.broken = False

@@ -182,7 +182,8 @@ class Site:
         self.entries = Entries()
         self.claims = FakeClaims()
         self.kubelet = Kubelet()
-        self.registered = True
+        self.registered = asyncio.Event()
+        self.registered.set()
         self.collected: list[tuple[str, StaleReason]] = []
         self.unprepared: list[str] = []
         self.away = False
@@ -192,7 +193,7 @@ class Site:
         self.collector = StaleCollector(
             cast("EngineParts", parts),
             kubelet=self.kubelet,
-            registered=lambda: self.registered,
+            registered=self.registered,
             remove_orphans=self.remove_orphans,
             unprepare=lambda claim: self.unprepare(claim),
             on_collected=lambda reason: self.reasons.append(reason),
@@ -526,12 +527,12 @@ async def test_the_state_file_alone_can_keep_a_claim(site):
 @pytest.mark.looptime
 async def test_nothing_is_checked_before_the_kubelet_has_registered_the_driver(site):
     site.entries.store(entry("a", "cam-0"))
-    site.registered = False
+    site.registered.clear()
     await site.polls(100)
     assert site.unprepared == []
     assert site.asked == []
     assert site.orphan_polls == 0
-    site.registered = True
+    site.registered.set()
     await site.polls(2)
     assert site.unprepared == []
     await site.polls(1)
@@ -651,6 +652,9 @@ async def test_without_entries_neither_kubelet_nor_api_server_is_asked(site):
 def collector_of():
     """Make a collector that needs no time between its two checks."""
 
+    registered = asyncio.Event()
+    registered.set()
+
     def make(plugin, kubelet: Kubelet) -> StaleCollector:
         async def no_files() -> None:
             pass
@@ -658,7 +662,7 @@ def collector_of():
         return StaleCollector(
             plugin.parts,
             kubelet=kubelet,
-            registered=lambda: True,
+            registered=registered,
             remove_orphans=no_files,
             unprepare=plugin.queue.collect,
             on_collected=lambda reason: None,

@@ -68,6 +68,7 @@ class Node:
     def __init__(self) -> None:
         self.store = FakeStore()
         self.ready = True
+        """Whether the sources of a plugin are ready when it starts."""
         self.left_out: list[Mapping[str, str]] = []
         self.epoch = 1_700_000_000.0
 
@@ -80,11 +81,13 @@ class Node:
             "endpoints": endpoints or (DRIVER,),
             "settings": SETTINGS,
             "store": self.store,
-            "sources_ready": lambda: self.ready,
             "on_left_out": self.left_out.append,
             "wall_clock": self.wall_clock,
         }
-        return DeviceManager(DRIVER, **(arguments | changes))
+        manager = DeviceManager(DRIVER, **(arguments | changes))
+        if self.ready:
+            manager.set_sources_ready()
+        return manager
 
     @contextlib.asynccontextmanager
     async def plugin(self, *endpoints: str, **changes: Any) -> AsyncIterator[DeviceManager]:

@@ -145,7 +145,7 @@ async def test_nothing_is_removed_while_the_sources_are_not_ready(node: Node):
         assert shown(manager.publication()) == STOPPED
         assert not node.store.rows[DRIVER].removing
         seen = manager.revision.number
-        node.ready = True
+        manager.set_sources_ready()
         await pass_time(2)
         assert manager.publication().pools == {}
         assert manager.publication().complete

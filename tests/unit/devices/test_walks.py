@@ -265,12 +265,13 @@ class World:
                     for name, taints in published.items()
                     if "unhealthy" in taints
                 }
+                model.ready_since = model.ready_since if self.node.ready else None
                 await self.start()
             case "ready":
-                self.node.ready = how
-                model.ready_since = (
-                    None if not how else now if model.ready_since is None else model.ready_since
-                )
+                self.node.ready = how  # those that were ready stay ready until the restart
+                if how:
+                    self.manager.set_sources_ready()
+                    model.ready_since = now if model.ready_since is None else model.ready_since
             case "wipe":
                 self.slices.clear()
             case _:

@@ -34,7 +34,8 @@ def problem(
         _foreign=foreign,
         readiness_problem=lambda: ActiveDriver.readiness_problem(active),
     )
-    driver = SimpleNamespace(_active=active, _server=SimpleNamespace(status=status))
+    registration = SimpleNamespace(status=status)
+    driver = SimpleNamespace(_active=active, _server=SimpleNamespace(registration=registration))
     return HostedDriver.readiness_problem(cast("Any", driver))
 
 

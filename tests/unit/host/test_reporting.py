@@ -59,10 +59,11 @@ class Sources:
             left_out_count=0,
             endpoint_statuses=lambda: [self.endpoint],
         )
-        self.publisher = SimpleNamespace(listed=True, left_out={})
+        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={})
+        self.publisher.listed.set()
         self.states_: dict[str, int] = {}
         self.uids_: set[str] = set()
-        self.registration = RegistrationStatus(state="registered")
+        self.registration = SimpleNamespace(status=RegistrationStatus(state="registered"))
         self.count = 1
         self.broken = False
 
@@ -97,7 +98,7 @@ class Rig:
                 publisher=self.sources.publisher,
                 checkpoint=self.sources,
                 counts=self.sources.counts,
-                registration=lambda: self.sources.registration,
+                registration=self.sources.registration,
                 policies=None,
             ),
             node=self.node,
@@ -160,13 +161,13 @@ async def test_reports_other_than_devices_are_written_within_seconds(rig):
     "change",
     [
         pytest.param(
-            lambda s: setattr(s, "registration", RegistrationStatus()), id="not-registered"
+            lambda s: setattr(s.registration, "status", RegistrationStatus()), id="not-registered"
         ),
         pytest.param(
             lambda s: setattr(s, "endpoint", EndpointStatus(name=DRIVER, state="Waiting")),
             id="not-listed",
         ),
-        pytest.param(lambda s: setattr(s.publisher, "listed", False), id="slices-not-listed"),
+        pytest.param(lambda s: s.publisher.listed.clear(), id="slices-not-listed"),
     ],
 )
 async def test_a_restart_keeps_the_old_report_until_the_driver_is_back_or_half_a_minute(change):

@@ -48,15 +48,18 @@ async def stop(server: DriverServer, queue: ClaimQueue, *, drain_seconds: float 
 
 async def test_a_kubelet_registers_the_driver_and_prepares(serve, kubelet):
     async with serve() as server:
-        assert server.status.readiness_problem() == "the kubelet has not registered the driver yet"
+        assert (
+            server.registration.status.readiness_problem()
+            == "the kubelet has not registered the driver yet"
+        )
         (path,) = kubelet.sockets()
         info = await kubelet.get_info(path)
         assert (info.type, info.name) == ("DRAPlugin", "camera.example.com")
         assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
         assert Path(info.endpoint).is_absolute()
         await kubelet.notify(path)
-        assert server.status.state == "registered"
-        assert server.status.readiness_problem() is None
+        assert server.registration.status.state == "registered"
+        assert server.registration.status.readiness_problem() is None
         answers = await kubelet.prepare(Path(info.endpoint), A)
         (got,) = answers["a"].devices
         assert list(got.request_names) == ["main"]
@@ -406,16 +409,16 @@ async def test_a_rejection_is_logged_and_the_socket_recreated(serve, kubelet, ca
         (path,) = kubelet.sockets()
         first = path.stat().st_ino, path.stat().st_ctime_ns
         await kubelet.notify(path, error="the driver is already registered")
-        assert server.status.state == "rejected"
-        assert "the driver is already registered" in server.status.readiness_problem()
+        assert server.registration.status.state == "rejected"
+        assert "the driver is already registered" in server.registration.status.readiness_problem()
         assert "the driver is already registered" in caplog.records[-1].error
         await until(
             lambda: path.exists() and (path.stat().st_ino, path.stat().st_ctime_ns) != first
         )
         # The reason stands until the kubelet has responded again.
-        assert server.status.state == "rejected"
+        assert server.registration.status.state == "rejected"
         await kubelet.register()
-        assert server.status.readiness_problem() is None
+        assert server.registration.status.readiness_problem() is None
         running.cancel()
 
 
@@ -425,19 +428,31 @@ async def test_retries_of_a_rejection_back_off(serve, kubelet):
         waits = []
         for _ in range(8):
             await kubelet.notify(path, error="no")
-            waits.append(server._registration._retry_at - asyncio.get_running_loop().time())
+            waits.append(server.registration._retry_at - asyncio.get_running_loop().time())
         assert [round(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60]
         await kubelet.notify(path)
-        assert not server._registration.retry_due(math.inf)
+        assert not server.registration.retry_due(math.inf)
 
 
 async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
     async with serve() as server:
         await kubelet.register()
-        before = server.status.registered_at
-        await asyncio.sleep(0.01)
+        (path,) = kubelet.sockets()
+        await kubelet.notify(path, error="not yet")
+        assert server.registration.status.state == "rejected"
         await kubelet.register()
-        assert server.status.registered_at > before
+        assert server.registration.status.state == "registered"
+
+
+async def test_a_driver_that_was_registered_once_stays_known_to_the_kubelet(serve, kubelet):
+    """It may have claims: they are maintained, whatever the kubelet answers later."""
+    async with serve() as server:
+        (path,) = kubelet.sockets()
+        await kubelet.notify(path, error="not yet")
+        assert not server.registration.registered.is_set()
+        await kubelet.register()
+        await kubelet.notify(path, error="not any more")
+        assert server.registration.registered.is_set()
 
 
 @pytest.mark.parametrize("which", ["registration", "dra"])
@@ -461,9 +476,9 @@ async def test_a_replaced_socket_is_taken_back(serve, kubelet):
         with socket.socket(socket.AF_UNIX) as thief:
             thief.bind(str(path))
             running = asyncio.create_task(with_poller(server.run))
-            await until(lambda: server.status.state == "never asked")
+            await until(lambda: server.registration.status.state == "never asked")
             await kubelet.register()
-        assert server.status.state == "registered"
+        assert server.registration.status.state == "registered"
         running.cancel()
 
 
@@ -515,7 +530,7 @@ async def test_a_superseded_instance_registers_again(serve, kubelet):
         before = identity(path)
         server.register_again()
         await until(lambda: identity(path) not in (None, before))
-        assert server.status.state == "registered"
+        assert server.registration.status.state == "registered"
         assert (await kubelet.prepare(await kubelet.register(), A))["a"].error == ""
         again = identity(path)
         await asyncio.sleep(0.1)
@@ -594,7 +609,7 @@ async def test_an_instance_that_waits_registers_is_alive_and_stops_like_another(
 ):
     async with serve(active=False) as server:
         call = asyncio.create_task(kubelet.prepare(await kubelet.register(), A))
-        assert server.status.readiness_problem() is None
+        assert server.registration.status.readiness_problem() is None
         assert await server.probe() is None, "a call without claims must not wait"
         assert not call.done()
         await server.stop()
@@ -609,7 +624,7 @@ async def test_the_probe_returns_the_problem(serve, caplog):
         assert "the DRA socket" in await server.probe()
         server.paths.registration.rename(server.paths.registration.with_name("away"))
         assert "the registration socket" in await server.probe()
-        assert server.status.state == "never asked"
+        assert server.registration.status.state == "never asked"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -494,11 +494,11 @@ async def test_a_list_that_fails_is_an_error_of_publishing(published: Published)
     await published.start()
     await asyncio.sleep(1)
     assert "the server is unavailable" in (published.publisher.last_error or "")
-    assert not published.publisher.listed
+    assert not published.publisher.listed.is_set()
     published.link.broken = False
     await asyncio.sleep(40)
     assert published.publisher.last_error is None
-    assert published.publisher.listed
+    assert published.publisher.listed.is_set()
 
 
 async def test_a_fault_in_one_pool_is_tried_again_and_ends_nothing_else(
