@@ -19,7 +19,6 @@ from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.revision import Revision
-from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
 from drakit_nodeplugin.state.podresources import PodResources
@@ -204,7 +203,7 @@ async def test_a_driver_waits_until_it_is_known_what_claims_hold(spoil, reason, 
     devices = hosted(rows, policies=feed)
     manager = devices.manager
     await devices.restore()
-    devices.adopt([])
+    devices.manager.adopt({})
     async with following(devices):
         await asyncio.sleep(3600)
         assert not devices.holds_known.is_set()
@@ -369,9 +368,7 @@ async def test_devices_are_counted_by_state():
 )
 async def test_health_taints_of_a_driver(health: bool, expected: set[str]):
     devices = hosted(Rows(), health=health)
-    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
-    spec = {"pool": {"name": NODE}, "devices": [{"name": "cam-0", "taints": [taint]}]}
-    devices.adopt([StoredSlice.of({"spec": spec})])
+    devices.manager.adopt({(NODE, "cam-0"): {("drakit.dev/unhealthy", "NoSchedule"): 5}})
     devices.manager.replaced(DRIVER, Inventory(devices=(Device(name="cam-0"),)))
     (device,) = devices.manager.publication().pools[NODE].devices
     assert {taint.key for taint in device.taints} == expected

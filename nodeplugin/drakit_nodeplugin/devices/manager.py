@@ -43,7 +43,7 @@ from drakit_nodeplugin.devices.model import (
     PublishedTaints,
 )
 from drakit_nodeplugin.devices.pool_state import PoolState
-from drakit_nodeplugin.devices.taints import HealthTiming
+from drakit_nodeplugin.devices.taints import UNHEALTHY, HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
 from drakit_nodeplugin.revision import Revision
@@ -74,6 +74,7 @@ class DeviceManager:
         endpoints: Collection[str],
         settings: Devices,
         store: Checkpoint,
+        reports_health: bool,
         on_left_out: Callable[[Mapping[str, str]], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -81,8 +82,9 @@ class DeviceManager:
         `endpoints` are those that are expected at the start; others may come. If none is expected,
         any number may come, each with pools of its own.
 
-        Pools are removed only after `set_sources_ready`. `on_left_out` receives the reasons why
-        devices are newly not published, by name.
+        Pools are removed only after `set_sources_ready`. `reports_health`: the driver reports the
+        health of its devices. `on_left_out` receives the reasons why devices are newly not
+        published, by name.
         """
         self.driver = driver
         self.revision = Revision()
@@ -92,6 +94,7 @@ class DeviceManager:
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
         self._sources_ready = False
+        self._reports_health = reports_health
         self._on_left_out = on_left_out
         self._state = DriverState(
             node=node,
@@ -344,10 +347,17 @@ class DeviceManager:
         restart, and all taints keep their times, even if the slices are deleted.
 
         The publisher calls this once, before it reads the first publication: the taints by the
-        pool's API name and the device's. For a driver that does not report health,
-        ``drakit.dev/unhealthy`` must not be among them.
+        pool's API name and the device's. For a driver that does not report health, those of health
+        are dropped, because nothing would ever remove them.
         """
-        self._adopted = {DeviceKey(*key): taints for key, taints in published.items()}
+        self._adopted = {
+            DeviceKey(*device): {
+                (key, effect): added_at
+                for (key, effect), added_at in taints.items()
+                if self._reports_health or key != UNHEALTHY
+            }
+            for device, taints in published.items()
+        }
         for state in self._endpoints.values():
             self._adopt(state)
         self._notify()

@@ -22,13 +22,11 @@ from dataclasses import replace
 from drakit.device import ClaimReference, HeldNode
 from drakit.logs import ProblemLog
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.metrics import DriverMetrics
-from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
@@ -86,7 +84,6 @@ class HostedDevices:
         """The change of the claims' rows before the last read."""
         self._is_outdated = False
         """Whether the last read of the claims failed."""
-        self._has_health = traits.health
         self._unpreparing: frozenset[tuple[str, str]] | None = None
         """Devices that were being unprepared at the last check; None before the first one."""
         self.manager = DeviceManager(
@@ -95,14 +92,13 @@ class HostedDevices:
             endpoints=expected,
             settings=environment.config.devices,
             store=checkpoint,
+            reports_health=traits.health,
             on_left_out=self._left_out,
         )
         self.publisher = SlicePublisher(
             manager=self.manager,
             session=environment.session,
             node=environment.node.name,
-            on_first_list=self.adopt,
-            on_pools=self.manager.observe_published,
             on_left_out=self._left_out,
             on_name_taken=self._name_taken,
             on_dropped=self._dropped,
@@ -113,20 +109,6 @@ class HostedDevices:
         """Restore the state of an earlier process, before anything is published."""
         await self.manager.restore()
         await self._follow_claims()
-
-    def adopt(self, slices: Collection[StoredSlice]) -> None:
-        """Adopt the taints of published slices after a restart; but not those of health if the
-        driver does not report it, because nothing would ever remove them."""
-        self.manager.adopt(
-            {
-                device: {
-                    (key, effect): added_at
-                    for (key, effect), added_at in taints.items()
-                    if self._has_health or key != UNHEALTHY
-                }
-                for device, taints in published_taints(slices).items()
-            }
-        )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the daemon stops, by name."""

@@ -5,7 +5,9 @@ It watches the slices at the API server, and restores slices that another client
 kubelet deletes the slices of its node at its start.) One :class:`PoolPublisher` runs for each pool,
 so an error of one pool delays no other. It keeps the slices up to date in rounds of writes. A round
 begins 0.2 s after the first change, and at least 1 s after the last round. Changes that other
-clients make to our slices are undone, with a backoff. Publishing never calls a driver.
+clients make to our slices are undone, with a backoff. The device manager gets the taints that were
+published before a restart, and the pools that the API server holds. Publishing never calls a
+driver.
 
 :mod:`.plan` decides which slices are written, :mod:`.api` what the answers mean.
 
@@ -44,6 +46,7 @@ from drakit_nodeplugin.slices.contents import (
     describe,
     effects,
     keep_published,
+    published_taints,
 )
 from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slices_by_index
 
@@ -84,25 +87,19 @@ class SlicePublisher:
         manager: DeviceManager,
         session: asyncio.Future[Session],
         node: str,
-        on_first_list: Callable[[Collection[StoredSlice]], None],
-        on_pools: Callable[[Collection[str]], None],
         on_left_out: Callable[[Mapping[str, str]], None],
         on_name_taken: Callable[[str], None],
         on_dropped: Callable[[str], None],
         on_write: OnWrite,
     ) -> None:
         """
-        `on_first_list` receives the slices that were published before, and is called before the
-        manager is; `on_pools` the pools that the API server holds, whenever these or the desired
-        ones change; `on_left_out` the reasons for devices that are newly not published, as in
+        `on_left_out` receives the reasons for devices that are newly not published, as in
         `left_out`; `on_name_taken` a sentence on an object that has the name of one of our slices;
         `on_dropped` a sentence on the fields that the API server drops, once.
         """
         self._manager = manager
         self._session = session
         self._node = node
-        self._on_first_list = on_first_list
-        self._on_pools = on_pools
         self._on_left_out = on_left_out
         self._on_name_taken = on_name_taken
         self._on_dropped = on_dropped
@@ -192,7 +189,7 @@ class SlicePublisher:
             seen = await self._manager.revision.after(seen)
             self._wake_all()
             if self.listed.is_set():
-                self._on_pools(self._store.pools())
+                self._manager.observe_published(self._store.pools())
 
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
         """Publish new pools. They share one rate limit: a backend may keep renaming its pools."""
@@ -214,7 +211,7 @@ class SlicePublisher:
                 case Replaced(items=items):
                     again = self.listed.is_set()
                     if not again:
-                        self._on_first_list(items)
+                        self._manager.adopt(published_taints(items))
                     if self._store.replace_all(items):
                         owner.forget()
                     self._wake_all()
@@ -232,7 +229,7 @@ class SlicePublisher:
                         owner.forget()
                         if (pool := self._pools.get(gone.pool)) is not None:
                             pool.wake()
-            self._on_pools(self._store.pools())
+            self._manager.observe_published(self._store.pools())
 
     # ------------------------------------------------------------ dropped fields
 

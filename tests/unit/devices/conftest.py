@@ -81,6 +81,7 @@ class Node:
             "endpoints": endpoints or (DRIVER,),
             "settings": SETTINGS,
             "store": self.store,
+            "reports_health": True,
             "on_left_out": self.left_out.append,
             "wall_clock": self.wall_clock,
         }

@@ -17,7 +17,6 @@ from drakit.device import Device, Inventory
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.kube import FakeApiServer
@@ -310,8 +309,6 @@ class Cluster:
                 manager=manager,
                 session=session,
                 node=NODE,
-                on_first_list=lambda slices: manager.adopt(published_taints(slices)),
-                on_pools=manager.observe_published,
                 on_left_out=self.node.left_out.append,
                 on_name_taken=lambda note: None,
                 on_dropped=lambda note: None,

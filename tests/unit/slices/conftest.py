@@ -13,8 +13,6 @@ from drakit.kube import UnavailableError, WatchEvent
 from drakit.kube.answer import Answer
 from drakit.kube.errors import error_of_status
 from drakit.kube.listing import read_list
-from drakit_nodeplugin.devices.model import PublishedTaints
-from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
@@ -122,10 +120,6 @@ class Published:
         self.dropped: list[str] = []
         self.taken: list[str] = []
         self.left_out: list[dict[str, str]] = []
-        self.before: list[dict[tuple[str, str], PublishedTaints]] = []
-        """The taints that were published, at each start."""
-        self.pools: list[set[str]] = []
-        """The pools of the API server, as reported."""
         self.measured: list[tuple[str, bool]] = []
         self.publisher: SlicePublisher = self.restart()
         self.task: asyncio.Task[None] | None = None
@@ -137,8 +131,6 @@ class Published:
             manager=self.source,
             session=future,
             node=NODE,
-            on_first_list=lambda slices: self.before.append(published_taints(slices)),
-            on_pools=lambda pools: self.pools.append(set(pools)),
             on_left_out=self.left_out.append,
             on_name_taken=self.taken.append,
             on_dropped=self.dropped.append,

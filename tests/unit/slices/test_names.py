@@ -252,7 +252,7 @@ async def test_a_slice_that_is_replaced_by_another_nodes_slice_is_published_agai
     await asyncio.sleep(4)
     assert own_devices(published) == ["a", "b", "c"]
     assert published.publisher.published_count == 3
-    assert all(pools <= {NODE, GPUS} for pools in published.pools), "no pool of another node"
+    assert all(pools <= {NODE, GPUS} for pools in published.source.pools), "no pool of another node"
 
 
 @pytest.mark.parametrize("while_running", [False, True], ids=["before-the-start", "at-a-wipe"])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.looptime
 
 async def test_published_taints_are_reported_after_a_restart(published: Published):
     await published.settled()
-    assert published.before == [{}]
+    assert published.source.adopted == [{}]
     unhealthy = taint("drakit.dev/unhealthy", at=5)
     evicted = replace(unhealthy, effect="NoExecute", added_at=6)
     dusty = taint("lab.example.com/dusty", at=1_700_000_000)
@@ -27,7 +27,7 @@ async def test_published_taints_are_reported_after_a_restart(published: Publishe
     await published.start()
     await published.settled()
 
-    assert published.before[1:] == [
+    assert published.source.adopted[1:] == [
         {
             (NODE, "b"): {
                 ("drakit.dev/unhealthy", "NoSchedule"): 5,
@@ -52,19 +52,19 @@ def test_a_taint_without_a_valid_time_counts_as_published():
 
 async def test_existing_pools_are_reported_after_each_change(published: Published):
     await published.settled()
-    assert published.pools[-1] == set()
+    assert published.source.pools[-1] == set()
     published.source.publish({NODE: pool("a"), f"{NODE}/gpus": pool("b")})
     await published.settled()
-    assert published.pools[-1] == {NODE, f"{NODE}/gpus"}
+    assert published.source.pools[-1] == {NODE, f"{NODE}/gpus"}
     published.source.publish(pool("a"))
     await published.settled()
-    assert published.pools[-1] == {NODE}
+    assert published.source.pools[-1] == {NODE}
 
 
 async def test_existing_pools_are_reported_when_the_desired_ones_change(published: Published):
     published.source.publish({}, held={NODE})
     await published.settled()
-    before = len(published.pools)
+    before = len(published.source.pools)
     published.source.publish({})
     await published.settled()
-    assert published.pools[before:] == [set()], "one that was never there can be forgotten"
+    assert published.source.pools[before:] == [set()], "one that was never there can be forgotten"

@@ -12,6 +12,7 @@ from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
     Publication,
+    PublishedTaints,
     StampedTaint,
 )
 from drakit_nodeplugin.revision import Revision
@@ -182,6 +183,16 @@ class FakeSource:
         self.driver = driver
         self.revision = LateRevision()
         self._publication = Publication(pools={})
+        self.adopted: list[Mapping[tuple[str, str], PublishedTaints]] = []
+        """The taints that were published, at each start."""
+        self.pools: list[set[str]] = []
+        """The pools of the API server, as reported."""
+
+    def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
+        self.adopted.append(published)
+
+    def observe_published(self, pools: Iterable[str]) -> None:
+        self.pools.append(set(pools))
 
     def publication(self) -> Publication:
         return self._publication
