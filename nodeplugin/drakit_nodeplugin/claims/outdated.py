@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from drakit.backoff import Backoff
-from drakit.device import ClaimReference, Inventory
-from drakit.resource.pools import pool_name
+from drakit.device import ClaimReference
 from drakit_nodeplugin.claims.errors import AbandonedError, BadConfigError, DriverFailedError
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
 __all__ = ("OutdatedClaims",)
@@ -44,9 +45,6 @@ _FINAL = frozenset({None, AbandonedError.reason, BadConfigError.reason, DriverFa
 """Results after which a claim is left alone if its devices are no longer marked. After any other,
 the driver may have returned edits that are not in the row, or not in the CDI file."""
 
-_Device = tuple[str, str]
-"""Pool and name."""
-
 
 @dataclass(kw_only=True, slots=True)
 class _Pace:
@@ -61,67 +59,41 @@ class OutdatedClaims:
     def __init__(
         self,
         *,
-        node: str,
+        devices: DeviceManager,
         checkpoint: Checkpoint,
         queue: ClaimQueue,
         registered: asyncio.Event,
     ) -> None:
         """`registered` is set once the kubelet has registered the driver."""
-        self._node = node
+        self._devices = devices
         self._checkpoint = checkpoint
         self._queue = queue
         self._registered = registered
-        self._marked: dict[str, frozenset[_Device]] = {}
-        """Marked devices by endpoint."""
-
-        self._changed = asyncio.Event()
         self._working: set[str] = set()
         """UIDs of claims that a task prepares."""
 
         self._paces: dict[str, _Pace] = {}
         """The backoff of each claim that was prepared again lately, by UID."""
 
-    def listed(self, endpoint: str, inventory: Inventory) -> None:
-        """Follow the devices of an endpoint."""
-        marked = frozenset(
-            [
-                (pool_name(self._node, device.pool), device.name)
-                for device in inventory.devices
-                if device.prepare_again
-            ]
-        )
-        if marked:
-            self._marked[endpoint] = marked
-            self._changed.set()
-        else:
-            self._marked.pop(endpoint, None)
-
-    def stopped(self, endpoint: str) -> None:
-        """Forget the marks of an endpoint that cannot be called; it marks its devices again."""
-        self._marked.pop(endpoint, None)
-
     async def run(self) -> None:
         """Prepare marked claims until canceled. A slow claim does not delay the others."""
+        await self._registered.wait()
+        changes = self._devices.endpoint_changes
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._changed.wait()
-                self._changed.clear()
-                while self._marked:
-                    if self._registered.is_set():
-                        for claim in await self._outdated():
-                            if claim.uid not in self._working:
-                                self._working.add(claim.uid)
-                                group.create_task(self._prepare(claim))
-                    try:
-                        async with asyncio.timeout(POLL_SECONDS):
-                            await self._changed.wait()
-                        self._changed.clear()
-                    except TimeoutError:
-                        continue
+                seen = changes.number
+                for claim in await self._outdated():
+                    if claim.uid not in self._working:
+                        self._working.add(claim.uid)
+                        group.create_task(self._prepare(claim))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS if self._devices.marked else None):
+                        await changes.after(seen)
 
     async def _outdated(self) -> set[ClaimReference]:
         """Return the claims that have marked devices."""
-        marked = {device for devices in self._marked.values() for device in devices}
+        if not (marked := self._devices.marked):
+            return set()
         try:
             claims = await self._checkpoint.claims_of_devices()
         except CheckpointError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar, cast
 
-from drakit.device import CounterSet, Device, Health, Inventory
+from drakit.device import CounterSet, Device, Health, Inventory, LeftOut, PolicyOutcome
 from drakit.resource.inventory import CheckedInventory, check_inventory
 from drakit.resource.pools import pool_name
 from drakit_nodeplugin.devices.driver_state import DriverState
@@ -170,6 +170,12 @@ class EndpointState:
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """Its last inventory, without devices that cannot be published."""
+        self.left_out_by_driver: Collection[LeftOut] = ()
+        """The devices that its driver itself leaves out, in its last inventory."""
+        self.outcomes: Collection[PolicyOutcome] = ()
+        """The effects of policies, in its last inventory."""
+        self.marked: frozenset[DeviceKey] = frozenset()
+        """The devices that are marked to be prepared again, while it is available."""
         self.refused: dict[str, str] = {}
         """The reasons for left-out pools, which another endpoint already has; by pool."""
         self._driver = driver
@@ -245,6 +251,12 @@ class EndpointState:
             for name, content in contents.items()
             if name in taken and content.devices
         }
+        self.left_out_by_driver, self.outcomes = inventory.left_out, inventory.policies
+        self.marked = frozenset(
+            DeviceKey(pool_name(self._driver.node, each.pool), each.name)
+            for each in inventory.devices
+            if _has_name(each) and each.prepare_again
+        )
         self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
         self._listed_pools = contents.keys() - taken
@@ -330,7 +342,9 @@ class EndpointState:
         return [DeviceKey(pool, name) for pool, names in changed.items() for name in names]
 
     def stop(self, reason: str) -> None:
-        """Record that it is unavailable, or a new reason; its devices stay known."""
+        """Record that it is unavailable, or a new reason; its devices stay known. It cannot be
+        called now, and marks its devices again."""
+        self.marked = frozenset()
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=self._driver.now())
             self.phase = Phase.STOPPED

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
-from drakit.device import Inventory
+from drakit.device import Inventory, LeftOut, PolicyOutcome
 from drakit.resource.pools import pool_name
 from drakit_nodeplugin.config import Devices
 from drakit_nodeplugin.devices.driver_state import DriverState
@@ -38,6 +38,7 @@ from drakit_nodeplugin.devices.model import (
     DesiredPool,
     DeviceHealth,
     EndpointStatus,
+    EndpointStop,
     PoolCapacity,
     Publication,
     PublishedTaints,
@@ -89,6 +90,13 @@ class DeviceManager:
         self.driver = driver
         self.revision = Revision()
         """Advances when the publication or the health of devices changes."""
+
+        self.endpoint_changes = Revision()
+        """Advances when an endpoint lists its devices or stops, and when its state changes with
+        time."""
+
+        self._stops: dict[str, EndpointStop] = {}
+        """The stops of endpoints that have not listed their devices since, by name."""
 
         self._waiting: str | None = None
         self._waiting_since = 0.0
@@ -240,6 +248,33 @@ class DeviceManager:
             left_out |= state.left_out
         return left_out
 
+    @property
+    def left_out_by_drivers(self) -> Sequence[LeftOut]:
+        """The devices that drivers themselves leave out, with their reasons."""
+        return [each for state in self._endpoints.values() for each in state.left_out_by_driver]
+
+    @property
+    def policy_outcomes(self) -> Sequence[PolicyOutcome]:
+        """The effects of policies."""
+        return [each for state in self._endpoints.values() for each in state.outcomes]
+
+    @property
+    def marked(self) -> frozenset[DeviceKey]:
+        """The devices whose claims must be prepared again, with their pools' names in the API;
+        without those of unavailable endpoints."""
+        return frozenset(chain.from_iterable(each.marked for each in self._endpoints.values()))
+
+    @property
+    def stops(self) -> Sequence[EndpointStop]:
+        """The stops of unavailable endpoints, with their newest reasons. An expected endpoint that
+        may still list its devices after the start has not stopped: at the first install, for
+        example, no policies are known yet."""
+        return [
+            stop
+            for name, stop in self._stops.items()
+            if (state := self._endpoints.get(name)) is None or state.phase is not Phase.AWAITED
+        ]
+
     def endpoint_statuses(self) -> Sequence[EndpointStatus]:
         """Return the state of each endpoint."""
         return [
@@ -290,7 +325,9 @@ class DeviceManager:
             for name, why in left_out.items():
                 logger.error("device is left out", extra=facts | {"device": name, "error": why})
             self._on_left_out(left_out)
+        self._stops.pop(endpoint, None)
         self._notify()
+        self.endpoint_changes.advance()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
         """Record changed health; devices of the node that are not listed are ignored."""
@@ -306,11 +343,14 @@ class DeviceManager:
 
     def stopped(self, endpoint: str, reason: str) -> None:
         """Record that the endpoint is unavailable; its devices stay known until its grace period
-        ends. An endpoint that is not expected and never had devices stays unknown."""
-        if (state := self._endpoints.get(endpoint)) is None:
-            return
-        state.stop(reason)
-        self._notify()
+        ends. Of an endpoint that is not expected and never had devices, only the stop is known."""
+        stop = self._stops.get(endpoint)
+        if stop is None or stop.reason != reason:
+            self._stops[endpoint] = EndpointStop(endpoint=endpoint, reason=reason)
+        if (state := self._endpoints.get(endpoint)) is not None:
+            state.stop(reason)
+            self._notify()
+        self.endpoint_changes.advance()
 
     # ------------------------------------------------------------ events of others
 
@@ -454,8 +494,11 @@ class DeviceManager:
         """Process everything that is due."""
         if now >= self._graces.start_until:
             self._adopted = {}
+        aged = False
         for state in [*self._endpoints.values()]:
+            before = state.phase
             state.age()
+            aged |= state.phase is not before
             if not removal_due(state.life, self._graces, now=now):
                 continue
             if not state.pools:
@@ -470,6 +513,8 @@ class DeviceManager:
                     },
                 )
                 state.remove()
+        if aged:
+            self.endpoint_changes.advance()
         if (complete := self._complete()) != self._was_complete:
             self._was_complete = complete
             self._state.published_changed = True

@@ -21,6 +21,7 @@ __all__ = (
     "DesiredPool",
     "DeviceHealth",
     "EndpointStatus",
+    "EndpointStop",
     "PoolCapacity",
     "Publication",
     "PublishedTaints",
@@ -111,6 +112,15 @@ class EndpointStatus:
 
     reason: str = ""
     """The reason why it is not running."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointStop:
+    """A stop of an endpoint. The same object until the reason changes, or the endpoint lists its
+    devices again."""
+
+    endpoint: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,10 @@ kubelet's calls. This module must not depend on the internals of the parts.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from drakit.device import Inventory
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.events import ClaimEvents
@@ -29,8 +27,7 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverSource, HealthReport, Surroundings
+from drakit_nodeplugin.endpoints.contract import DriverSource, Surroundings
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.driver_devices import HostedDevices
@@ -46,9 +43,6 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 __all__ = ("ActiveDriver",)
 
 logger = logging.getLogger(__name__)
-
-STOP_CHECK_SECONDS = 1.0
-"""Time between two checks of an endpoint that may still list its devices after the start."""
 
 
 class ActiveDriver:
@@ -97,9 +91,8 @@ class ActiveDriver:
                 directory=config.drivers_directory / driver.name,
                 session=environment.session,
                 feed=feed,
-                on_change=lambda: self.report.wake(),
             )
-        self.report = DriverReport(
+        self._report = DriverReport(
             driver.name,
             ReportSources(
                 manager=self._devices.manager,
@@ -114,11 +107,7 @@ class ActiveDriver:
         )
         self._endpoint = driver.endpoint(
             Surroundings(
-                listener=_ReportingListener(
-                    self._devices.manager,
-                    on_stopped=self._stopped,
-                    on_listed=self._listed,
-                ),
+                listener=self._devices.manager,
                 node=environment.node.name,
                 report=self._report_diagnostic,
                 policies=feed,
@@ -151,6 +140,7 @@ class ActiveDriver:
             events=self._events,
             environment=environment,
             metrics=self._metrics,
+            devices=self._devices.manager,
             registered=registration.registered,
         )
 
@@ -181,7 +171,7 @@ class ActiveDriver:
         policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
         return {
             **policies,
-            f"{self.name} report": self.report.run,
+            f"{self.name} report": self._report.run,
             f"{self.name} endpoint": self._run_endpoint,
             # An admin may forget a claim whose call delays a hand-over.
             f"{self.name} requests": self._maintenance.answer_requests,
@@ -267,68 +257,5 @@ class ActiveDriver:
             "endpoint needs attention",
             extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
         )
-        self._emit(diagnostic)
-
-    def _listed(self, endpoint: str, inventory: Inventory) -> None:
-        self.report.listed(inventory)
-        self._maintenance.outdated.listed(endpoint, inventory)
-
-    def _stopped(self, endpoint: str, reason: str) -> None:
-        """Report a stopped endpoint to users; the log already has it."""
-        self._maintenance.outdated.stopped(endpoint)
-        which = "" if endpoint == self.name else f", {endpoint}"
-        note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
-        self._emit(Diagnostic(reason="EndpointStopped", note=note))
-
-    def _emit(self, diagnostic: Diagnostic) -> None:
         self._metrics.diagnosed(diagnostic.reason)
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
-
-
-class _ReportingListener:
-    """
-    An :class:`.EndpointListener` that reports stops, and what endpoints list besides devices, to
-    users. It forwards everything to the manager.
-
-    An expected endpoint that has never listed its devices is reported only once the manager's grace
-    period after the start has ended. At the first install, for example, no policies are known yet.
-    """
-
-    def __init__(
-        self,
-        manager: DeviceManager,
-        *,
-        on_stopped: Callable[[str, str], None],
-        on_listed: Callable[[str, Inventory], None],
-    ) -> None:
-        self._manager = manager
-        self._on_stopped = on_stopped
-        self._on_listed = on_listed
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        self._cancel(endpoint)
-        self._manager.replaced(endpoint, inventory)
-        self._on_listed(endpoint, inventory)
-
-    def reported(self, endpoint: str, report: HealthReport) -> None:
-        self._manager.reported(endpoint, report)
-
-    def stopped(self, endpoint: str, reason: str) -> None:
-        self._cancel(endpoint)
-        self._manager.stopped(endpoint, reason)
-        self._report_stop(endpoint, reason)
-
-    def _cancel(self, endpoint: str) -> None:
-        if (timer := self._timers.pop(endpoint, None)) is not None:
-            timer.cancel()
-
-    def _report_stop(self, endpoint: str, reason: str) -> None:
-        statuses = {each.name: each for each in self._manager.endpoint_statuses()}
-        status = statuses.get(endpoint)
-        if status is not None and status.state == "Waiting":
-            self._timers[endpoint] = asyncio.get_running_loop().call_later(
-                STOP_CHECK_SECONDS, self._report_stop, endpoint, reason
-            )
-        elif status is None or status.reason == reason:
-            self._on_stopped(endpoint, reason)

@@ -1,15 +1,16 @@
 """
-The devices of one hosted driver: device manager, publisher, and the notifications between them.
+The devices of one hosted driver: device manager, publisher, and the facts that both need.
 
-Devices that are left out, names of slices that are taken, and fields that the API server drops,
-become Events of the Node. A claim whose unprepare does not end taints the hardware that it holds.
+Endpoints that stop, devices that are left out, names of slices that are taken, and fields that the
+API server drops, become Events of the Node. A claim whose unprepare does not end taints the
+hardware that it holds.
 :mod:`.active_driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any: otherwise a held
 device could be published as free, under a different name. Until the checkpoint can be read and is
 complete, its endpoint waits, and its slices stay as they are.
 
-This module must not know endpoints, or the internals of the parts.
+This module must not depend on endpoints, or the internals of the parts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import replace
 from drakit.device import ClaimReference, HeldNode
 from drakit.logs import ProblemLog
 from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.model import EndpointStop
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.node import Environment, NodeEvents
@@ -116,6 +118,7 @@ class HostedDevices:
             "devices": self.manager.run,
             "slices": self._publish,
             "unpreparing": self._watch_unpreparing,
+            "stops": self._report_stops,
         }
 
     async def measure(self) -> None:
@@ -160,6 +163,27 @@ class HostedDevices:
         await self.publisher.listed.wait()
         await self._registered.wait()
         self.manager.set_sources_ready()
+
+    async def _report_stops(self) -> None:
+        """Report stopped endpoints to users; the log already has them."""
+        reported: dict[str, EndpointStop] = {}
+        while True:
+            seen = self.manager.endpoint_changes.number
+            for stop in self.manager.stops:
+                if reported.get(stop.endpoint) is not stop:
+                    reported[stop.endpoint] = stop
+                    self._report_stop(stop)
+            await self.manager.endpoint_changes.after(seen)
+
+    def _report_stop(self, stop: EndpointStop) -> None:
+        which = "" if stop.endpoint == self._driver else f", {stop.endpoint}"
+        self._metrics.diagnosed("EndpointStopped")
+        self._events.emit(
+            reason="EndpointStopped",
+            action="Connect",
+            note=f"driver {self._driver}{which} is stopped: {stop.reason}; new pods do not get its "
+            f"devices",
+        )
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

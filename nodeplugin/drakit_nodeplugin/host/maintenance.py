@@ -31,6 +31,7 @@ from drakit_nodeplugin.claims.recovery import (
 )
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.metrics import DriverMetrics
@@ -55,6 +56,7 @@ class Maintenance:
         events: NodeEvents,
         environment: Environment,
         metrics: DriverMetrics,
+        devices: DeviceManager,
         registered: asyncio.Event,
     ) -> None:
         """`registered` is set once the kubelet has registered the driver: stale claims are not
@@ -79,8 +81,8 @@ class Maintenance:
             queue=queue,
             on_restored=metrics.restored,
         )
-        self.outdated = OutdatedClaims(
-            node=parts.node.name,
+        self._outdated = OutdatedClaims(
+            devices=devices,
             checkpoint=parts.checkpoint,
             queue=queue,
             registered=registered,
@@ -121,7 +123,7 @@ class Maintenance:
         environment = self._environment
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),
-            "outdated claims": self.outdated.run,
+            "outdated claims": self._outdated.run,
             "recovery": self._recovery.run,
             "stale claims": self._collector.run,
             "Events": self._send_events,

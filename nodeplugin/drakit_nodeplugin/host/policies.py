@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ from drakit_nodeplugin.endpoints.contract import PolicyTraits
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
+from drakit_nodeplugin.revision import Revision
 
 __all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "PolicyWatch", "check")
 
@@ -205,10 +206,10 @@ class PolicyWatch:
         directory: Path,
         session: asyncio.Future[Session],
         feed: PolicyFeed,
-        on_change: Callable[[], None],
     ) -> None:
-        """`directory` is the driver's data directory. `on_change` is called when `states` or
-        `refusal` may have changed."""
+        """`directory` is the driver's data directory."""
+        self.revision = Revision()
+        """Advances when `states` or `refusal` may have changed."""
         self._driver = driver
         self._kind = traits.type
         resource = traits.resource
@@ -216,7 +217,6 @@ class PolicyWatch:
         self._file = directory / FILE
         self._session = session
         self._feed = feed
-        self._on_change = on_change
         self._table = PolicyTable()
         self._offered: tuple[CheckedPolicy, ...] | None = None
         self._offers: deque[tuple[AnyPolicies, list[StoredPolicy]]] = deque(maxlen=4)
@@ -308,7 +308,7 @@ class PolicyWatch:
             policies = {each.stored.name: each.policy for each in valid if each.policy is not None}
             self._offers.append((policies, [each.stored for each in valid]))
             self._feed.offer(policies)
-        self._on_change()
+        self.revision.advance()
 
     def _log_problems(self) -> None:
         problems = {each.name: each.problem for each in self._table.states() if each.problem}
@@ -322,7 +322,7 @@ class PolicyWatch:
 
     def _was_applied(self) -> None:
         self._applied.set()
-        self._on_change()
+        self.revision.advance()
 
     async def _save(self) -> None:
         """Store the policies that the driver has applied. Refused policies would leave it without

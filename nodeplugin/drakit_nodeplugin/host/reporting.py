@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit.backoff import Backoff
-from drakit.device import Inventory, LeftOut
+from drakit.device import LeftOut
 from drakit.kube import ApiError, NotFoundError, Session, resource_path
 from drakit.logs import ProblemLog
 from drakit_nodeplugin.devices.manager import DeviceManager
@@ -41,6 +41,7 @@ from drakit_nodeplugin.host.report import (
     status_of,
 )
 from drakit_nodeplugin.kubelet.server import Registration
+from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.lock import is_locked
@@ -106,34 +107,25 @@ class DriverReport:
         self._sources = sources
         self._node = node
         self._session = session
-        self._inventory = Inventory(devices=())
         self._unfinished: dict[str, float] = {}
         """The times since which claims are preparing or unpreparing; loop time."""
         self._changed = asyncio.Event()
 
-    def listed(self, inventory: Inventory) -> None:
-        """Record what the driver reports besides its devices."""
-        self._inventory = Inventory(
-            devices=(), left_out=inventory.left_out, policies=inventory.policies
-        )
-        self.wake()
-
-    def wake(self) -> None:
-        """Note that the content may have changed."""
-        self._changed.set()
-
     async def run(self) -> None:
         """Write the report until canceled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_devices())
+            sources = self._sources
+            group.create_task(self._follow(sources.manager.revision))
+            group.create_task(self._follow(sources.manager.endpoint_changes))
+            if sources.policies is not None:
+                group.create_task(self._follow(sources.policies.revision))
             group.create_task(self._write())
 
-    async def _follow_devices(self) -> None:
-        revision = self._sources.manager.revision
+    async def _follow(self, revision: Revision) -> None:
         seen = revision.number
         while True:
             seen = await revision.after(seen)
-            self.wake()
+            self._changed.set()
 
     async def _write(self) -> None:
         name = report_name(self._node.name, self._driver)
@@ -209,13 +201,14 @@ class DriverReport:
         sources = self._sources
         registration = sources.registration.status
         states = await sources.checkpoint.states()
+        by_drivers = sources.manager.left_out_by_drivers
         left_out = [
-            *self._inventory.left_out,
+            *by_drivers,
             *_left_out(sources.manager.left_out, "Invalid"),
             *_left_out(sources.publisher.left_out, "Refused"),
         ]
         stuck = await self._stuck(states)
-        counted = len(self._inventory.left_out) + len(sources.publisher.left_out)
+        counted = len(by_drivers) + len(sources.publisher.left_out)
         policies = sources.policies
         return ReportFacts(
             registration=_STATES[registration.state],
@@ -228,7 +221,7 @@ class DriverReport:
             stuck=await self._named(stuck),
             stuck_count=len(stuck),
             policies=() if policies is None else policies.states(),
-            outcomes=self._inventory.policies,
+            outcomes=sources.manager.policy_outcomes,
             refusal=None if policies is None else policies.refusal,
         )
 

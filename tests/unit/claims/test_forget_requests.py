@@ -22,6 +22,7 @@ from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import fill, reopen, stored_claim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.unit.devices.conftest import Node as DeviceNode
 
 A, B = "uid-a", "uid-b"
 
@@ -68,6 +69,7 @@ async def answering(plugin):
         events=NodeEvents(NODE, session),
         environment=environment,
         metrics=metrics.for_driver(DRIVER),
+        devices=DeviceNode().manager(),
         registered=asyncio.Event(),
     )
     tasks = [

@@ -13,6 +13,7 @@ from drakit_nodeplugin.claims.outdated import POLL_SECONDS, QUIET_SECONDS, Outda
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import DRIVER, NODE, claim_body, prepare, reference, unprepare
+from tests.unit.devices.conftest import Node as DeviceNode
 
 A, B, C = (reference(f"uid-{name}") for name in "abc")
 
@@ -52,9 +53,9 @@ class Queue:
 class Lab:
     def __init__(self) -> None:
         self.rows, self.queue, self.registered = Rows(), Queue(), asyncio.Event()
-        self.registered.set()
+        self.devices = DeviceNode().manager()
         self.claims = OutdatedClaims(
-            node=NODE,
+            devices=self.devices,
             checkpoint=self.rows,
             queue=self.queue,
             registered=self.registered,
@@ -63,17 +64,23 @@ class Lab:
     def list(self, *marked: str) -> None:
         names = ("tty-0", "tty-1", "tty-2")
         devices = [Device(name=name, prepare_again=name in marked) for name in names]
-        self.claims.listed(DRIVER, Inventory(devices=devices))
+        self.devices.replaced(DRIVER, Inventory(devices=devices))
 
 
 @pytest.fixture
-async def lab():
+async def unregistered():
     lab = Lab()
     task = asyncio.create_task(lab.claims.run())
     yield lab
     assert not task.done()
     task.cancel()
     await asyncio.wait({task})
+
+
+@pytest.fixture
+def lab(unregistered):
+    unregistered.registered.set()
+    return unregistered
 
 
 @pytest.mark.looptime
@@ -163,12 +170,19 @@ async def test_a_claim_that_is_stored_while_its_device_is_marked_is_found(lab):
 
 
 @pytest.mark.looptime
-async def test_nothing_is_prepared_before_the_registration_or_without_the_checkpoint(lab):
-    lab.registered.clear()
-    lab.list("tty-1")
+async def test_nothing_is_prepared_before_the_registration(unregistered):
+    unregistered.list("tty-1")
     await asyncio.sleep(20)
-    lab.registered.set()
+    assert unregistered.queue.calls == []
+    unregistered.registered.set()
+    await asyncio.sleep(0.1)
+    assert unregistered.queue.uids() == ["uid-b"]
+
+
+@pytest.mark.looptime
+async def test_nothing_is_prepared_without_the_checkpoint(lab):
     lab.rows.broken = True
+    lab.list("tty-1")
     await asyncio.sleep(20)
     assert lab.queue.calls == []
     lab.rows.broken = False
@@ -179,9 +193,12 @@ async def test_nothing_is_prepared_before_the_registration_or_without_the_checkp
 @pytest.mark.looptime
 async def test_a_stopped_endpoint_is_not_called(lab):
     lab.list("tty-1")
-    lab.claims.stopped(DRIVER)
+    lab.devices.stopped(DRIVER, "it ended")
     await asyncio.sleep(60)
     assert lab.queue.calls == []
+    lab.list("tty-1")
+    await asyncio.sleep(0.1)
+    assert lab.queue.uids() == ["uid-b"], "it marks its devices again"
 
 
 # ------------------------------------------------------------ turns

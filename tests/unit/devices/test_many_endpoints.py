@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drakit import Health
-from drakit.device import Device, Inventory
+from drakit.device import Device, Inventory, LeftOut, PolicyOutcome
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
@@ -61,6 +61,28 @@ async def api_server(manager: DeviceManager) -> None:
         if publication.complete:
             manager.observe_published({*publication.pools, *publication.held})
         await asyncio.sleep(1)
+
+
+async def test_what_endpoints_list_besides_devices_is_kept_together(node: Node):
+    def listed(resource: str, *, marked: bool) -> Inventory:
+        return Inventory(
+            devices=[Device(name="dev-0", pool=short(resource), prepare_again=marked)],
+            left_out=[LeftOut(device=f"{resource}-1", reason="InUse")],
+            policies=[PolicyOutcome(policy=resource)],
+        )
+
+    async with plugin(node) as manager:
+        seen = manager.endpoint_changes.number
+        manager.replaced(A, listed(A, marked=True))
+        manager.replaced(B, listed(B, marked=True))
+        assert manager.marked == {(pool(A), "dev-0"), (pool(B), "dev-0")}
+        manager.replaced(B, listed(B, marked=False))
+        assert manager.marked == {(pool(A), "dev-0")}
+        manager.stopped(A, "it ended")
+        assert manager.marked == set(), "it cannot be called"
+        assert [each.device for each in manager.left_out_by_drivers] == [f"{A}-1", f"{B}-1"]
+        assert [each.policy for each in manager.policy_outcomes] == [A, B]
+        assert manager.endpoint_changes.number == seen + 4
 
 
 # ------------------------------------------------------------ endpoints without devices

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drakit import Inventory, LeftOut
+from drakit import LeftOut
 from drakit.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import reporting
@@ -55,10 +55,14 @@ class Sources:
         self.endpoint = EndpointStatus(name=DRIVER, state="Running")
         self.manager = SimpleNamespace(
             revision=Revision(),
+            endpoint_changes=Revision(),
+            left_out_by_drivers=[],
+            policy_outcomes=[],
             left_out={},
             left_out_count=0,
             endpoint_statuses=lambda: [self.endpoint],
         )
+        self.policies = SimpleNamespace(revision=Revision(), refusal=None, states=list)
         self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={})
         self.publisher.listed.set()
         self.states_: dict[str, int] = {}
@@ -99,7 +103,7 @@ class Rig:
                 checkpoint=self.sources,
                 counts=self.sources.counts,
                 registration=self.sources.registration,
-                policies=None,
+                policies=self.sources.policies,
             ),
             node=self.node,
             session=self.session,
@@ -150,10 +154,16 @@ async def test_a_change_without_a_notification_is_found_within_ten_seconds(rig):
 
 @pytest.mark.looptime
 async def test_reports_other_than_devices_are_written_within_seconds(rig):
-    await asyncio.sleep(30)
-    rig.report.listed(Inventory(devices=(), left_out=[LeftOut(device="/dev/sda", reason="InUse")]))
+    await asyncio.sleep(33)
+    rig.sources.manager.left_out_by_drivers = [LeftOut(device="/dev/sda", reason="InUse")]
+    rig.sources.manager.endpoint_changes.advance()
     await asyncio.sleep(2)
     assert rig.api.applied[-1][1]["status"]["leftOut"][0]["device"] == "/dev/sda"
+    await asyncio.sleep(30)
+    rig.sources.policies.refusal = "it is too old"
+    rig.sources.policies.revision.advance()
+    await asyncio.sleep(2)
+    assert rig.api.applied[-1][1]["status"]["policiesRefused"] == "it is too old"
 
 
 @pytest.mark.looptime
