@@ -72,6 +72,8 @@ def _repair(stage: Stage, scenario: Scenario) -> None:
 
 async def _without_calls(stage: Stage, scenario: Scenario) -> None:
     await stage.connect()
+    if not scenario.spare:
+        await stage.active()  # a database in quarantine is in place again
     try:
         await settled(stage, scenario)
     except TimeoutError as error:

@@ -168,6 +168,7 @@ async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
 async def start_alone(stage: Stage, scenario: Scenario) -> None:
     """Start the plugin, and make no call until the state is consistent."""
     await stage.connect()
+    await stage.active()
     await settled(stage, scenario)
 
 

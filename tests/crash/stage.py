@@ -54,6 +54,8 @@ class Stage:
         self._armed = folder / "armed"
         self._process: Process | None = None
         self._spare: tuple[Process, str] | None = None
+        self._log_start = 0
+        """The size of the log before the latest start."""
         self._pod = PODS[0]
         self._kubelet: FakeKubelet | None = None
         self._podresources: FakePodResources | None = None
@@ -70,6 +72,7 @@ class Stage:
         notice that another instance asks for it."""
         self._armed.write_bytes(b"\0")
         self.arm(armed)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._process = await self._fork(pod, armed=self._armed, kill_at=kill_at, keeps=keeps)
         self._pod, self._kubelet = pod, FakeKubelet(self.node.root)
 
@@ -93,7 +96,8 @@ class Stage:
         return socket_paths(name, kubelet_root=root, instance_uid=pod).registration
 
     async def active(self) -> None:
-        """Wait until the first plugin has its driver; raise :class:`PluginDiedError`."""
+        """Wait until the plugin that was started last has its driver, and has opened its
+        checkpoint; raise :class:`PluginDiedError`."""
         await self._logged("this instance is active")
 
     async def handed_over(self) -> None:
@@ -102,7 +106,7 @@ class Stage:
 
     async def _logged(self, text: str) -> None:
         async with asyncio.timeout(START_SECONDS):
-            while text not in self.log.read_text():
+            while text.encode() not in self.log.read_bytes()[self._log_start :]:
                 self.died()
                 await asyncio.sleep(0.005)
 
