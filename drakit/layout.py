@@ -46,7 +46,7 @@ def drivers_directory(kubelet_root: Path) -> Path:
 
 
 def driver_directory(kubelet_root: Path, driver: str) -> Path:
-    """Return the data directory of a driver: its checkpoint, locks and DRA socket."""
+    """Return the data directory of a driver: its checkpoint and DRA socket."""
     return drivers_directory(kubelet_root) / driver
 
 

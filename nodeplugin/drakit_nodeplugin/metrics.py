@@ -2,7 +2,7 @@
 The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label.
 
 Parts of the plugin know only plain callables; this module provides them for each driver.
-:mod:`drakit_nodeplugin.host.driver` sets gauges of the current state at each scrape.
+:mod:`drakit_nodeplugin.host.active_driver` sets gauges of the current state at each scrape.
 
 It must not know the use of the numbers.
 """

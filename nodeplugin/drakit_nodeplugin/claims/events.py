@@ -51,7 +51,7 @@ MAX_REMEMBERED = 2048
 """Claims whose failures are remembered; the oldest are forgotten first."""
 
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
-"""Reasons that are mostly transient: an API server or another instance that is busy."""
+"""Reasons that are mostly transient: for example, the API server is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
 """Reasons that do not concern the claim: its pod is being deleted, or the claim does not exist."""

@@ -5,7 +5,7 @@ their probe.
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
 once. The servers run in every instance of a driver; calls wait while another one is active. Stop:
 calls in flight get their answers. Only then the registration socket goes, because the kubelet
-closes its connection within a second of that. The DRA socket follows. While they run, a lost
+closes its connection within a second of that. The DRA socket follows. While the servers run, a lost
 socket is recreated. A kubelet that restarts registers the driver again. One that rejected it
 retries only after the registration socket was recreated.
 

@@ -201,8 +201,7 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
-    """Return the claims that have a file and no entry. Within the caller's write transaction, no
-    other process can delete the entry of a file that is listed."""
+    """Return the claims that have a file and no entry."""
     try:
         return sorted(without_entry(uids))
     except OSError:

@@ -41,7 +41,6 @@ __all__ = (
     "has_log",
     "is_empty",
     "problems",
-    "readable_from",
     "recognize",
     "upgrade",
 )
@@ -191,7 +190,7 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
 
 
-def readable_from(connection: sqlite3.Connection) -> int:
+def _readable_from(connection: sqlite3.Connection) -> int:
     """Return the oldest version that can use a database."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return version
@@ -243,7 +242,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _recognize(connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    oldest = readable_from(connection)
+    oldest = _readable_from(connection)
     _check_usable(oldest, application)
     found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
     tables = frozenset[str](statement for (statement,) in found)

@@ -2,12 +2,12 @@
 Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 
 Each device plugin has a directory of its own, so that the socket tells which one registers. The
-sockets are served while this instance is active. Like the kubelet at its start,
-the node plugin first removes all sockets from a directory, so that plugins notice and register
-again. It binds a socket under a different name, and then links it to its place. So the socket
-listens from the moment when it appears. gRPC removes the file that it has bound, and never the
-socket that another process has since put in its place. A rename would not do, because many plugins
-watch the directory for created files, and a rename creates none.
+sockets are served while this instance is active. Like the kubelet at its start, the node plugin
+first removes all sockets from a directory, so that plugins notice and register again. It binds a
+socket under a different name, and then links it to its place. So the socket listens from the moment
+when it appears. gRPC removes the file that it has bound, and never the socket that another process
+has since put in its place. A rename would not do, because many plugins watch the directory for
+created files, and a rename creates none.
 
 A device plugin can change its directory at any time. So the node plugin holds the directory open
 while it serves the socket, and never follows a symbolic link in it.
