@@ -75,6 +75,8 @@ class HostedDriver:
             reports_health=driver.traits.health,
             health_timeout_seconds=config.devices.health.timeout,
         )
+        # The series of all drivers exist from the start, in the order of the configuration.
+        environment.metrics.for_driver(driver.name)
         self._active: ActiveDriver | None = None
         self._has_ended = True
         """Whether no part of a driver that was closed runs any more."""
