@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import math
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -144,14 +143,14 @@ class ClaimQueue:
             await all_answered(works, timeout_seconds=timeout_seconds)
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
-    async def drain(self, *, timeout_seconds: float = math.inf) -> bool:
+    async def drain(self, *, timeout_seconds: float | None = None) -> bool:
         """
         Wait until nothing is in flight, including calls that come meanwhile; return whether that
         came in time. No other user gets a turn from now on.
         """
         self._draining = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if timeout_seconds == math.inf else timeout_seconds):
+            async with asyncio.timeout(timeout_seconds):
                 while self._queues:
                     self._emptied.clear()
                     await self._emptied.wait()

@@ -74,10 +74,13 @@ class EndpointWriter:
         if self.loaded:
             return True
         try:
-            await self._read()
+            rows = await self._store.endpoints()
         except CheckpointError as error:
             self._unreadable.report(str(error))
             return False
+        self.loaded = True
+        self.stored = {row.name: row for row in rows}
+        self._on_loaded(self.stored)
         return True
 
     async def run(self) -> None:
@@ -101,12 +104,6 @@ class EndpointWriter:
             backoff.succeeded()
             self._unwritable.report(None)
             await asyncio.sleep(PACE_SECONDS)
-
-    async def _read(self) -> None:
-        rows = await self._store.endpoints()
-        self.loaded = True
-        self.stored = {row.name: row for row in rows}
-        self._on_loaded(self.stored)
 
     async def _write(self) -> None:
         rows = self._rows()

@@ -3,8 +3,7 @@ The devices of one hosted driver: device manager, publisher, and the facts that 
 
 Endpoints that stop, devices that are left out, names of slices that are taken, and fields that the
 API server drops, become Events of the Node. A claim whose unprepare does not end taints the
-hardware that it holds.
-:mod:`.active_driver` assembles the other parts of a driver.
+hardware that it holds. :mod:`.active_driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any: otherwise a held
 device could be published as free, under a different name. Until the checkpoint can be read and is
@@ -113,7 +112,7 @@ class HostedDevices:
         await self._follow_claims()
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the daemon stops, by name."""
+        """Return the parts that run until the driver is closed, by name."""
         return {
             "devices": self.manager.run,
             "slices": self._publish,

@@ -124,15 +124,14 @@ class DriverLock:
         request. ``lost``: the data directory was replaced, so the lock is worth nothing.
         """
         while True:
-            await poller.until(lambda: self._is_lost() or self._waiting() is not None)
+            await poller.until(lambda: self._end_of_hold() is not None)
             try:
-                lost = await asyncio.to_thread(self._is_lost)
-                asker = await asyncio.to_thread(self._waiting)
+                asker = await asyncio.to_thread(self._end_of_hold)
             except OSError as error:
                 self._log.report(str(error))
                 continue
             self._log.report(None)
-            if lost:
+            if asker == "lost":
                 return "lost"
             if asker is None:
                 continue
@@ -179,8 +178,11 @@ class DriverLock:
             if descriptor is not None:
                 _unlock(descriptor)
 
-    def _is_lost(self) -> bool:
-        return self._descriptor is not None and not _is_at(self._data, self._descriptor)
+    def _end_of_hold(self) -> _Asker | Literal["lost"] | None:
+        """Return why the hold may have to end; None if there is no reason."""
+        if self._descriptor is not None and not _is_at(self._data, self._descriptor):
+            return "lost"
+        return self._waiting()
 
     def _ask(self) -> None:
         if self._asking is not None and _is_at(self._data / WAITING_FILE, self._asking):
@@ -250,11 +252,10 @@ def _lock(path: Path, flags: int) -> int | None:
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     held = False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # It may have been removed between our open and our lock.
-        held = _is_at(path, descriptor)
-    except BlockingIOError:
-        pass
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have been removed between our open and our lock.
+            held = _is_at(path, descriptor)
     finally:
         if not held:
             _unlock(descriptor)
