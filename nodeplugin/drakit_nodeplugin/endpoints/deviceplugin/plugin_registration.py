@@ -68,8 +68,11 @@ MAX_RETRY_SECONDS = 60.0
 STOP_SECONDS = 1.0
 """Grace period of registrations in flight at the end."""
 
-MAX_CALLS = 16
-"""Concurrent registrations in one directory."""
+MAX_CALLS = int(MAX_BURST)
+"""Concurrent registrations in one directory: a burst may arrive at once."""
+
+MAX_REQUEST_BYTES = 16 * 1024
+"""Size of a registration, which has three short strings and three flags."""
 
 MAX_ENTRIES = 10_000
 """Files of a directory that are read: a device plugin owns them, and may create any number."""
@@ -264,7 +267,10 @@ class _Socket:
     async def _start_server(self) -> None:
         name = f".kubelet-{secrets.token_hex(4)}"
         self._descriptor = await asyncio.to_thread(self._prepare_directory)
-        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS)
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=[("grpc.max_receive_message_length", MAX_REQUEST_BYTES)],
+        )
         pb_grpc.add_RegistrationServicer_to_server(self._service, server)
         try:
             server.add_insecure_port(f"unix:{path_of(self._descriptor)}/{name}")

@@ -464,6 +464,13 @@ async def test_the_devices_of_all_resources_are_bounded(world, plugin, directory
         assert world.reasons() == ["DevicePluginStopped"]
 
 
+async def test_a_large_registration_is_refused(world, directory):
+    with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as raised:
+        await FakeDevicePlugin(directory).register(endpoint="x" * 20_000)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert world.reports == {}
+
+
 async def test_a_flood_of_registrations_is_slowed_down(directory, monkeypatch):
     monkeypatch.setattr(plugin_registration, "MAX_BURST", 20.0)
     monkeypatch.setattr(plugin_registration, "MAX_PER_SECOND", 1.0)
@@ -774,11 +781,13 @@ async def test_fifty_plugins_at_once(world, directory):
         FakeDevicePlugin(directory, resource=f"v.example/r{n}", endpoint=f"{n}.sock", devices=["d"])
         for n in range(50)
     ]
-    await asyncio.gather(*(plugin.start() for plugin in many))
-    await asyncio.gather(*(plugin.register() for plugin in many))
-    for plugin in many:
-        await world.until_listed("d", resource=plugin.resource)
-    devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
-    edits = await world.prepare_devices(devices)
-    assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
-    await asyncio.gather(*(plugin.stop() for plugin in many))
+    async with AsyncExitStack() as stack:
+        for plugin in many:
+            await plugin.start()
+            stack.push_async_callback(plugin.stop)
+        await asyncio.gather(*(plugin.register() for plugin in many))
+        for plugin in many:
+            await world.until_listed("d", resource=plugin.resource)
+        devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
+        edits = await world.prepare_devices(devices)
+        assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
