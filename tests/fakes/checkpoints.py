@@ -45,7 +45,8 @@ def prepared_claim(name: str, **fields) -> StoredClaim:
 
 
 def stored_device(name: str, **fields) -> StoredDevice:
-    return StoredDevice(pool="node-1", device=name, request="main", **fields)
+    fields = {"pool": "node-1", "request": "main"} | fields
+    return StoredDevice(device=name, **fields)
 
 
 async def fill(path: Path, *, count: int = 1, crash: Path | None = None) -> list[StoredClaim]:

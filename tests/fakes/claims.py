@@ -20,7 +20,7 @@ from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
-from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.contract import CallError, DriverTraits
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.hardware import Hardware, PoolContent
@@ -100,16 +100,16 @@ class FakeDevices:
     def unavailable(self) -> EndpointStoppedError | None:
         return self.reason_away() if self.reason_away is not None else None
 
-    def prepare(
+    async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        return begin(self.prepare_claim, batch)
+    ) -> Mapping[str, Sequence[Edits] | CallError]:
+        return await results_of(self.prepare_claim, batch)
 
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        return begin(self.unprepare_claim, batch)
+    async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
+        return await results_of(self.unprepare_claim, batch)
 
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        return begin(self.check_claim, batch)
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
+        return await results_of(self.check_claim, batch)
 
     async def prepare_claim(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
@@ -193,12 +193,20 @@ class FakeInventories:
         self.revision.advance()
 
 
-def begin(
+async def results_of(
     call: Callable[[ClaimReference, Sequence[AllocatedDevice]], Coroutine[Any, Any, Any]],
     batch: Sequence[AllocatedClaim],
-) -> dict[str, asyncio.Future[Any]]:
-    """Call for each claim of a batch, as endpoints do; give the futures."""
-    return {item.claim.uid: asyncio.create_task(call(item.claim, item.devices)) for item in batch}
+) -> dict[str, Any]:
+    """Call for each claim of a batch; give the results as an endpoint does."""
+
+    async def result(item: AllocatedClaim) -> Any:
+        try:
+            return await call(item.claim, item.devices)
+        except (DeviceFailedError, EndpointStoppedError) as error:
+            return error
+
+    results = await asyncio.gather(*map(result, batch))
+    return {item.claim.uid: each for item, each in zip(batch, results, strict=True)}
 
 
 async def prepare(queue: ClaimQueue, *claims: ClaimReference) -> dict[str, ClaimAnswer]:

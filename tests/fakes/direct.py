@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drakit import Driver, Edits
 from drakit.device import AllocatedClaim
-from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python.calls import DriverCalls
 
 
-class DirectEndpoint:
+class DirectEndpoint(Caller):
     """Calls a driver as an endpoint does, and keeps what it called: its :class:`.Calls`."""
 
     def __init__(self, driver: Driver[Any, Any], *, node: str, traits: DriverTraits | None = None):
+        super().__init__(driver.name, traits=traits or traits_of(type(driver)), node=node)
         self.driver = driver
-        self.traits = traits or traits_of(type(driver))
         self.calls: list[tuple[str, list[str]]] = []
         """Each call, with the UIDs of its claims."""
         self.stopped: EndpointStoppedError | None = None
         self.failure: Exception | None = None
         """Raised instead of calling, as a connection may."""
         self._driver_calls = DriverCalls(driver.name, driver, self.traits)
-        self._batches = Batches(
-            driver.name,
-            traits=self.traits,
-            node=node,
-            reach=lambda: self.unavailable() or _Calls(self),
-        )
 
     def unavailable(self) -> EndpointStoppedError | None:
         return self.stopped
 
-    def prepare(
-        self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        return self._batches.prepare(batch)
+    def _connection(self) -> _Calls | EndpointStoppedError:
+        return self.unavailable() or _Calls(self)
 
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        return self._batches.unprepare(batch)
 
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        return self._batches.check(batch)
+def result_of(results: Mapping[str, Any]) -> Any:
+    """Return the result of a call for one claim; raise it if it is an error."""
+    (result,) = results.values()
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 class _Calls:

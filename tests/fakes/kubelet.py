@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from drakit import ClaimReference
 from drakit.testing.kubelet import FakeKubelet
@@ -56,8 +57,7 @@ class HeldClaims:
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         for work in works:
-            work.call = asyncio.get_running_loop().create_future()
-            work.call.add_done_callback(lambda _, uid=work.claim.uid: self.abandoned.append(uid))
+            work.on_abandon = partial(self.abandoned.append, work.claim.uid)
         await self._work("prepare", [work.claim for work in works])
         for work in works:
             uid = work.claim.uid

@@ -9,6 +9,7 @@ from drakit.metrics import text_of
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.metrics import Metrics
@@ -59,7 +60,9 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 async def test_each_claim_of_a_call_is_measured_when_it_is_answered(metrics, operation):
     engine = Engine()
     engine.answers[1] = ClaimAnswer(error="cam-0 is taken", reason="DeviceTaken")
-    queue = ClaimQueue(DRIVER, engine, observers=[metrics.for_driver(DRIVER)])
+    queue = ClaimQueue(
+        DRIVER, engine, scheduler=Scheduler(), observers=[metrics.for_driver(DRIVER)]
+    )
 
     answers = await queue.ask(operation, [A, B], timeout_seconds=40)
 
@@ -78,7 +81,9 @@ async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(met
     engine = Engine()
     engine.answers.pop()
     engine.failure = RuntimeError("a bug")
-    queue = ClaimQueue(DRIVER, engine, observers=[metrics.for_driver(DRIVER)])
+    queue = ClaimQueue(
+        DRIVER, engine, scheduler=Scheduler(), observers=[metrics.for_driver(DRIVER)]
+    )
 
     answers = await queue.ask("prepare", [A, B], timeout_seconds=40)
 

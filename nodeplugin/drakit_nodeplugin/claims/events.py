@@ -137,7 +137,8 @@ class ClaimEvents:
         """Work on a claim has lasted for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
-            f"{SLOW_SECONDS:.0f} s; check the driver's log on this node"
+            f"{SLOW_SECONDS:.0f} s; check the driver's log on this node, and if this persists, "
+            "restart the node plugin there"
         )
         self._warn(claim, operation, self._failure(claim, operation), text)
 

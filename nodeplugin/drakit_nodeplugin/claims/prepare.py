@@ -20,14 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from drakit.cdi import InvalidEditsError
 from drakit.device import Edits
 from drakit_nodeplugin.claims.allocation import (
     Step,
-    allocated_claim,
     next_step,
     wanted_claim,
     with_consumption,
@@ -47,17 +46,17 @@ from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
     ClaimWork,
     EngineParts,
+    call_driver,
     driver_failed,
-    error_of,
     facts_of,
     not_stored,
     prepared_devices,
-    raised_by,
     refused,
     side_by_side,
-    waves,
+    with_hardware,
 )
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_nodeplugin.endpoints.contract import CallError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.policies import held_nodes
 from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
@@ -246,32 +245,43 @@ class ClaimEngine:
             await self._confirm(current)
             return
         entries = {each.old.uid: each for each in current}
-        wanted = self._still_wanted({uid: (c.work, c.old) for uid, c in entries.items()})
-        if not wanted:
-            return
-        calls = self._parts.devices.check([allocated_claim(claim) for claim in wanted])
-        for uid, call in calls.items():
-            entries[uid].work.call = call
-        async with asyncio.TaskGroup() as group, aclosing(waves(calls)) as results:
-            async for ended in results:
+        works = {uid: each.work for uid, each in entries.items()}
+
+        async def check(uids: Sequence[str]) -> None:
+            wanted = [uid for uid in uids if not self._is_abandoned(works[uid], entries[uid].old)]
+            if wanted:
+                claims = [entries[uid].old for uid in wanted]
+                call = self._parts.devices.check
+                await call_driver(self._parts, "check", call, claims, answered, works=works)
+
+        async with asyncio.TaskGroup() as group:
+
+            async def answered(results: Mapping[str, bool | CallError]) -> None:
                 fine: list[_Wanted] = []
                 broken: list[_Due] = []
-                for uid, call in ended.items():
-                    each, raised = entries[uid], raised_by(call)
-                    each.work.call = None
+                for uid, result in results.items():
+                    each = entries[uid]
+                    if self._is_abandoned(each.work, each.old):
+                        continue
                     # A prepared claim stays usable while its driver is unavailable.
-                    if isinstance(raised, EndpointStoppedError) or (
-                        raised is None and call.result()
-                    ):
+                    if result is True or isinstance(result, EndpointStoppedError):
                         fine.append(each)
-                    elif raised is not None:
-                        self._refuse(each.work, self._call_error(each.work, each.old, raised))
-                    else:
-                        broken.append(self._again(each.work, each.old, each.new))
+                        continue
+                    if isinstance(result, DeviceFailedError):
+                        # If the check fails, the state of the device is unknown.
+                        facts = {"claim_uid": uid, "error": str(result)}
+                        logger.warning(
+                            "driver cannot check a claim",
+                            extra=facts | {"driver": self._parts.driver},
+                        )
+                    broken.append(self._again(each.work, each.old, each.new))
                 if fine:
                     group.create_task(self._confirm(fine))
                 if broken:
                     group.create_task(self._work(broken))
+
+            olds = {uid: each.old for uid, each in entries.items()}
+            await with_hardware(self._parts, "check", olds, check, works=works)
 
     async def _confirm(self, current: Sequence[_Wanted]) -> None:
         """Verify entries and CDI files, and answer."""
@@ -294,6 +304,7 @@ class ClaimEngine:
         """Release the devices of a claim's earlier allocation, then prepare it."""
         undone = await self._unpreparing.undo_one(wanted.old)
         if undone.error is None:
+            self._parts.scheduler.free_hardware(wanted.old.uid)
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
             cause = "its previous devices are not released yet, because their driver is unavailable"
@@ -312,26 +323,44 @@ class ClaimEngine:
             return
         due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
         hardware = await self._complete(due)
+        await with_hardware(
+            self._parts,
+            "prepare",
+            {uid: each.claim for uid, each in due.items()},
+            lambda uids: self._call({uid: due[uid] for uid in uids}, hardware),
+            works={uid: each.work for uid, each in due.items()},
+        )
+
+    async def _call(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
+        """Prepare claims that have their hardware."""
+        self._drop_abandoned(due)
         if self._parts.devices.traits.side_effects:
             await self._begin(due, hardware)
-        wanted = self._still_wanted({uid: (each.work, each.claim) for uid, each in due.items()})
-        if not wanted:
+            self._drop_abandoned(due)
+        if not due:
             return
-        calls = self._parts.devices.prepare([allocated_claim(claim) for claim in wanted])
-        for uid, call in calls.items():
-            due[uid].work.call = call
         # No claim waits for the rollback of another one: the driver may take long for it.
-        async with asyncio.TaskGroup() as rollbacks, aclosing(waves(calls)) as results:
-            async for ended in results:
+        async with asyncio.TaskGroup() as rollbacks:
+
+            async def answered(results: Mapping[str, Sequence[Edits] | CallError]) -> None:
                 prepared: list[StoredClaim] = []
-                for uid, call in ended.items():
-                    made = self._prepared(due[uid], call)
+                for uid, result in results.items():
+                    made = self._prepared(due[uid], result)
                     if isinstance(made, StoredClaim):
                         prepared.append(made)
                     else:
                         rollbacks.create_task(self._roll_back(due[uid], made))
                 if prepared:
                     await self._keep(prepared, due, hardware, rollbacks)
+
+            await call_driver(
+                self._parts,
+                "prepare",
+                self._parts.devices.prepare,
+                [each.claim for each in due.values()],
+                answered,
+                works={uid: each.work for uid, each in due.items()},
+            )
 
     def _is_gone(self, due: _Due) -> bool:
         """Refuse a claim with a device that is gone; one that containers use is prepared again in
@@ -350,17 +379,17 @@ class ClaimEngine:
                 return True
         return False
 
-    def _still_wanted(
-        self, claims: Mapping[str, tuple[ClaimWork, StoredClaim]]
-    ) -> list[StoredClaim]:
-        """Return the claims that were not abandoned in the meantime; end the work on the others."""
-        wanted: list[StoredClaim] = []
-        for work, claim in claims.values():
-            if work.abandoned:
-                self._refuse(work, AbandonedError(claim=str(claim)))
-            else:
-                wanted.append(claim)
-        return wanted
+    def _drop_abandoned(self, due: dict[str, _Due]) -> None:
+        """End the work on the claims that were abandoned in the meantime."""
+        for uid, each in [*due.items()]:
+            if self._is_abandoned(each.work, each.claim):
+                del due[uid]
+
+    def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
+        """Refuse a claim that was abandoned."""
+        if work.abandoned:
+            self._refuse(work, AbandonedError(claim=str(claim)))
+        return work.abandoned
 
     async def _complete(self, due: dict[str, _Due]) -> Hardware | None:
         """
@@ -396,6 +425,8 @@ class ClaimEngine:
     async def _begin(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Store the intents; remove the claims from `due` that cannot begin."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
+        if not new:
+            return
         try:
             outcome = await self._parts.checkpoint.write(
                 [each.claim for each in new.values()], hardware=hardware
@@ -412,14 +443,14 @@ class ClaimEngine:
             del due[uid]
             self._refuse(each.work, self._refused(each.claim, outcome))
 
-    def _prepared(
-        self, due: _Due, call: asyncio.Future[Sequence[Edits]]
-    ) -> StoredClaim | ClaimError:
-        """Return the prepared claim with its CDI spec, from the answer of its driver."""
-        claim, due.work.call = due.claim, None
-        if (raised := raised_by(call)) is not None:
-            return self._call_error(due.work, claim, raised)
-        edits = call.result()
+    def _prepared(self, due: _Due, result: Sequence[Edits] | CallError) -> StoredClaim | ClaimError:
+        """Return the prepared claim with its CDI spec, from the result of its call."""
+        claim = due.claim
+        if due.work.abandoned:
+            return AbandonedError(claim=str(claim))
+        if isinstance(result, DeviceFailedError | EndpointStoppedError):
+            return driver_failed(claim, result)
+        edits = result
         try:
             text = self._parts.specs.build(claim.uid, edits)
         except InvalidEditsError as error:
@@ -439,12 +470,6 @@ class ClaimEngine:
                 for device, new in zip(devices, nodes, strict=True)
             )
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
-
-    def _call_error(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
-        """Return the error of a failed call."""
-        if isinstance(raised, asyncio.CancelledError) and work.abandoned:
-            return AbandonedError(claim=str(claim))
-        return error_of(claim, raised)
 
     async def _keep(
         self,

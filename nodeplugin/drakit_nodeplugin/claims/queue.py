@@ -1,14 +1,15 @@
 """
-One queue per claim: all work on a claim of one driver waits here for its turn.
+The queue of one driver: all work on its claims waits here for its turn.
 
 The kubelet's deadline ends only the call: the work belongs to the queue and continues. A call joins
 the last operation in the claim's queue if both are the same. Any other call waits for its turn, and
 an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of CDI files
-and the collector of stale claims take turns in the same queues. Claims of one call share a batch,
+and the collector of stale claims take turns in the same queue. Claims of one call share a batch,
 but each has its own answer: a slow claim delays the others only until the call's timeout.
 
-:mod:`.prepare` and :mod:`.unprepare` do the work on a claim; :mod:`drakit_nodeplugin.kubelet.dra`
-handles malformed claims and the kubelet's messages.
+:mod:`.scheduler` has the order. :mod:`.prepare` and :mod:`.unprepare` do the work on a claim, and
+ask for its hardware. :mod:`drakit_nodeplugin.kubelet.dra` handles malformed claims and the
+kubelet's messages.
 
 It must not know gRPC, sockets, or how a claim is prepared.
 """
@@ -18,15 +19,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from drakit import logs
 from drakit.device import ClaimReference
 from drakit_nodeplugin.claims.errors import FaultError
+from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import (
     GERUND,
@@ -69,10 +70,15 @@ class Engine(Protocol):
         """Unprepare a batch; not being prepared is success. Answers are without devices."""
         ...
 
-    def undo_left(
-        self, uids: Collection[str], *, state: State
-    ) -> AsyncGenerator[Mapping[str, Undone]]:
-        """Undo entries that were left in a state; yield each result as soon as it is known."""
+    async def undo_left(
+        self,
+        uids: Collection[str],
+        *,
+        state: State,
+        settled: Callable[[Mapping[str, Undone]], None],
+    ) -> None:
+        """Undo entries that were left in a state; `settled` gets each result, by UID, as soon as it
+        is known."""
         ...
 
     async def collect(self, stale: StoredClaim) -> bool:
@@ -95,38 +101,39 @@ class ClaimObserver(Protocol):
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class _Turn:
-    """A place in a claim's queue: a call's work, or another user that needs the claim alone."""
+class _WorkTurn(Turn):
+    """A turn for the work of a call, or of a second prepare."""
 
-    uid: str
-    work: ClaimWork | None = None
-    asked_at: float = 0.0
-    request_id: str = "-"
+    work: ClaimWork
+    asked_at: float
+    request_id: str
     late: bool = False
     """A caller was asked to call again."""
 
     context: contextvars.Context | None = None
     """The context of work that had to wait: it keeps the id of the request that began it."""
 
-    ready: asyncio.Future[None] | None = None
-    """Resolved when the turn of another user has come."""
-
 
 class ClaimQueue:
-    """The queues of one driver's claims."""
+    """The queue of one driver."""
 
     def __init__(
-        self, driver: str, engine: Engine, *, observers: Sequence[ClaimObserver] = ()
+        self,
+        driver: str,
+        engine: Engine,
+        *,
+        scheduler: Scheduler,
+        observers: Sequence[ClaimObserver] = (),
     ) -> None:
+        """The engine asks the same scheduler for the hardware of claims."""
         self._driver = driver
         self._engine = engine
+        self._scheduler = scheduler
         self._observers = observers
-        self._queues: dict[str, deque[_Turn]] = {}
-        """Queues by claim UID. The first turn of a queue owns the claim. A queue is never empty."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
-        """Set when the last queue is gone."""
+        """Set when the last turn has ended."""
 
     # ------------------------------------------------------------ the kubelet's calls
 
@@ -139,7 +146,7 @@ class ClaimQueue:
         UIDs must be unique. If the caller is canceled, the work continues.
         """
         turns = self._join_or_begin(operation, claims)
-        if works := [work for _, work in turns.values() if work.answer is None]:
+        if works := [turn.work for turn in turns.values() if turn.work.answer is None]:
             await all_answered(works, timeout_seconds=timeout_seconds)
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
@@ -151,31 +158,33 @@ class ClaimQueue:
         self._draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while self._queues:
+                while not self._scheduler.is_idle:
                     self._emptied.clear()
                     await self._emptied.wait()
-        return not self._queues
+        return self._scheduler.is_idle
 
     async def cancel(self) -> None:
         """Cancel the work in flight. The checkpoint contains what it began, and the next active
         instance finishes or undoes it."""
-        if not (left := self._works()):
+        if not (left := self._work_turns()):
             return
         facts = {"driver": self._driver, "works": len(left)}
         logger.warning("work in flight canceled by the shutdown", extra=facts)
-        for queue in self._queues.values():
-            for turn in list(queue)[1:]:  # these must not begin when the first of their queue ends
-                if turn.work is not None:
-                    self._interrupt(turn.work)
+        for turn in left:
+            # One that waits must not begin when the owner of its claim ends.
+            if self._scheduler.turns(turn.uid)[0] is not turn:
+                self._interrupt(turn.work)
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        for turn in self._work_turns():  # the driver may take longer to end its calls
+            self._interrupt(turn.work)
 
-    def _works(self) -> list[ClaimWork]:
-        turns = (turn for queue in self._queues.values() for turn in queue)
-        return [turn.work for turn in turns if turn.work is not None]
+    def _work_turns(self) -> list[_WorkTurn]:
+        """Return the turns of works, none of which has an answer yet."""
+        return [turn for turn in self._scheduler.turns() if isinstance(turn, _WorkTurn)]
 
     # ------------------------------------------------------------ work without a call
 
@@ -188,13 +197,15 @@ class ClaimQueue:
         """
         held = [uid for uid in uids if self.take(uid)]
         undone: dict[str, Undone] = {}
+
+        def settled(results: Mapping[str, Undone]) -> None:
+            undone.update(results)
+            # The driver may take minutes for another claim; calls for this one continue.
+            for uid in results:
+                self.release(uid)
+
         try:
-            async with aclosing(self._engine.undo_left(held, state=state)) as groups:
-                async for group in groups:
-                    undone |= group
-                    # The driver may take minutes for another claim; calls for this one continue.
-                    for uid in group:
-                        self.release(uid)
+            await self._engine.undo_left(held, state=state, settled=settled)
         finally:
             for uid in held:
                 if uid not in undone:
@@ -206,15 +217,15 @@ class ClaimQueue:
         it wait meanwhile; an unprepare abandons this work."""
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
-        turn, work = self._new("prepare", claim, again=True)
+        turn = self._new("prepare", claim, again=True)
         answered: asyncio.Future[ClaimAnswer] = asyncio.get_running_loop().create_future()
 
         def set_answer(answer: ClaimAnswer) -> None:
             if not answered.done():  # the caller may have been canceled
                 answered.set_result(answer)
 
-        work.callbacks.append(set_answer)
-        if self._add(turn):
+        turn.work.callbacks.append(set_answer)
+        if self._scheduler.add(turn):
             self._begin([turn])
         else:
             turn.context = contextvars.copy_context()
@@ -230,79 +241,59 @@ class ClaimQueue:
 
     def held(self, uid: str) -> bool:
         """Return whether work on a claim is in flight."""
-        return uid in self._queues
+        return bool(self._scheduler.turns(uid))
 
     def take(self, uid: str) -> bool:
         """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
-        return not self._draining and uid not in self._queues and self._add(_Turn(uid=uid))
+        if self._draining or self.held(uid):
+            return False
+        return self._scheduler.add(Turn(uid=uid, begin=lambda: None))
 
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
-        self._leave(self._queues[uid][0])
+        self._leave(self._scheduler.turns(uid)[0])
 
     @asynccontextmanager
     async def hold(self, uid: str) -> AsyncGenerator[None]:
         """Hold a claim alone, after all earlier turns."""
-        turn = _Turn(uid=uid)
+        owned = asyncio.Event()
+        turn = Turn(uid=uid, begin=owned.set)
         try:
-            if not self._add(turn):
-                turn.ready = asyncio.get_running_loop().create_future()
-                await turn.ready
+            if not self._scheduler.add(turn):
+                await owned.wait()
             yield
         finally:
             self._leave(turn)
 
-    # ------------------------------------------------------------ queues
-
-    def _add(self, turn: _Turn) -> bool:
-        """Add a turn to its queue; return whether it has come."""
-        queue = self._queues.get(turn.uid)
-        if queue is None:
-            self._queues[turn.uid] = deque((turn,))
-            return True
-        queue.append(turn)
-        return False
-
-    def _leave(self, turn: _Turn) -> None:
-        """End a turn, whether it has come or not; the next one begins."""
-        queue = self._queues[turn.uid]
-        first = queue[0] is turn
-        queue.remove(turn)
-        if not queue:
-            del self._queues[turn.uid]
-            if not self._queues:
-                self._emptied.set()
-        elif first:
-            following = queue[0]
-            if following.work is not None:
-                self._begin([following])
-            elif following.ready is not None and not following.ready.done():
-                following.ready.set_result(None)
+    def _leave(self, turn: Turn) -> None:
+        self._scheduler.leave(turn)
+        if self._scheduler.is_idle:
+            self._emptied.set()
 
     # ------------------------------------------------------------ work
 
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
-    ) -> dict[str, tuple[_Turn, ClaimWork]]:
-        """Find or begin the work of each claim; one is missing if its queue is full."""
-        turns: dict[str, tuple[_Turn, ClaimWork]] = {}
-        free: list[_Turn] = []
+    ) -> dict[str, _WorkTurn]:
+        """Find or begin the work of each claim; one is missing if too many wait for it."""
+        turns: dict[str, _WorkTurn] = {}
+        free: list[_WorkTurn] = []
         joined: set[str] = set()
         for claim in claims:
-            queue = self._queues.get(claim.uid, ())
-            last = queue[-1] if queue else None
-            if last is not None and last.work is not None and last.work.joins(operation):
-                turns[claim.uid] = last, last.work
+            before = self._scheduler.turns(claim.uid)
+            last = before[-1] if before else None
+            if isinstance(last, _WorkTurn) and last.work.joins(operation):
+                turns[claim.uid] = last
                 joined.add(last.request_id)
                 continue
-            if len(queue) > MAX_WAITING:
+            if len(before) > MAX_WAITING:
                 continue
             if operation == "unprepare":
-                for turn in queue:
-                    if turn.work is not None and turn.work.operation == "prepare":
+                for turn in before:
+                    if isinstance(turn, _WorkTurn) and turn.work.operation == "prepare":
                         turn.work.abandon()
-            turn, _ = turns[claim.uid] = self._new(operation, claim)
-            if self._add(turn):
+            turn = turns[claim.uid] = self._new(operation, claim)
+            if self._scheduler.add(turn):
                 free.append(turn)
             else:
                 turn.context = contextvars.copy_context()
@@ -315,19 +306,19 @@ class ClaimQueue:
 
     def _new(
         self, operation: Operation, claim: ClaimReference, *, again: bool = False
-    ) -> tuple[_Turn, ClaimWork]:
-        work = ClaimWork(operation=operation, claim=claim, again=again)
-        turn = _Turn(
+    ) -> _WorkTurn:
+        turn = _WorkTurn(
             uid=claim.uid,
-            work=work,
+            begin=lambda: self._begin([turn]),
+            work=ClaimWork(operation=operation, claim=claim, again=again),
             asked_at=asyncio.get_running_loop().time(),
             request_id=logs.request_id.get(),
         )
-        work.callbacks.append(lambda answer: self._finished(turn, work, answer))
-        return turn, work
+        turn.work.callbacks.append(lambda answer: self._finished(turn, answer))
+        return turn
 
-    def _begin(self, turns: Sequence[_Turn]) -> None:
-        works = [turn.work for turn in turns if turn.work is not None]
+    def _begin(self, turns: Sequence[_WorkTurn]) -> None:
+        works = [turn.work for turn in turns]
         operation = works[0].operation
         task = asyncio.get_running_loop().create_task(
             self._run(operation, works),
@@ -388,7 +379,8 @@ class ClaimQueue:
 
     # ------------------------------------------------------------ answers
 
-    def _finished(self, turn: _Turn, work: ClaimWork, answer: ClaimAnswer) -> None:
+    def _finished(self, turn: _WorkTurn, answer: ClaimAnswer) -> None:
+        work = turn.work
         self._leave(turn)
         seconds = asyncio.get_running_loop().time() - turn.asked_at
         if turn.late:
@@ -409,23 +401,18 @@ class ClaimQueue:
                 observer.finished(work.claim, work.operation, answer, seconds)
 
     def _answer(
-        self,
-        operation: Operation,
-        claim: ClaimReference,
-        found: tuple[_Turn, ClaimWork] | None,
+        self, operation: Operation, claim: ClaimReference, turn: _WorkTurn | None
     ) -> ClaimAnswer:
-        if found is None:
+        if turn is None:
             text = "too many calls for this claim are in flight; check the log of driver "
             return _not_done(claim, text + self._driver)
-        turn, work = found
-        if work.answer is None:
-            turn.late = True
-            text = (
-                f"driver {self._driver} is still {GERUND[operation]} this claim; the work "
-                "continues, and the kubelet retries"
-            )
-            return _not_done(claim, text)
-        return work.answer
+        if turn.work.answer is not None:
+            return turn.work.answer
+        turn.late = True
+        text = f"driver {self._driver} is still {GERUND[operation]} this claim"
+        if turn.ready is not None:
+            text += ", which waits for a device that the driver is working on for another claim"
+        return _not_done(claim, f"{text}; the work continues, and the kubelet retries")
 
 
 def _not_done(claim: ClaimReference, text: str) -> ClaimAnswer:

@@ -17,23 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drakit.device import AllocatedClaim
-from drakit_nodeplugin.claims.allocation import allocated_claim, with_consumption
+from drakit_nodeplugin.claims.allocation import with_consumption
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
     ClaimWork,
     EngineParts,
-    error_of,
+    call_driver,
+    driver_failed,
     facts_of,
     not_stored,
-    raised_by,
-    waves,
+    with_hardware,
 )
+from drakit_nodeplugin.endpoints.contract import CallError
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim
@@ -85,10 +84,12 @@ class Unpreparing:
                 if work.answer is None:
                     work.refuse(not_stored(work.claim, error))
             return
-        async with aclosing(self.undo(known.values())) as groups:
-            async for group in groups:
-                for uid, undone in group.items():
-                    self._answer(asked[uid], undone)
+
+        def settled(results: Mapping[str, Undone]) -> None:
+            for uid, undone in results.items():
+                self._answer(asked[uid], undone)
+
+        await self.undo(known.values(), settled)
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
@@ -129,15 +130,16 @@ class Unpreparing:
             work.refuse(undone.error)
 
     async def undo_left(
-        self, uids: Collection[str], *, state: State
-    ) -> AsyncGenerator[Mapping[str, Undone], None]:
+        self,
+        uids: Collection[str],
+        *,
+        state: State,
+        settled: Callable[[Mapping[str, Undone]], None],
+    ) -> None:
         """Undo entries that a crash, or a driver that was unavailable, has left in a state; without
         those that have left that state."""
         found = await self._parts.checkpoint.find(uids)
-        left = [claim for claim in found.values() if claim.state == state]
-        async with aclosing(self.undo(left)) as groups:
-            async for group in groups:
-                yield group
+        await self.undo([claim for claim in found.values() if claim.state == state], settled)
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Undo a claim that the kubelet will not unprepare, unless it changed since it was read;
@@ -148,32 +150,45 @@ class Unpreparing:
         return (await self.undo_one(claim)).error is None
 
     async def undo(
-        self, claims: Collection[StoredClaim]
-    ) -> AsyncGenerator[Mapping[str, Undone], None]:
-        """Undo claims concurrently; yield each claim's result once, as soon as it is known."""
+        self,
+        claims: Collection[StoredClaim],
+        settled: Callable[[Mapping[str, Undone]], None],
+    ) -> None:
+        """Undo claims concurrently; `settled` gets each claim's result once, by UID, as soon as it
+        is known."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._begin(claims)
         if failed:
-            yield failed
+            settled(failed)
         if free := [claim for claim in begun.values() if not self._needs_driver(claim)]:
-            yield await self._settle(free, {}, rolled_back)
-        batch = [self._allocated(claim) for claim in begun.values() if self._needs_driver(claim)]
-        if not batch:
-            return
-        calls = self._parts.devices.unprepare(batch)
-        async with aclosing(waves(calls)) as groups:
-            async for ended in groups:
-                errors = {
-                    uid: error_of(begun[uid], raised)
-                    for uid, call in ended.items()
-                    if (raised := raised_by(call)) is not None
-                }
-                yield await self._settle([begun[uid] for uid in ended], errors, rolled_back)
+            settled(await self._settle(free, {}, rolled_back))
+        due = {
+            uid: self._with_consumption(claim)
+            for uid, claim in begun.items()
+            if self._needs_driver(claim)
+        }
+
+        async def call(uids: Sequence[str]) -> None:
+            unprepare = self._parts.devices.unprepare
+            wanted = [due[uid] for uid in uids]
+            await call_driver(self._parts, "unprepare", unprepare, wanted, answered)
+
+        async def answered(results: Mapping[str, CallError | None]) -> None:
+            errors = {
+                uid: driver_failed(begun[uid], result)
+                for uid, result in results.items()
+                if result is not None
+            }
+            settled(await self._settle([begun[uid] for uid in results], errors, rolled_back))
+
+        if due:
+            await with_hardware(self._parts, "unprepare", due, call)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         """Undo one claim."""
-        (result,) = [undone async for group in self.undo([claim]) for undone in group.values()]
-        return result
+        undone: dict[str, Undone] = {}
+        await self.undo([claim], undone.update)
+        return undone[claim.uid]
 
     async def _begin(
         self, claims: Collection[StoredClaim]
@@ -202,12 +217,12 @@ class Unpreparing:
         the present driver count, because an update can add or remove a driver's side effects."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
-    def _allocated(self, claim: StoredClaim) -> AllocatedClaim:
+    def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
+        """Complete a rebuilt entry: the counter sets of its devices exclude other calls."""
         if any(device.consumes is None for device in claim.devices):
-            # A rebuilt entry: the counter sets of its devices exclude other calls.
             hardware = self._parts.inventories.hardware()
             claim, _ = with_consumption(claim, hardware, node=self._parts.listed_node, former=claim)
-        return allocated_claim(claim)
+        return claim
 
     async def _settle(
         self,

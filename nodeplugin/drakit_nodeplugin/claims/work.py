@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import (
-    AsyncGenerator,
     Callable,
     Collection,
     Coroutine,
@@ -20,15 +19,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
-from drakit.device import ClaimReference
+from drakit.device import AllocatedClaim, ClaimReference
 from drakit.driver import Node
 from drakit.resource.claim import base_request
-from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
@@ -36,17 +34,22 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     DeviceTakenError,
     DriverFailedError,
-    FaultError,
     NumberTakenError,
     OverAllocatedError,
     SpecFailedError,
 )
+from drakit_nodeplugin.claims.scheduler import HardwareKey, Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.endpoints.contract import CallableEndpoint
+from drakit_nodeplugin.endpoints.contract import (
+    CALL_SECONDS,
+    CallableEndpoint,
+    CallError,
+    CallOperation,
+    overdue,
+)
 from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
-    EndpointStoppedError,
 )
 from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
@@ -63,15 +66,14 @@ __all__ = (
     "Operation",
     "PreparedDevice",
     "all_answered",
+    "call_driver",
     "driver_failed",
-    "error_of",
     "facts_of",
     "not_stored",
     "prepared_devices",
-    "raised_by",
     "refused",
     "side_by_side",
-    "waves",
+    "with_hardware",
     "workers",
 )
 
@@ -79,10 +81,11 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-FIRST_WAVE_SECONDS = 0.02
-"""The time that the first wave waits for work that has not ended. It doubles from wave to wave."""
+FIRST_GROUP_SECONDS = 0.02
+"""The time that the first group of results waits for calls that have not ended. It doubles from
+group to group."""
 
-LONGEST_WAVE_SECONDS = 1.0
+LONGEST_GROUP_SECONDS = 1.0
 
 Operation = Literal["prepare", "unprepare"]
 """The kubelet's request for a claim."""
@@ -140,8 +143,8 @@ class ClaimWork:
     abandoned: bool = False
     """An unprepare waits for it: it must end soon, with an error."""
 
-    call: asyncio.Future[Any] | None = None
-    """The driver's work, while it can be abandoned."""
+    on_abandon: Callable[[], None] | None = None
+    """Ends what the work waits for, while that can be abandoned."""
 
     callbacks: list[Callable[[ClaimAnswer], None]] = field(
         default_factory=list[Callable[[ClaimAnswer], None]]
@@ -157,8 +160,8 @@ class ClaimWork:
     def abandon(self) -> None:
         """Abandon the work, whether it has begun or not."""
         self.abandoned = True
-        if self.call is not None:
-            self.call.cancel()
+        if self.on_abandon is not None:
+            self.on_abandon()
 
     def finish(self, answer: ClaimAnswer) -> None:
         """Answer the claim."""
@@ -231,6 +234,7 @@ class EngineParts:
     checkpoint: Checkpoint
     source: ApiClaims
     devices: CallableEndpoint
+    scheduler: Scheduler
     inventories: Inventories
     specs: ClaimSpecs
     limits: ParameterLimits
@@ -265,47 +269,117 @@ async def workers(
             group.create_task(work())
 
 
-async def waves(
-    futures: Mapping[str, asyncio.Future[ResultT]],
-) -> AsyncGenerator[Mapping[str, asyncio.Future[ResultT]]]:
+async def with_hardware(
+    parts: EngineParts,
+    operation: CallOperation,
+    claims: Mapping[str, StoredClaim],
+    run: Callable[[Sequence[str]], Coroutine[Any, Any, None]],
+    *,
+    works: Mapping[str, ClaimWork] = MappingProxyType({}),
+) -> None:
     """
-    Yield futures by key, in groups of those that have ended; leaving early cancels the rest.
+    Run claims, by UID, when they have their hardware: those that need not wait together, and each
+    other one alone.
 
-    Futures that end at the same time, as those of a batch mostly do, come as one group, so that one
-    transaction stores them. A slow one delays the others by a moment, not by its length.
+    A claim with a work can be abandoned while it waits; then it is run without its hardware.
     """
-    running = dict(futures)
-    linger_seconds = FIRST_WAVE_SECONDS
-    try:
+    waiting = parts.scheduler.take_hardware(
+        {uid: _hardware_of(claim) for uid, claim in claims.items()},
+        together=parts.devices.traits.takes_batches(operation),
+    )
+    if not waiting:
+        await run([*claims])
+        return
+
+    async def run_later(uid: str, ready: asyncio.Future[None]) -> None:
+        work = works.get(uid)
+        if work is not None:
+            work.on_abandon = lambda: None if ready.done() else ready.set_result(None)
+        await ready
+        if work is not None:
+            work.on_abandon = None
+        await run([uid])
+
+    async with asyncio.TaskGroup() as group:
+        if free := [uid for uid in claims if uid not in waiting]:
+            group.create_task(run(free))
+        for uid, ready in waiting.items():
+            group.create_task(run_later(uid, ready))
+
+
+def _hardware_of(claim: StoredClaim) -> frozenset[HardwareKey]:
+    keys: set[HardwareKey] = {("device", device.pool, device.device) for device in claim.devices}
+    for device in claim.devices:
+        keys.update([("counter set", device.pool, name) for name in device.consumes or ()])
+    return frozenset(keys)
+
+
+async def call_driver(
+    parts: EngineParts,
+    operation: CallOperation,
+    call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
+    claims: Iterable[StoredClaim],
+    answered: Callable[[Mapping[str, ResultT | DeviceFailedError]], Coroutine[Any, Any, None]],
+    *,
+    works: Mapping[str, ClaimWork] = MappingProxyType({}),
+) -> None:
+    """
+    Call the driver for claims that have their hardware: once for all if it takes batches, otherwise
+    once for each.
+
+    `answered` gets the results by UID, in groups of those that have ended: calls that end at the
+    same time, as those of a batch mostly do, come as one group, so that one transaction stores
+    them. A slow one delays the others by a moment, not by its length.
+    """
+    batch = [allocated_claim(claim) for claim in claims]
+    if len(batch) == 1 or parts.devices.traits.takes_batches(operation):
+        await answered(await _call(parts, operation, call, batch, works))
+        return
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(_call(parts, operation, call, [item], works)) for item in batch]
+        running: Collection[asyncio.Task[Any]] = calls
+        wait_seconds = FIRST_GROUP_SECONDS
         while running:
-            if len(running) > 1:
-                await asyncio.wait(running.values(), timeout=linger_seconds)
-            else:
-                await _end_of(*running.values())
-            linger_seconds = min(linger_seconds * 2, LONGEST_WAVE_SECONDS)
-            if ended := {key: future for key, future in running.items() if future.done()}:
-                for key in ended:
-                    del running[key]
-                yield ended
-    finally:
-        for future in running.values():
-            future.cancel()
+            only = len(running) == 1
+            ended, running = await asyncio.wait(running, timeout=None if only else wait_seconds)
+            wait_seconds = min(wait_seconds * 2, LONGEST_GROUP_SECONDS)
+            if ended:
+                results = [task.result() for task in calls if task in ended]
+                await answered({uid: each for result in results for uid, each in result.items()})
 
 
-async def _end_of(future: asyncio.Future[Any]) -> None:
-    """Wait until a future has ended in any way; cancelling the wait cancels the future. Unlike
-    ``asyncio.wait``, this takes no extra turn of the loop, because most batches are one claim."""
+async def _call(
+    parts: EngineParts,
+    operation: CallOperation,
+    call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
+    batch: Sequence[AllocatedClaim],
+    works: Mapping[str, ClaimWork],
+) -> Mapping[str, ResultT | DeviceFailedError]:
+    """
+    Make one call. It is canceled when its time is over, or when all its claims are abandoned.
+
+    A call that is canceled has its claims and their hardware until it has ended, because its
+    clean-up may undo something that the next call must find undone.
+    """
+    loop = asyncio.get_running_loop()
+    limit = asyncio.timeout(CALL_SECONDS)
+    own = [work for item in batch if (work := works.get(item.claim.uid)) is not None]
+
+    def abandon() -> None:
+        if all(work.abandoned for work in own) and not limit.expired():
+            limit.reschedule(loop.time())
+
     try:
-        with suppress(Exception):  # the owner of the future reads it
-            await future
-    except asyncio.CancelledError:
-        if not future.cancelled() or cancelled_by_owner():
-            raise
-
-
-def raised_by(future: asyncio.Future[Any]) -> BaseException | None:
-    """Return what a future that has ended raised; a canceled one raised CancelledError."""
-    return asyncio.CancelledError() if future.cancelled() else future.exception()
+        async with limit:
+            for work in own:
+                work.on_abandon = abandon
+            return await call(batch)
+    except TimeoutError:
+        error = overdue(parts.driver, parts.devices.traits, operation, batch)
+        return dict.fromkeys([item.claim.uid for item in batch], error)
+    finally:
+        for work in own:
+            work.on_abandon = None
 
 
 def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDevice, ...]:
@@ -333,9 +407,7 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDev
     return tuple(devices)
 
 
-def driver_failed(
-    claim: StoredClaim, cause: DeviceFailedError | EndpointStoppedError
-) -> DriverFailedError:
+def driver_failed(claim: StoredClaim, cause: CallError) -> DriverFailedError:
     """Return the error for a claim that the driver could not handle; the cause is chained."""
     bad = isinstance(cause, BadParametersError)
     index = cause.index if isinstance(cause, DeviceFailedError) else None
@@ -346,18 +418,6 @@ def driver_failed(
     )
     error.__cause__ = cause
     return error
-
-
-def error_of(claim: StoredClaim, raised: BaseException) -> ClaimError:
-    """Return the exception of a driver's call as an error of its claim alone."""
-    if isinstance(raised, DeviceFailedError | EndpointStoppedError):
-        return driver_failed(claim, raised)
-    logger.error(
-        "work on a claim failed",
-        exc_info=raised,
-        extra={"claim": str(claim), "claim_uid": claim.uid},
-    )
-    return FaultError(claim=str(claim), cause=raised)
 
 
 def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> ClaimError:

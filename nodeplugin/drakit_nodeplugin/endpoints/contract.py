@@ -14,7 +14,6 @@ It must not know how any kind of endpoint works.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,12 +32,14 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, 
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 
 __all__ = (
+    "CALL_SECONDS",
     "MAX_DEVICES",
+    "CallError",
+    "CallOperation",
     "CallableEndpoint",
     "Calls",
     "Connection",
     "ConnectionEndedError",
-    "CounterSetKey",
     "DeviceKey",
     "DriverSource",
     "DriverTraits",
@@ -50,13 +51,24 @@ __all__ = (
     "Reports",
     "Surroundings",
     "Update",
-    "WorkKey",
+    "overdue",
     "traits_of",
 )
 
 MAX_DEVICES = 16_384
 """Devices of an endpoint, or of all device plugins of a node. The limit is above the numbers for
 which publishing was measured, and low enough to iterate over all devices at each change."""
+
+
+CALL_SECONDS = 300.0
+"""Time limit of a call, from its start. The kubelet gets its answer long before that, and
+retries."""
+
+CallOperation = Literal["prepare", "unprepare", "check"]
+"""The methods of :class:`Calls`."""
+
+CallError = DeviceFailedError | EndpointStoppedError
+"""The result of a call for a claim that failed."""
 
 
 class ConnectionEndedError(Exception):
@@ -75,20 +87,6 @@ class DeviceKey(NamedTuple):
     pool: str
     """The driver's name of the pool: empty for the pool that has the node's name."""
     name: str
-
-
-class CounterSetKey(NamedTuple):
-    """A counter set of one driver on this node: the hardware behind several devices."""
-
-    pool: str
-    """The driver's name of the pool."""
-    name: str
-    kind: Literal["counter set"] = "counter set"
-    """Distinguishes it from a device of the same name."""
-
-
-WorkKey = DeviceKey | CounterSetKey
-"""A resource of a call. Calls that have one in common never overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +242,16 @@ class DriverTraits:
     policies: PolicyTraits | None = None
     """Its policies, which configure it while it runs; None if it has none."""
 
+    def takes_batches(self, operation: CallOperation) -> bool:
+        """Return whether the claims of a batch are one call."""
+        unprepares = operation == "unprepare"
+        granularity = self.unprepare_granularity if unprepares else self.prepare_granularity
+        return granularity is Granularity.BATCH
+
+    def method(self, operation: CallOperation) -> str:
+        """Return the name of a call, for sentences."""
+        return f"{operation}_claims" if self.takes_batches(operation) else operation
+
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
     """Read the traits from a driver's class."""
@@ -267,6 +275,16 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         parameters_type=kind.parameters_type,
         policies=policies,
     )
+
+
+def overdue(
+    driver: str, traits: DriverTraits, operation: CallOperation, batch: Sequence[AllocatedClaim]
+) -> DeviceFailedError:
+    """Return the error for a call that has timed out."""
+    text = f"driver {driver} did not answer {traits.method(operation)} within {CALL_SECONDS:.0f} s"
+    counts = [len(item.devices) for item in batch]
+    is_of_one_device = counts == [1] and not traits.takes_batches(operation)
+    return DeviceFailedError(text, index=0 if is_of_one_device else None)
 
 
 # ---------------------------------------------------------------- between endpoint and host
@@ -324,20 +342,11 @@ class DriverSource(Protocol):
 
 class CallableEndpoint(Protocol):
     """
-    The endpoint that the claims engine calls: one, or all endpoints of a driver that has several.
+    The endpoint that the claims engine calls.
 
-    `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
-    for each claim UID. They return at once.
-
-    * Claims end at different times, unless the driver takes a batch of claims as one call.
-    * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing
-      else.
-    * Cancelling a future abandons only that claim. The work for its devices ends in the
-      background, and the next call for these devices begins only after that. A batch that is one
-      call is canceled when all of its claims are abandoned.
-    * Calls that have a device or a counter set in common never overlap, and run in the order in
-      which they were made. A claim that has to wait does not delay the rest of its batch.
-    * A call runs in the context of its caller: its log lines have the request id.
+    `prepare`, `unprepare` and `check` are calls of :class:`Calls` that raise nothing: each claim's
+    result can be an error instead. Pools have their names in the API. :mod:`.caller` has the one
+    implementation.
     """
 
     @property
@@ -349,20 +358,19 @@ class CallableEndpoint(Protocol):
         """Return why it cannot be called now; None if it can."""
         ...
 
-    def prepare(
+    async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """Make the devices of claims ready; each future returns the edits of its claim's devices,
-        in their order."""
+    ) -> Mapping[str, Sequence[Edits] | CallError]:
+        """Make the devices of claims ready; return the edits of each claim's devices, in their
+        order."""
         ...
 
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+    async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
         """Undo the prepare, and reset the devices if the driver has that trait."""
         ...
 
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """Return whether all devices of a claim are still prepared correctly. A failed check
-        counts as False; a future raises EndpointStoppedError only."""
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
+        """Return whether all devices of each claim are still prepared correctly."""
         ...
 
 

@@ -1,8 +1,8 @@
 """
 One source of a driver's devices: connected repeatedly, and called for claims.
 
-:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`), the
-order of calls, their time limits and error sentences (:mod:`.batches`). A kind supplies a
+:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`) and
+the calls with their error sentences (:mod:`.caller`). A kind supplies a
 :class:`.Connection`, and a function that makes the next one. Reports of a connection are forwarded
 as they arrive, and none after it has ended. The listener decides what happens to the devices of a
 stopped endpoint.
@@ -21,7 +21,7 @@ from drakit.backoff import Backoff
 from drakit.device import Inventory
 from drakit.driver import DriverError
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import (
     Connection,
     ConnectionEndedError,
@@ -221,7 +221,7 @@ def _reason_of(error: Exception) -> str:
 # ---------------------------------------------------------------- endpoint
 
 
-class Endpoint:
+class Endpoint(Caller):
     """One endpoint of any kind: a :class:`HostedEndpoint`."""
 
     def __init__(
@@ -239,13 +239,9 @@ class Endpoint:
         none now. `node` is the node's name. `pause` is called before each reconnect: it waits this
         many seconds, or less if waiting is useless.
         """
+        super().__init__(name, traits=traits, node=node)
         self.name = name
-        self.traits = traits
         self._lifecycle = Lifecycle(name, connect, listener=listener, pause=pause)
-        batches = Batches(name, traits=traits, node=node, reach=self._reach)
-        self.prepare = batches.prepare
-        self.unprepare = batches.unprepare
-        self.check = batches.check
 
     # ------------------------------------------------------------ life cycle
 
@@ -276,7 +272,7 @@ class Endpoint:
         reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
-    def _reach(self) -> Connection | EndpointStoppedError:
+    def _connection(self) -> Connection | EndpointStoppedError:
         connection, stopped = self._lifecycle.connection, self.unavailable()
         if stopped is not None:
             return stopped

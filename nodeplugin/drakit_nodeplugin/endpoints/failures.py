@@ -27,7 +27,6 @@ from drakit_nodeplugin.reasons import NodeReason
 __all__ = (
     "BadParametersError",
     "CallCancelledError",
-    "CallNotBegunError",
     "CallOverdueError",
     "DeviceFailedError",
     "Diagnostic",
@@ -88,11 +87,7 @@ class BadParametersError(DeviceFailedError):
 
 
 class CallOverdueError(Exception):
-    """A call timed out."""
-
-
-class CallNotBegunError(CallOverdueError):
-    """A call timed out while it waited for an earlier call for one of its devices."""
+    """The other side did not answer within its own deadline."""
 
 
 class CallCancelledError(Exception):

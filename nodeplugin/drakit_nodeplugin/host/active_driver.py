@@ -24,6 +24,7 @@ from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.config import ConfigError
@@ -121,6 +122,7 @@ class ActiveDriver:
             checkpoint=self._checkpoint,
             source=ApiClaims(environment.session, observe=self._metrics.fetched),
             devices=self._endpoint,
+            scheduler=Scheduler(),
             inventories=self._devices.manager,
             specs=specs,
             limits=ParameterLimits(
@@ -131,7 +133,12 @@ class ActiveDriver:
         )
         engine = ClaimEngine(parts)
         claim_events = ClaimEvents(driver.name, node=environment.node.name)
-        self.queue = ClaimQueue(driver.name, engine, observers=(self._metrics, claim_events))
+        self.queue = ClaimQueue(
+            driver.name,
+            engine,
+            scheduler=parts.scheduler,
+            observers=(self._metrics, claim_events),
+        )
         self._maintenance = Maintenance(
             parts,
             engine=engine,

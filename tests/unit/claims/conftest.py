@@ -8,6 +8,7 @@ from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
@@ -49,6 +50,7 @@ class Plugin:
             checkpoint=self.checkpoint,
             source=claims,
             devices=devices,
+            scheduler=Scheduler(),
             inventories=self.inventories,
             specs=self.specs,
             limits=ParameterLimits(),
@@ -56,7 +58,9 @@ class Plugin:
         self.engine = ClaimEngine(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
         """The answers so far, by UID."""
-        self.queue = ClaimQueue(DRIVER, self.engine, observers=[self])
+        self.queue = ClaimQueue(
+            DRIVER, self.engine, scheduler=self.parts.scheduler, observers=[self]
+        )
         self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
         self.restorer = SpecRestorer(self.parts, directory=self.cdi, queue=self.queue)
 
@@ -74,9 +78,13 @@ class Plugin:
 
     def abandon(self, uid: str) -> None:
         """Abandon a prepare, as an unprepare that waits does."""
-        for turn in self.queue._queues[uid]:
-            if turn.work is not None:
-                turn.work.abandon()
+        for turn in self.parts.scheduler.turns(uid):
+            if (work := getattr(turn, "work", None)) is not None:
+                work.abandon()
+
+    def is_waiting(self, uid: str) -> bool:
+        """Return whether a claim waits for hardware that another one has."""
+        return any(turn.ready is not None for turn in self.parts.scheduler.turns(uid))
 
     def files(self) -> set[str]:
         return {path.name for path in self.cdi.iterdir()} if self.cdi.exists() else set()

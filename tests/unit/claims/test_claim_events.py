@@ -9,6 +9,7 @@ from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from tests.fakes.claims import DRIVER, reference
 
@@ -52,7 +53,7 @@ class Lab:
         self.engine = Engine()
         self.recorder = Recorder()
         self.events = ClaimEvents(DRIVER, node="node-1")
-        self.queue = ClaimQueue(DRIVER, self.engine, observers=[self.events])
+        self.queue = ClaimQueue(DRIVER, self.engine, scheduler=Scheduler(), observers=[self.events])
 
     async def attempt(
         self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"
@@ -156,7 +157,8 @@ async def test_work_that_does_not_end_is_reported_after_three_minutes(lab):
     await asyncio.sleep(2)
     assert await lab.news() == [
         f"Warning PrepareFailed claim-uid-a: claim {A}: driver {DRIVER} has been preparing it for "
-        f"more than 180 s; check the driver's log on this node"
+        f"more than 180 s; check the driver's log on this node, and if this persists, restart the "
+        "node plugin there"
     ]
     await work
     assert [event.split(":")[0] for event in await lab.news()] == ["Normal Prepared claim-uid-a"]

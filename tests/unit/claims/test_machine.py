@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,7 +41,7 @@ from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.state.hardware import PoolContent
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, begin, claim_body, reference
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference, results_of
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
@@ -97,13 +98,13 @@ class World:
     def unavailable(self) -> EndpointStoppedError | None:
         return EndpointStoppedError(driver=DRIVER, reason="it ended") if self.stopped else None
 
-    def prepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
-        return begin(self._prepare, batch)
+    async def prepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
+        return await results_of(self._prepare, batch)
 
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
-        return begin(self._unprepare, batch)
+    async def unprepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
+        return await results_of(self._unprepare, batch)
 
-    def check(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
+    async def check(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
         raise AssertionError("a driver without checks is not asked")
 
     async def _prepare(

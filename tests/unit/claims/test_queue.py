@@ -9,6 +9,7 @@ import pytest
 
 from drakit import logs
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
@@ -40,7 +41,8 @@ class Calls(ClaimCalls):
     """Makes the kubelet's calls to a queue."""
 
     def __init__(self, claims: HeldClaims) -> None:
-        self.queue = ClaimQueue("camera.example.com", claims)
+        self.scheduler = Scheduler()
+        self.queue = ClaimQueue("camera.example.com", claims, scheduler=self.scheduler)
         super().__init__("camera.example.com", answer_seconds=40)
         self.serve(self.queue)
 
@@ -109,7 +111,7 @@ async def test_ended_work_is_forgotten():
     await prepare(calls, A)
     await prepare(calls, A)
     assert claims.begun == ["prepare a", "prepare a"]
-    assert not calls.queue._queues
+    assert calls.scheduler.is_idle
 
 
 class OneByOne(SlowClaims):
@@ -135,8 +137,9 @@ async def test_an_unprepare_gives_up_the_prepare_that_it_waits_for():
     class Obedient(SlowClaims):
         async def prepare(self, works):
             (work,) = works
-            work.call = asyncio.get_running_loop().create_future()
-            await asyncio.wait({work.call})
+            given_up = asyncio.Event()
+            work.on_abandon = given_up.set
+            await given_up.wait()
             assert work.abandoned
             work.finish(ClaimAnswer(error="given up"))
 
@@ -212,7 +215,7 @@ async def test_a_blocked_queue_is_bounded():
     for _ in range(4):
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
     assert "too many calls for this claim are in flight" in answers[-1]
-    assert len(calls.queue._queues["a"]) == 5
+    assert len(calls.scheduler.turns("a")) == 5
     await calls.queue.cancel()
 
 
@@ -280,7 +283,7 @@ async def test_a_drain_waits_for_work_that_begins_meanwhile(looptime):
 
 async def test_a_drain_waits_for_work_without_a_call(looptime):
     """A recovery, a restorer or the collector may be calling the driver."""
-    queue = ClaimQueue("camera.example.com", SlowClaims())
+    queue = ClaimQueue("camera.example.com", SlowClaims(), scheduler=Scheduler())
     assert queue.take("a")
 
     async def hold() -> None:
@@ -312,10 +315,10 @@ async def test_a_drain_lets_calls_begin_that_wait_for_work_without_a_call(loopti
 class Forgetful(SlowClaims):
     """Also undoes and collects."""
 
-    async def undo_left(self, uids, *, state):
+    async def undo_left(self, uids, *, state, settled):
         for uid in uids:
             self.begun.append(f"undo {uid}")
-            yield {uid: Undone()}
+            settled({uid: Undone()})
 
     async def collect(self, stale):
         self.begun.append(f"collect {stale.uid}")
@@ -349,7 +352,7 @@ async def test_while_a_queue_drains_only_calls_get_turns():
 
 async def test_work_without_a_call_gets_turns_until_a_drain():
     claims = Forgetful()
-    queue = ClaimQueue("camera.example.com", claims)
+    queue = ClaimQueue("camera.example.com", claims, scheduler=Scheduler())
     await queue.undo_left(["a"], state="preparing")
     assert await queue.collect(stored_claim("b"))
     assert (await queue.prepare_again(C)).error is None

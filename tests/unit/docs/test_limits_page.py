@@ -12,7 +12,7 @@ from drakit.resource import limits, names
 from drakit_drivers.hostdev import container, policy, selection
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
-from drakit_nodeplugin.endpoints import batches, contract, host_paths, wire
+from drakit_nodeplugin.endpoints import contract, host_paths, wire
 from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import allocate, device_list, plugin_registration
 from drakit_nodeplugin.endpoints.python import reports
@@ -60,7 +60,7 @@ EXPECTED = [
     f"{PARAMETERS.max_nodes:,}",
     f"{allocation.MAX_CONFIG_DEPTH} levels",
     f"{server.ANSWER_SECONDS:.0f} s",
-    f"{batches.CALL_SECONDS:.0f} s",
+    f"{contract.CALL_SECONDS:.0f} s",
     # Host device policies
     f"{policies.MAX_POLICIES}",
     f"{longest_of(policy.PolicyName)} characters",

@@ -14,6 +14,7 @@ from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.python.thread import PythonConnector
+from tests.fakes.direct import result_of
 from tests.fakes.node import StaticNode
 
 NODE = "node-1"
@@ -127,9 +128,8 @@ class OneByOne(Endpoint):
         for operation in ("prepare", "unprepare", "check"):
             setattr(self, operation, partial(self._only, getattr(self, operation)))
 
-    async def _only(self, begin, claim, devices):
-        futures = begin([AllocatedClaim(claim=claim, devices=tuple(devices))])
-        return await futures[claim.uid]
+    async def _only(self, call, claim, devices):
+        return result_of(await call([AllocatedClaim(claim=claim, devices=tuple(devices))]))
 
 
 def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) -> OneByOne:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from drakit import ClaimReference, DriverError, Edits, logs
-from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, text_of, traceback_of
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
-    OTHER,
-    Behaviour,
     Camera,
     new_endpoint,
     running,
@@ -168,30 +163,6 @@ async def test_edits_are_copied_in_the_drivers_thread(kind, behaviour, listener)
     async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
         (edits,) = await endpoint.prepare(CLAIM, [DEVICE])
     assert edits == Edits(env={"CAMERA": "0"})
-
-
-async def test_a_claim_whose_device_does_not_come_free_holds_up_no_other(listener, monkeypatch):
-    monkeypatch.setattr(batches, "CALL_SECONDS", 0.3)
-    go = threading.Event()
-
-    async def answer(device):
-        while device.name == "cam-0" and not go.is_set():
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.01)
-        return Edits()
-
-    behaviour = Behaviour()
-    behaviour.answer = answer
-    async with running(new_endpoint(lambda: PerBatch(behaviour), listener, PerBatch)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="did not answer prepare_claims"):
-            await endpoint.prepare(CLAIM, [DEVICE])
-        stuck = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-        other = asyncio.create_task(endpoint.prepare(SECOND, [OTHER]))
-        assert list(await other) == [Edits()]
-        assert not stuck.done()
-        with pytest.raises(DeviceFailedError, match="an earlier call for the device has not ended"):
-            await stuck
-        go.set()
 
 
 def test_texts_and_tracebacks_have_an_end_whatever_an_exception_is():

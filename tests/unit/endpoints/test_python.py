@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 from drakit import Device, DriverError, Edits, logs
-from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.contract import Surroundings, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import thread as threads
@@ -34,43 +33,28 @@ async def test_a_driver_runs_in_a_thread_of_its_own(endpoint, behaviour, listene
     assert await endpoint.check(CLAIM, [DEVICE]) is True
 
 
-async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
-
-    async def hang() -> Edits:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    behaviour.prepare = hang
-    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
-            await endpoint.prepare(CLAIM, [DEVICE])
-
-
-async def test_a_call_behind_one_that_does_not_end_fails_with_that_reason(
-    behaviour, listener, monkeypatch
-):
-    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
-    stubborn = threading.Event()
+async def test_a_call_whose_cancellation_the_driver_swallows_holds_up_no_other(endpoint, behaviour):
+    begun, stubborn = threading.Event(), threading.Event()
 
     async def swallow() -> Edits:
+        begun.set()
         while not stubborn.is_set():
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
         return Edits()
 
     behaviour.prepare = swallow
-    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
-            await endpoint.prepare(CLAIM, [DEVICE])
-        with pytest.raises(DeviceFailedError, match="an earlier call for the device has not ended"):
-            await endpoint.unprepare(CLAIM, [DEVICE])
-        await endpoint.unprepare(CLAIM, [OTHER])
-        stubborn.set()
+    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+    await until(begun.is_set)
+    call.cancel()
+    await endpoint.unprepare(CLAIM, [OTHER])
+    assert not call.done(), "the device is not free yet"
+    stubborn.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
-async def test_a_driver_that_blocks_hurts_only_its_own_calls(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
+async def test_a_driver_that_blocks_hurts_only_its_own_calls(endpoint, behaviour):
     begun, go = threading.Event(), threading.Event()
 
     def block() -> Edits:
@@ -80,14 +64,15 @@ async def test_a_driver_that_blocks_hurts_only_its_own_calls(behaviour, listener
         return Edits()
 
     behaviour.prepare = block
-    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-        await until(begun.is_set)
-        with pytest.raises(DeviceFailedError, match="did not answer unprepare"):
-            await endpoint.unprepare(CLAIM, [OTHER])
-        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
-            await first
-        go.set()
+    first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+    await until(begun.is_set)
+    second = asyncio.create_task(endpoint.unprepare(CLAIM, [OTHER]))
+    await asyncio.sleep(0.05)
+    assert not first.done()
+    assert not second.done()
+    go.set()
+    assert await first == [Edits()]
+    await second
 
 
 async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
@@ -31,7 +32,7 @@ def claims() -> HeldClaims:
 @pytest.fixture
 def queue(claims) -> ClaimQueue:
     """The queue of the active instance."""
-    return ClaimQueue(DRIVER, claims)
+    return ClaimQueue(DRIVER, claims, scheduler=Scheduler())
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
 from tests.fakes.kubelet import HeldClaims, reference
 
@@ -26,7 +27,7 @@ def claims() -> HeldClaims:
 
 @pytest.fixture
 def queue(claims) -> ClaimQueue:
-    return ClaimQueue(DRIVER, claims)
+    return ClaimQueue(DRIVER, claims, scheduler=Scheduler())
 
 
 async def begin(calls: ClaimCalls, *claims, operation="prepare") -> asyncio.Task:

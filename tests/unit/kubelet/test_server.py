@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
 from drakit_nodeplugin.kubelet.server import DriverServer, SocketGuard
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
@@ -255,7 +256,7 @@ async def test_in_a_hand_over_the_old_instance_ends_its_calls_and_the_new_one_an
             assert (await in_flight)["a"].error == ""
             await draining
 
-            new.serve(ClaimQueue("camera.example.com", claims))
+            new.serve(ClaimQueue("camera.example.com", claims, scheduler=Scheduler()))
             assert (await waiting)["b"].error == ""
             await old.stop()
             assert "is stopping" in (await late)["b"].error

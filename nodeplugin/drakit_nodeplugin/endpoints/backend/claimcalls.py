@@ -2,8 +2,8 @@
 The calls of a backend for claims: the requests, and the parts of an answer for each claim.
 
 An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
-claim alone. :mod:`drakit_nodeplugin.endpoints.batches` orders the calls and words the errors that
-concern all claims.
+claim alone. :mod:`drakit_nodeplugin.endpoints.caller` words the errors that concern all
+claims.
 
 It must not know how a backend is found, or what it lists.
 """
@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -24,8 +25,7 @@ from drakit.driver import DriverError
 from drakit.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, entries_of
-from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.parameters import merged
@@ -201,7 +201,8 @@ async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         try:
-            await asyncio.wait({task})
+            with suppress(CallFailedError):
+                await asyncio.shield(task)
         except asyncio.CancelledError:  # a second cancellation: the loop ends
             task.cancel()
         raise

@@ -4,8 +4,7 @@ All device plugins of a node, as a driver that can be hosted.
 Each resource has a :class:`.DevicePlugin` and a pool of its own; the listener knows it by the
 resource's name. Each entry of the configuration has a directory, in which only its resources may
 register. This module decides which resources may register and when they may be used, and routes the
-devices of a claim to their resources. Calls for one device never overlap, whatever
-happens to its plugin meanwhile.
+devices of a claim to their resources.
 
 It must not know claims beyond their devices, slices, or how the kubelet is called.
 """
@@ -26,7 +25,7 @@ from drakit import tasks
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of
@@ -111,15 +110,15 @@ class DevicePluginsSource:
         return DevicePlugins(self, surroundings)
 
 
-class DevicePlugins:
+class DevicePlugins(Caller):
     """A :class:`~drakit_nodeplugin.endpoints.endpoint.HostedEndpoint` of many resources."""
 
-    traits = TRAITS
     blocked: str | None = None
     """It has no event loop of its own."""
 
     def __init__(self, source: DevicePluginsSource, surroundings: Surroundings) -> None:
-        self._driver = driver = source.name
+        driver = source.name
+        super().__init__(driver, traits=TRAITS, node=surroundings.node)
         self._surroundings = surroundings
         self._devices = source.devices
         self._directory = source.directory
@@ -143,10 +142,8 @@ class DevicePlugins:
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
         """Set when a resource is new, or must not be used yet."""
-        calls = ClaimRouter(driver)
-        self._by_pool = calls.plugins
-        batches = Batches(driver, traits=TRAITS, node=surroundings.node, reach=lambda: calls)
-        self.prepare, self.unprepare, self.check = batches.prepare, batches.unprepare, batches.check
+        self._calls = ClaimRouter(driver)
+        self._by_pool = self._calls.plugins
         self._sockets = RegistrationSockets(
             {
                 source.directory / entry: RegistrationService(
@@ -197,6 +194,9 @@ class DevicePlugins:
             f"{reason}"
         )
         return EndpointStoppedError(driver=self._driver, reason=text)
+
+    def _connection(self) -> ClaimRouter:
+        return self._calls
 
     # ------------------------------------------------------------ registration
 

@@ -2,8 +2,7 @@
 Calls the methods of a Python driver for a batch of claims, in the driver's loop.
 
 Vendor code runs only here, including reading its answers and formatting its exceptions. The result
-is a snapshot, or a sentence. :mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits
-their time.
+is a snapshot, or a sentence. The claims engine orders calls and limits their time.
 
 It must not depend on threads, slices, gRPC or the kubelet.
 """

@@ -10,8 +10,8 @@ The event loop of a driver, seen from outside: calls into it, its watchdog, and 
   that swallows its cancellation must not prevent the driver's restart. Tasks that the driver left
   behind are leaks; the log names them for its author.
 
-:mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits their time. It must
-not depend on drivers, devices or claims.
+The claims engine orders calls and limits their time. It must not depend on drivers, devices or
+claims.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.contract import Surroundings
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from tests.fakes.direct import result_of
 from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"
@@ -161,18 +162,18 @@ async def listener() -> Listener:
     return Listener()
 
 
-Work = Callable[[Sequence[AllocatedClaim]], Mapping[str, asyncio.Future[Any]]]
+Work = Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]
 
 
 async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> Any:
     """Call an endpoint for one claim."""
-    return await work([AllocatedClaim(claim=claim, devices=tuple(devices))])[claim.uid]
+    return result_of(await work([AllocatedClaim(claim=claim, devices=tuple(devices))]))
 
 
 async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseException]:
     """Call an endpoint for a batch of claims; errors are returned as results."""
     batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, *devices in items]
-    return await asyncio.gather(*work(batch).values(), return_exceptions=True)
+    return [*(await work(batch)).values()]
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -453,85 +454,65 @@ async def test_a_backend_without_prepare_fails_its_claims(served, backend):
         await call(served.prepare, CLAIM, [GPU])
 
 
-async def test_after_a_failed_check_a_claim_counts_as_not_prepared(served, backend):
+async def test_a_check_that_fails_is_an_error_of_its_claim(served, backend):
     async def check(request):
         raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
 
     backend.check = check
-    assert await call(served.check, CLAIM, [GPU]) is False
+    with pytest.raises(DeviceFailedError, match="a bug"):
+        await call(served.check, CLAIM, [GPU])
 
 
 @asynccontextmanager
 async def given_up(
     served: BackendEndpoint, backend: FakeBackend
-) -> AsyncGenerator[tuple[list[str], asyncio.Event]]:
-    """Abandon a prepare that the backend continues until it is released. Return its begun and ended
-    calls, and the event that releases it."""
-    steps: list[str] = []
-    go_on = asyncio.Event()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def work():
-        steps.append("prepare begins")
-        await go_on.wait()
-        steps.append("prepare ends")
+) -> AsyncGenerator[tuple[asyncio.Task[Any], asyncio.Event]]:
+    """Abandon a prepare that the backend continues until it is released. Return the call, and the
+    event that releases it."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    tasks: set[asyncio.Task[bool]] = set()
 
     async def prepare(request):
         # Like a handler that does not notice the end of its call.
-        task = asyncio.create_task(work())
+        begun.set()
+        task = asyncio.create_task(go_on.wait())
         tasks.add(task)
         await asyncio.shield(task)
         return prepared()
 
-    async def unprepare(request):
-        steps.append("unprepare")
-        claims = [pb.UnpreparedClaim(uid=each.uid) for each in request.claims]
-        return pb.UnprepareClaimsResponse(claims=claims)
-
-    backend.prepare, backend.unprepare = prepare, unprepare
+    backend.prepare = prepare
     calling = asyncio.create_task(call(served.prepare, CLAIM, [GPU]))
-    await until(lambda: steps)
+    await begun.wait()
     calling.cancel()
-    await asyncio.wait({calling})
     try:
-        yield steps, go_on
+        yield calling, go_on
     finally:
         go_on.set()
         await asyncio.wait(tasks)
+    assert calling.cancelled()
 
 
-async def test_the_call_after_an_abandoned_one_waits_for_its_end(served, backend):
-    async with given_up(served, backend) as (steps, go_on):
-        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
+async def test_an_abandoned_call_ends_when_the_backend_has_ended_it(served, backend):
+    async with given_up(served, backend) as (calling, go_on):
         await call(served.unprepare, OTHER, [SECOND])
-        assert steps == ["prepare begins", "unprepare"], "another device does not wait"
-        assert not unpreparing.done()
+        assert not calling.done()
         go_on.set()
-        await unpreparing
-    assert steps == ["prepare begins", "unprepare", "prepare ends", "unprepare"]
+        await asyncio.wait({calling})
 
 
-async def test_the_call_after_an_abandoned_one_waits_no_longer_than_its_deadline(
-    served, backend, monkeypatch
-):
+async def test_an_abandoned_call_ends_at_its_deadline(served, backend, monkeypatch):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.2)
-    async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        await call(served.unprepare, CLAIM, [GPU])
-        assert steps == ["prepare begins", "unprepare"]
+    async with asyncio.timeout(5), given_up(served, backend) as (calling, _):
+        await asyncio.wait({calling})
 
 
-async def test_a_call_that_was_given_up_does_not_hold_the_end_of_its_connection(
-    served, backend, listener
-):
-    async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
+async def test_an_abandoned_call_does_not_hold_the_end_of_its_connection(served, backend, listener):
+    async with asyncio.timeout(5), given_up(served, backend) as (calling, _):
         backend.send(None)
         await listener.reason()
-        with pytest.raises(EndpointStoppedError):
-            await unpreparing
+        await asyncio.wait({calling})
         await listener.names()
         await call(served.unprepare, CLAIM, [GPU])
-        assert steps == ["prepare begins", "unprepare"]
 
 
 async def test_a_backend_that_crashes_again_and_again_is_not_followed_each_time(

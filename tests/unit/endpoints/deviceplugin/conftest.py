@@ -29,6 +29,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, Devi
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.state.podresources import KubeletAnswer
+from tests.fakes.direct import result_of
 
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
@@ -124,12 +125,12 @@ class World:
     async def prepare_devices(self, devices: Sequence[AllocatedDevice]) -> list[Edits]:
         """Prepare a claim."""
         item = AllocatedClaim(claim=claim(), devices=tuple(devices))
-        return list(await self.plugins.prepare([item])[item.claim.uid])
+        return list(result_of(await self.plugins.prepare([item])))
 
     async def unprepare_devices(self, devices: Sequence[AllocatedDevice]) -> None:
         """Unprepare a claim."""
         item = AllocatedClaim(claim=claim(), devices=tuple(devices))
-        await self.plugins.unprepare([item])[item.claim.uid]
+        result_of(await self.plugins.unprepare([item]))
 
     def source(self) -> DevicePluginsSource:
         return DevicePluginsSource(

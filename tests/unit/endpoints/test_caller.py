@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import looptime
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from drakit import (
     AllocatedClaim,
@@ -142,24 +138,31 @@ class ResetsPerBatch(Resets, PerBatch):
 
 
 class Calls:
-    """Calls an endpoint for single claims; the calls of one turn are a batch."""
+    """Calls an endpoint."""
 
     def __init__(self, endpoint: DirectEndpoint) -> None:
         self.endpoint = endpoint
 
     async def prepare(self, claim, devices):
-        return await self.begin("prepare", (claim, devices))[0]
+        return await self._one("prepare", claim, devices)
 
     async def unprepare(self, claim, devices):
-        return await self.begin("unprepare", (claim, devices))[0]
+        return await self._one("unprepare", claim, devices)
 
     async def check(self, claim, devices):
-        return await self.begin("check", (claim, devices))[0]
+        return await self._one("check", claim, devices)
 
-    def begin(self, operation: str, *claims: Any) -> list[asyncio.Future]:
-        """Begin a batch."""
+    async def results(self, operation: str, *claims: Any) -> list[Any]:
+        """Call for a batch; give the results in its order."""
         batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, devices in claims]
-        return [*getattr(self.endpoint, operation)(batch).values()]
+        results = await getattr(self.endpoint, operation)(batch)
+        return [results[claim.uid] for claim, _ in claims]
+
+    async def _one(self, operation: str, claim, devices):
+        (result,) = await self.results(operation, (claim, devices))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 def reach(kind: type[Camera]) -> tuple[Any, DirectEndpoint, Calls]:
@@ -343,8 +346,9 @@ async def test_a_failure_that_is_about_no_device_names_the_driver():
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
     driver, caller, calls = reach(PerBatch)
-    works = calls.begin(operation, (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")]))
-    first, second = await asyncio.gather(*works)
+    first, second = await calls.results(
+        operation, (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")])
+    )
     await getattr(calls, operation)(C, [device("cam-3")])
     assert driver.asked == [["uid-a", "uid-b"], ["uid-c"]]
     assert caller.calls == [(operation, ["uid-a", "uid-b"]), (operation, ["uid-c"])]
@@ -353,16 +357,6 @@ async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
             [edits("cam-0"), edits("cam-1")],
             [edits("cam-2")],
         )
-
-
-async def test_claims_of_a_batch_end_at_different_times_if_the_driver_takes_devices():
-    driver, caller, calls = reach(PerDevice)
-    driver.held["cam-0"] = asyncio.Event()
-    slow, fast = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
-    assert await fast == [edits("cam-1")]
-    assert (slow.done(), len(caller.calls)) == (False, 2)
-    driver.held["cam-0"].set()
-    assert await slow == [edits("cam-0")]
 
 
 @pytest.mark.parametrize(
@@ -380,10 +374,7 @@ async def test_claims_of_a_batch_end_at_different_times_if_the_driver_takes_devi
 async def test_a_claim_of_a_batch_fails_alone(answer, text):
     driver, _, calls = reach(PerBatch)
     driver.changes = {"uid-b": answer}
-    fine, failed = await asyncio.gather(
-        *calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
-        return_exceptions=True,
-    )
+    fine, failed = await calls.results("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
     assert list(fine) == [edits("cam-0")]
     assert isinstance(failed, DeviceFailedError)
     assert text in str(failed)
@@ -400,10 +391,7 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text):
 async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
     driver, _, calls = reach(ResetsPerBatch)
     driver.changes = {"uid-b": answer}
-    fine, failed = await asyncio.gather(
-        *calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
-        return_exceptions=True,
-    )
+    fine, failed = await calls.results("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
     assert fine is None
     assert text in str(failed)
     assert driver.ended == ["cam-0", "cam-1", "reset cam-0"]
@@ -423,10 +411,7 @@ async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, 
         monkeypatch.setattr(PerBatch, f"{operation}_claims", lambda *_: None)
     else:
         driver.failing["cam-0"] = raised
-    errors = await asyncio.gather(
-        *calls.begin(operation, (A, [device("cam-0")]), (B, [device("cam-1")])),
-        return_exceptions=True,
-    )
+    errors = await calls.results(operation, (A, [device("cam-0")]), (B, [device("cam-1")]))
     assert [text in str(error) for error in errors] == [True, True]
 
 
@@ -439,213 +424,7 @@ async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
     ]
 
 
-async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for():
-    driver, _, calls = reach(PerBatch)
-    driver.held["cam-0"] = asyncio.Event()
-    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
-    await turns()
-    first.cancel()
-    await turns()
-    assert (first.cancelled(), driver.ended) == (True, [])
-    driver.held["cam-0"].set()
-    assert list(await second) == [edits("cam-1")]
-
-
-async def test_a_batch_that_all_have_given_up_is_cancelled():
-    driver, _, calls = reach(PerBatch)
-    driver.held["cam-0"] = asyncio.Event()
-    works = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
-    await turns()
-    for work in works:
-        work.cancel()
-        await turns()
-    assert driver.ended == ["cam-0"]
-
-
-async def test_a_claim_that_is_given_up_before_its_batch_begins_is_not_in_it():
-    driver, caller, calls = reach(PerBatch)
-    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
-    first.cancel()
-    await second
-    assert driver.asked == [["uid-b"]]
-    assert caller.calls == [("prepare", ["uid-b"])]
-
-
-@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
-async def test_a_batch_that_is_given_up_before_it_begins_frees_its_devices(kind):
-    driver, _, calls = reach(kind)
-    for work in calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])):
-        work.cancel()
-    await turns()
-    assert driver.asked == []
-    await calls.unprepare(A, [device("cam-0"), device("cam-1")])
-
-
-@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
-async def test_a_claim_that_has_to_wait_is_called_for_itself_after_the_others(operation):
-    driver, _, calls = reach(PerBatch)
-    for name in ("cam-0", "cam-3"):
-        driver.held[name] = asyncio.Event()
-    busy = calls.begin("prepare", (A, [device("cam-0")]))
-    busy += calls.begin("prepare", (A, [device("cam-3")]))
-    await turns()
-    names = (A, ["cam-0"]), (B, ["cam-1"]), (C, ["cam-2", "cam-3"]), (D, ["cam-4"])
-    works = calls.begin(operation, *((claim, [*map(device, each)]) for claim, each in names))
-    await turns(10)
-    assert driver.asked[2:] == [["uid-b", "uid-d"]]
-    assert [work.done() for work in works] == [False, True, False, True]
-    for name in ("cam-3", "cam-0"):
-        driver.held[name].set()
-        await turns(10)
-    await asyncio.gather(*works, *busy)
-    assert driver.asked[3:] == [["uid-c"], ["uid-a"]]
-    if operation == "prepare":
-        assert list(works[0].result()) == [edits("cam-0")]
-
-
-async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():
-    driver, _, calls = reach(PerBatch)
-    driver.held["cam-0"] = asyncio.Event()
-    calls.begin("prepare", (A, [device("cam-0")]))
-    await turns()
-    waiting, other = calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
-    waiting.cancel()
-    assert await other is None
-    driver.held["cam-0"].set()
-    await turns(10)
-    assert driver.asked == [["uid-a"], ["uid-b"]]
-
-
-# ------------------------------------------------------------ order and time limits
-
-
-@pytest.mark.looptime
-async def test_calls_for_one_device_run_one_after_the_other_in_their_order(looptime):
-    driver, _, calls = reach(PerDevice)
-    driver.seconds = 10
-    works = [work for each in (A, B, C) for work in calls.begin("prepare", (each, [device("a")]))]
-    (other,) = calls.begin("prepare", (D, [device("b")]))
-    await other
-    assert looptime == 10
-    await asyncio.gather(*works)
-    assert looptime == 30
-    assert [uids for _, uids in calls.endpoint.calls] == [
-        ["uid-a"],
-        ["uid-d"],
-        ["uid-b"],
-        ["uid-c"],
-    ]
-
-
-@pytest.mark.looptime
-async def test_a_call_that_was_given_up_holds_its_devices_until_its_clean_up_has_ended(looptime):
-    driver, _, calls = reach(PerDevice)
-    driver.seconds, driver.tail = 100, 20
-    (first,) = calls.begin("prepare", (A, [device("a")]))
-    (second,) = calls.begin("unprepare", (A, [device("a")]))
-    await asyncio.sleep(10)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert looptime == 10, "its caller does not wait"
-    driver.seconds = 1
-    await second
-    assert looptime == 31
-
-
-@pytest.mark.looptime
-async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_clean_up(looptime):
-    driver, _, calls = reach(PerDevice)
-    driver.seconds, driver.tail = 1000, 20
-    (hanging,) = calls.begin("prepare", (A, [device("a")]))
-    (behind,) = calls.begin("unprepare", (A, [device("a")]))
-    error = await failure(hanging)
-    assert looptime == 300
-    assert (str(error), error.index) == (
-        "driver camera.example.com did not answer prepare within 300 s",
-        0,
-    )
-    error = await failure(behind)
-    assert (str(error), error.index) == (
-        "driver camera.example.com: an earlier call for the device has not ended, and unprepare "
-        "waited 300 s for it; if this persists, restart the node plugin on this node",
-        0,
-    )
-    assert looptime == 300
-    driver.seconds = 0
-    await calls.unprepare(A, [device("a")])
-    assert looptime == 320
-
-
-@pytest.mark.looptime
-async def test_a_call_can_be_cancelled_and_have_had_its_time_in_one_turn_of_the_loop():
-    problems: list[Any] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: problems.append(context))
-    driver, _, calls = reach(PerDevice)
-    driver.held["a"] = asyncio.Event()
-    loop.call_at(loop.time() + 300, lambda: behind.cancel())
-    (first,) = calls.begin("prepare", (A, [device("a")]))
-    (behind,) = calls.begin("prepare", (B, [device("a")]))
-    await asyncio.wait({first, behind})
-    assert behind.cancelled()
-    await failure(first)
-    await calls.unprepare(A, [device("b")])
-    assert problems == []
-
-
-@pytest.mark.looptime
-async def test_a_call_that_waited_is_given_up_in_the_context_of_its_caller():
-    given_up: list[str] = []
-
-    class Log(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            given_up.append(logs.request_id.get())
-
-    class Checks(PerDevice):
-        async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
-            await self.work(device)
-            return True
-
-    log, logger = Log(), logging.getLogger("drakit_nodeplugin.endpoints.batches")
-    logger.addHandler(log)
-    driver, _, calls = reach(Checks)
-    driver.seconds = 200
-    with logs.request_scope("first"):
-        calls.begin("check", (A, [device("a")]))
-    with logs.request_scope("second"):
-        (second,) = calls.begin("check", (B, [device("a")]))
-    await asyncio.sleep(1)
-    driver.seconds = 1000
-    assert await second is False
-    logger.removeHandler(log)
-    assert given_up == ["second"]
-
-
-@pytest.mark.looptime
-async def test_the_time_of_a_call_begins_when_it_begins(looptime):
-    driver, _, calls = reach(PerDevice)
-    driver.seconds = 200
-    calls.begin("prepare", (A, [device("a")]))
-    (second,) = calls.begin("prepare", (B, [device("a")]))
-    await asyncio.sleep(1)
-    driver.seconds = 299
-    await second
-    assert looptime == 499
-
-
-@pytest.mark.looptime
-async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_after_it(looptime):
-    driver, _, calls = reach(PerDevice)
-    driver.seconds_of = {"A": 10, "B": 20, "C": 5, "D": 1}
-    a, b = device("a"), device("b")
-    for claim, devices in (("A", [a]), ("B", [b]), ("C", [a, b]), ("D", [a])):
-        calls.begin("prepare", (reference(claim), devices))
-    (last,) = calls.begin("prepare", (reference("E"), [b]))
-    await last
-    assert looptime == 25
-    begun = [uids[0] for _, uids in calls.endpoint.calls]
-    assert (begun[:3], sorted(begun[3:])) == (["A", "B", "C"], ["D", "E"])
+# ------------------------------------------------------------ cancellations
 
 
 @pytest.mark.looptime
@@ -653,7 +432,7 @@ async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
     driver, _, calls = reach(PerBatch)
     driver.seconds = 10
     driver.clean_up_fails = ValueError("cannot undo it")
-    (call,) = calls.begin("prepare", (A, [device("a")]))
+    call = asyncio.create_task(calls.prepare(A, [device("a")]))
     await asyncio.sleep(1)
     call.cancel()
     await asyncio.sleep(1)
@@ -671,134 +450,6 @@ async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of
     driver.failing["cam-0"] = asyncio.CancelledError()
     error = await failure(calls.prepare(A, [device("cam-0")]))
     assert str(error).endswith("it was canceled, but not by its caller")
-
-
-async def test_a_call_runs_in_the_context_of_its_caller_even_if_it_had_to_wait():
-    driver, _, calls = reach(PerDevice)
-    driver.held["cam-0"] = asyncio.Event()
-    for number in range(3):
-        with logs.request_scope(f"request-{number}"):
-            calls.begin("prepare", (A, [device("cam-0")]))
-    driver.held["cam-0"].set()
-    await calls.unprepare(A, [device("cam-0")])
-    assert driver.request_ids == ["request-0", "request-1", "request-2", "-"]
-
-
-@given(data=st.data())
-@settings(max_examples=150, deadline=None)
-def test_calls_that_have_a_device_in_common_never_overlap_keep_their_order_and_all_end(data):
-    """Any sequence of batches, pauses and cancellations, in a loop of its own."""
-    kind = data.draw(st.sampled_from([PerDevice, PerBatch]))
-    claim = st.tuples(
-        st.sets(st.sampled_from("abcd"), min_size=1, max_size=3),
-        st.sampled_from([0, 0, 1, 7, 400]),
-        st.sampled_from([0, 3]),
-    )
-    steps = data.draw(
-        st.lists(
-            st.one_of(
-                st.tuples(st.just("batch"), st.lists(claim, min_size=1, max_size=3)),
-                st.tuples(st.just("pause"), st.sampled_from([0, 1, 2])),
-                st.tuples(st.just("cancel"), st.integers(0, 30)),
-            ),
-            max_size=30,
-        )
-    )
-
-    async def play() -> None:
-        _, endpoint, calls = reach(kind)
-        begun: list[tuple[int, set[str]]] = []
-        batch_of: dict[str, int] = {}
-        works: list[asyncio.Future] = []
-        keys: list[set[str]] = []
-        running: list[set[str]] = []
-        seconds: dict[str, tuple[float, float]] = {}
-
-        async def work(batch: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
-            uids = [item.claim.uid for item in batch]
-            held = {device.name for item in batch for device in item.devices}
-            assert not [other for other in running if other & held]
-            running.append(held)
-            begun.extend((batch_of[uid], keys[int(uid)]) for uid in uids)
-            try:
-                await asyncio.sleep(max(seconds[uid][0] for uid in uids))
-            except asyncio.CancelledError:
-                await asyncio.sleep(max(seconds[uid][1] for uid in uids))
-                raise
-            finally:
-                running.remove(held)
-            return {item.claim.uid: [edits("x")] * len(item.devices) for item in batch}
-
-        endpoint._driver_calls.prepare = work
-        for number, step in enumerate(steps):
-            match step:
-                case ("batch", claims):
-                    batch = []
-                    for names, duration, tail in claims:
-                        uid = str(len(keys))
-                        keys.append(names)
-                        batch_of[uid] = number
-                        seconds[uid] = duration, tail
-                        batch.append((reference(uid), [*map(device, sorted(names))]))
-                    works += calls.begin("prepare", *batch)
-                case ("pause", duration):
-                    await asyncio.sleep(duration)
-                case ("cancel", index) if index < len(works):
-                    works[index].cancel()
-        if works:
-            await asyncio.wait(works)
-        for each in works:
-            assert each.cancelled() or isinstance(each.exception(), DeviceFailedError | None)
-
-        await asyncio.sleep(10)
-        assert running == []
-        for (earlier, some), (later, others) in itertools.combinations(begun, 2):
-            if some & others:
-                # Claims of one batch may overtake one of them that has to wait.
-                assert earlier <= later
-        keys.append(set("abcd"))
-        seconds[str(len(keys) - 1)] = 0, 0
-        batch_of[str(len(keys) - 1)] = len(steps)
-        await calls.prepare(reference(str(len(keys) - 1)), [*map(device, "abcd")])
-
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
-        runner.run(play())
-
-
-class ResetsSlowly(ResetsPerDevice):
-    """Blocks in its reset until the test releases it."""
-
-    async def reset(self, device: AllocatedDevice) -> None:
-        await self.held["reset"].wait()
-        await super().reset(device)
-
-
-class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
-    pass
-
-
-@pytest.mark.parametrize("kind", [ResetsSlowly, ResetsBatchesSlowly])
-async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
-    """Calls also overlap if a device and a counter set of another pool have the same name."""
-    driver, _, calls = reach(kind)
-    driver.held["reset"] = asyncio.Event()
-    whole = device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})
-    part = device("gpu-0-half", consumes={"card-0": {"memory": "20Gi"}})
-    others = [
-        device("gpu-1-half", consumes={"card-1": {"memory": "20Gi"}}),
-        device("gpu-2", consumes={"card-0": {"memory": "20Gi"}}, pool=f"{NODE}/more"),
-        device("card-0"),
-    ]
-    undoing = asyncio.create_task(calls.unprepare(A, [whole]))
-    await turns(10)
-    waiting = asyncio.create_task(calls.prepare(B, [part]))
-    for other in others:
-        await calls.prepare(C, [other])
-    assert (undoing.done(), waiting.done()) == (False, False)
-    assert driver.ended == ["gpu-0", "gpu-1-half", "gpu-2", "card-0"]
-    driver.held["reset"].set()
-    await asyncio.gather(undoing, waiting)
-    assert driver.ended[-2:] == ["reset gpu-0", "gpu-0-half"]
 
 
 # ------------------------------------------------------------ reset
@@ -926,9 +577,8 @@ async def test_a_claim_of_a_batch_whose_device_cannot_be_reset_fails_alone():
                 raise DriverError("it is stuck")
 
     _, _, calls = reach(Resetting)
-    first, second = calls.begin("unprepare", (A, [device("a")]), (B, [device("b")]))
-    assert await second is None
-    assert str(await failure(first)) == "it is stuck"
+    first, second = await calls.results("unprepare", (A, [device("a")]), (B, [device("b")]))
+    assert (str(first), second) == ("it is stuck", None)
 
 
 @pytest.mark.looptime
@@ -940,7 +590,7 @@ async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch
 
     monkeypatch.setattr(PerBatch, "check", check, raising=False)
     _, _, calls = reach(PerBatch)
-    first, second = calls.begin("check", (A, [device("a")]), (B, [device("b")]))
-    assert (await first, await second) == (False, True)
+    first, second = await calls.results("check", (A, [device("a")]), (B, [device("b")]))
+    assert (first, second) == (False, True)
     (record,) = caplog.records
     assert (record.claim_uid, record.error) == (A.uid, "the bus is gone")
