@@ -27,7 +27,7 @@ from drakit.layout import home_directory
 from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver, freeze_objects
-from drakit_nodeplugin.host.drivers import Hosting
+from drakit_nodeplugin.host.drivers import HostedDrivers
 from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.podresources import PodName, PodResources
@@ -75,7 +75,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         podresources=PodResources(config.podresources, own_pod=launch.pod),
         metrics=metrics,
     )
-    drivers = Hosting(environment, config_file=launch.config_file)
+    drivers = HostedDrivers(environment, config_file=launch.config_file)
     servers = StatusServers(
         listen=config.listen, probed=_Probed(drivers), registry=metrics.registry
     )
@@ -106,7 +106,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 class _Probed:
     """All hosted drivers, as probes and metrics see them."""
 
-    def __init__(self, drivers: Hosting) -> None:
+    def __init__(self, drivers: HostedDrivers) -> None:
         self._drivers = drivers
 
     async def liveness_problems(self) -> Sequence[str]:

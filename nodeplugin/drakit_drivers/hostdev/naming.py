@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from drakit import HeldDevice, HeldNode
 from drakit_drivers.hostdev.hardware import Identity
 
-__all__ = ("Holds", "Number", "Numbers", "Wish", "assign", "wish")
+__all__ = ("Holds", "NameRequest", "Number", "Numbers", "assign", "name_request")
 
 _MAX_NAME = 63
 _HASH_DIGITS = 8
@@ -121,7 +121,7 @@ def _number(node: HeldNode) -> Number | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class NameRequest:
     """The name that a device gets, and the one that it gets if others want the first."""
 
     key: str
@@ -135,9 +135,9 @@ class Wish:
     """The identities of its device nodes, which do not depend on the policy."""
 
 
-def wish(
+def name_request(
     policy: str, identity: Identity, *, hardware: Set[str], nth: int = 1, copy: int | None = None
-) -> Wish:
+) -> NameRequest:
     """
     Return the names for a device.
 
@@ -148,7 +148,7 @@ def wish(
     suffix = f"-{nth - 1}" if nth > 1 else ""
     suffix += "" if copy is None else f"-{copy}"
     plain = _label(f"{policy}-{identity.text}{suffix}" if identity.text else f"{policy}{suffix}")
-    return Wish(
+    return NameRequest(
         key=f"{policy} {identity.text} {identity.place}{suffix}",
         plain=plain,
         hashed=_with_hash(plain, f"{policy} {identity.place}{suffix}"),
@@ -157,17 +157,21 @@ def wish(
 
 
 def assign(
-    wishes: Sequence[Wish], *, before: Mapping[str, str], holds: Holds
+    requests: Sequence[NameRequest], *, before: Mapping[str, str], holds: Holds
 ) -> dict[str, str | None]:
     """
     Give each device a name, by key; None if it is unclear which device a claim holds.
 
     :param before: the names that devices had in the last scan, by key.
     """
-    wanted = Counter(wish.plain for wish in wishes)
-    owners = {wish.plain: wish.key for wish in wishes if before.get(wish.key) == wish.plain}
+    wanted = Counter(name_request.plain for name_request in requests)
+    owners = {
+        name_request.plain: name_request.key
+        for name_request in requests
+        if before.get(name_request.key) == name_request.plain
+    }
 
-    def name_of(each: Wish) -> str | None:
+    def name_of(each: NameRequest) -> str | None:
         for name in (each.plain, each.hashed):
             if holds.is_of(name, each.hardware):
                 return name
@@ -180,7 +184,7 @@ def assign(
             return each.plain
         return None if each.plain in holds and each.plain not in owners else hashed
 
-    return {each.key: name_of(each) for each in wishes}
+    return {each.key: name_of(each) for each in requests}
 
 
 def _label(text: str) -> str:

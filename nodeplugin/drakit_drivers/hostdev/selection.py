@@ -29,7 +29,7 @@ from drakit_drivers.hostdev.hardware import (
     identity_of_unit,
 )
 from drakit_drivers.hostdev.matching import is_matched
-from drakit_drivers.hostdev.naming import Holds, Number, Numbers, Wish, assign, wish
+from drakit_drivers.hostdev.naming import Holds, NameRequest, Number, Numbers, assign, name_request
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
 __all__ = ("Doubt", "Overlap", "Published", "Refusal", "Refused", "Selection", "select")
@@ -156,12 +156,12 @@ class _Candidate:
     hosts: tuple[HostDevice, ...]
     identity: Identity
     hardware: Set[str]
-    devices: tuple[Wish, ...]
-    copies: tuple[Wish, ...] = ()
+    devices: tuple[NameRequest, ...]
+    copies: tuple[NameRequest, ...] = ()
     is_too_many: bool = False
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
+    def requests(self) -> tuple[NameRequest, ...]:
         return (*self.devices, *self.copies)
 
 
@@ -182,9 +182,9 @@ def select(
     """
     holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
-    wishes = [wish for each in candidates for wish in each.wishes]
+    requests = [name_request for each in candidates for name_request in each.requests]
     # All candidates get names: a name must not depend on whether a neighbour is published.
-    names = assign(wishes, before=before.names if before else {}, holds=holds)
+    names = assign(requests, before=before.names if before else {}, holds=holds)
     owned, overlaps = _owned(candidates, names, holds)
     numbers: dict[str, set[Number]] = defaultdict(set)
     for host in found:
@@ -193,11 +193,11 @@ def select(
     copies: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
     hardware = {name: holds.hardware(name) for name in holds}
-    owned_names = {names[wish.key] for each in owned for wish in each.wishes}
+    owned_names = {names[name_request.key] for each in owned for name_request in each.requests}
     waits_for_release = None in owned_names or any(each.is_by_hold for each in overlaps)
     for each in owned:
         refusal = _refusal(each, refuse, names)
-        own_names = {name for its in each.wishes if (name := names[its.key])}
+        own_names = {name for its in each.requests if (name := names[its.key])}
         its_numbers = {identity: numbers[identity] for identity in each.hardware}
         for target, all_wishes in ((devices, each.devices), (copies, each.copies)):
             its_names = {names[its.key] or its.hashed for its in all_wishes}
@@ -214,7 +214,7 @@ def select(
                 if reason and not (reason.is_unknown and was_published):
                     refused[name] = Refused(published, reason)
                     continue
-                doubt = _doubt(name, own_names - its_names, its_numbers, holds)
+                doubt = _uncertainty(name, own_names - its_names, its_numbers, holds)
                 waits_for_release |= doubt is not None
                 if reason:
                     doubt = Doubt(kind="unreadable", message=reason.message)
@@ -238,7 +238,7 @@ def _owned(
     """Give each device node to one policy; return the candidates that have all of theirs."""
 
     def is_held(each: _Candidate) -> bool:
-        return any(names[wish.key] in holds for wish in each.wishes)
+        return any(names[name_request.key] in holds for name_request in each.requests)
 
     owners: dict[str, _Candidate] = {}
     owned: list[_Candidate] = []
@@ -281,7 +281,7 @@ def _refusal(
             f"policy {each.policy.name} already has {_MAX_DEVICES} devices on this node, the "
             "maximum (each user counts as a device); narrow its matchers, or reduce sharing.users",
         )
-    if any(names[wish.key] is None for wish in each.wishes):
+    if any(names[name_request.key] is None for name_request in each.requests):
         return Refusal(
             "InUse",
             "a claim holds this device or another device with the same identity; delete the pod "
@@ -313,7 +313,7 @@ def _held_otherwise(
     return None
 
 
-def _doubt(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> Doubt | None:
+def _uncertainty(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> Doubt | None:
     """Return the reason why no new claim must get a device. `other_form`: its names as copies, if
     it is published with capacity, and its name with capacity, if it is a copy."""
     outdated = holds.outdated(name, numbers)
@@ -354,7 +354,7 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
         siblings[identity] += 1
         nth = siblings[identity]
         hardware = frozenset(map(hardware_identity, hosts))
-        device = wish(policy.name, identity, hardware=hardware, nth=nth)
+        device = name_request(policy.name, identity, hardware=hardware, nth=nth)
         total += spec.sharing.users or 1
         is_too_many = total > _MAX_DEVICES
         of_copies = identity
@@ -362,7 +362,7 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
             # One device at most: kvm-0, kvm-1, ...
             of_copies, nth = Identity(text="", place=hosts[0].path), 1
         copies = tuple(
-            wish(policy.name, of_copies, hardware=hardware, nth=nth, copy=index)
+            name_request(policy.name, of_copies, hardware=hardware, nth=nth, copy=index)
             for index in range(0 if is_too_many else spec.sharing.users or 0)
         )
         only_copies = spec.sharing.mode == "Users" and not is_too_many

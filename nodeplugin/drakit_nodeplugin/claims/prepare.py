@@ -44,15 +44,15 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.unprepare import Unpreparing
 from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
+    ClaimDependencies,
     ClaimWork,
-    EngineParts,
     call_driver,
     driver_failed,
     facts_of,
     not_stored,
     prepared_devices,
     refused,
-    side_by_side,
+    run_concurrently,
     with_hardware,
 )
 from drakit_nodeplugin.endpoints.contract import CallError
@@ -63,7 +63,7 @@ from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.hardware import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
-__all__ = ("ClaimEngine",)
+__all__ = ("Preparing",)
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class _Wanted:
     old: StoredClaim
 
 
-class ClaimEngine:
-    """Prepares and unprepares claims of one driver: implements :class:`.queue.Engine`."""
+class Preparing:
+    """Prepares and unprepares claims of one driver: implements :class:`.queue.ClaimOperations`."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
         self._unpreparing = unpreparing = Unpreparing(parts)
         self.rebuilt = unpreparing.rebuilt
@@ -127,7 +127,7 @@ class ClaimEngine:
             for work in works:
                 self._refuse(work, not_stored(work.claim, error))
             return
-        wanted = await side_by_side([self._wanted(w, known.get(w.claim.uid)) for w in works])
+        wanted = await run_concurrently([self._wanted(w, known.get(w.claim.uid)) for w in works])
         current: list[_Wanted] = []
         replaced: list[_Wanted] = []
         due: list[_Due] = []
@@ -145,7 +145,7 @@ class ClaimEngine:
                     replaced.append(_Wanted(work=work, new=new, old=old))
                 case _:
                     due.append(_Due(work=work, claim=new))
-        await side_by_side(
+        await run_concurrently(
             [
                 *([self._answer_current(current)] if current else ()),
                 *([self._work(due)] if due else ()),
@@ -293,7 +293,7 @@ class ClaimEngine:
             return
         for each in current:
             uid = each.old.uid
-            if uid in outcome.unplaced or uid in outcome.changed:
+            if uid in outcome.file_errors or uid in outcome.changed:
                 self._refuse(each.work, self._refused(each.old, outcome))
             else:
                 self._succeed(each.work, each.old)
@@ -322,7 +322,7 @@ class ClaimEngine:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
         due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
-        hardware = await self._complete(due)
+        hardware = await self._await_listed(due)
         await with_hardware(
             self._parts,
             "prepare",
@@ -391,7 +391,7 @@ class ClaimEngine:
             self._refuse(work, AbandonedError(claim=str(claim)))
         return work.abandoned
 
-    async def _complete(self, due: dict[str, _Due]) -> Hardware | None:
+    async def _await_listed(self, due: dict[str, _Due]) -> Hardware | None:
         """
         Record the consumption of devices; remove unlisted devices' claims from `due`.
 
@@ -399,14 +399,14 @@ class ClaimEngine:
         """
         inventories = self._parts.inventories
         hardware = inventories.hardware()
-        missing = _complete(due, hardware, node=self._parts.listed_node)
+        missing = _add_consumption(due, hardware, node=self._parts.listed_node)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
                         hardware = inventories.hardware()
-                        missing = _complete(due, hardware, node=self._parts.listed_node)
+                        missing = _add_consumption(due, hardware, node=self._parts.listed_node)
         unavailable = self._parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
@@ -486,7 +486,7 @@ class ClaimEngine:
             for claim in prepared:
                 rollbacks.create_task(self._roll_back(due[claim.uid], not_stored(claim, error)))
             return
-        done = [claim for uid, claim in outcome.written.items() if uid not in outcome.unplaced]
+        done = [claim for uid, claim in outcome.written.items() if uid not in outcome.file_errors]
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
@@ -495,7 +495,7 @@ class ClaimEngine:
             self._succeed(each.work, claim, renumbered=renumbered)
         for claim in prepared:
             each = due[claim.uid]
-            if claim.uid in outcome.written and claim.uid not in outcome.unplaced:
+            if claim.uid in outcome.written and claim.uid not in outcome.file_errors:
                 continue
             each.claim = outcome.written.get(claim.uid, each.claim)
             rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
@@ -563,7 +563,7 @@ def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int]
     return found
 
 
-def _complete(
+def _add_consumption(
     claims: Mapping[str, _Due], hardware: Hardware | None, *, node: str | None
 ) -> dict[str, StoredDevice]:
     """Record the consumption of devices; return an unlisted device for each claim that cannot

@@ -38,7 +38,7 @@ from drakit_nodeplugin.claims.work import (
 )
 from drakit_nodeplugin.state.records import State, StoredClaim
 
-__all__ = ("NOT_DONE", "ClaimObserver", "ClaimQueue", "Engine")
+__all__ = ("NOT_DONE", "ClaimObserver", "ClaimOperations", "ClaimQueue")
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ NOT_DONE = "NotDone"
 canceled."""
 
 
-class Engine(Protocol):
+class ClaimOperations(Protocol):
     """Prepares and unprepares claims. The queue calls it when the turn of a claim has come."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
@@ -120,7 +120,7 @@ class ClaimQueue:
     def __init__(
         self,
         driver: str,
-        engine: Engine,
+        engine: ClaimOperations,
         *,
         scheduler: Scheduler,
         observers: Sequence[ClaimObserver] = (),

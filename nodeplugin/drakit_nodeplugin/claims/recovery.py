@@ -56,7 +56,7 @@ from drakit_nodeplugin.claims.kubelet_claims import (
 )
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.unprepare import Undone
-from drakit_nodeplugin.claims.work import EngineParts, workers
+from drakit_nodeplugin.claims.work import ClaimDependencies, workers
 from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
@@ -155,7 +155,7 @@ class SpecRestorer:
 
     def __init__(
         self,
-        parts: EngineParts,
+        parts: ClaimDependencies,
         *,
         directory: Path,
         queue: ClaimQueue,
@@ -218,11 +218,11 @@ class SpecRestorer:
         outcome = await self._checkpoint.confirm(lost.values())
         for uid in outcome.written:
             facts = {"claim": str(lost[uid]), "claim_uid": uid}
-            if (error := outcome.unplaced.get(uid)) is not None:
+            if (error := outcome.file_errors.get(uid)) is not None:
                 logger.error("CDI file not restored", extra=facts | {"error": str(error)})
             else:
                 logger.warning("lost or outdated CDI file restored", extra=facts)
-        return len(outcome.written) - len(outcome.unplaced)
+        return len(outcome.written) - len(outcome.file_errors)
 
     async def run(self, poller: FilePoller) -> None:
         """Compare whenever the directory has changed; a failed comparison is logged and retried."""
@@ -240,7 +240,7 @@ class OrphanRemover:
 
     def __init__(
         self,
-        parts: EngineParts,
+        parts: ClaimDependencies,
         *,
         queue: ClaimQueue,
         kubelet: KubeletClaimView,
@@ -370,7 +370,7 @@ def _number_of_claims(found: Collection[str]) -> str:
 class Rebuilder:
     """Rebuilds the entries of one driver."""
 
-    def __init__(self, parts: EngineParts, *, kubelet: KubeletClaimView) -> None:
+    def __init__(self, parts: ClaimDependencies, *, kubelet: KubeletClaimView) -> None:
         self._parts = parts
         self._driver = parts.driver
         self._checkpoint = parts.checkpoint

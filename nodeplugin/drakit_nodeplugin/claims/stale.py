@@ -39,12 +39,12 @@ from drakit_nodeplugin.claims.kubelet_claims import (
     KubeletClaimView,
     Unclaimed,
 )
-from drakit_nodeplugin.claims.work import EngineParts, workers
+from drakit_nodeplugin.claims.work import ClaimDependencies, workers
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
+__all__ = ("StaleCollector", "StaleReason", "StaleTiming", "stale_reason")
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ _REASONS: Mapping[type[ClaimError], StaleReason] = {
 }
 
 
-def judge(
+def stale_reason(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
@@ -140,7 +140,7 @@ class StaleCollector:
 
     def __init__(
         self,
-        parts: EngineParts,
+        parts: ClaimDependencies,
         *,
         kubelet: KubeletClaimView,
         registered: asyncio.Event,
@@ -199,8 +199,8 @@ class StaleCollector:
         async for page in self._checkpoint.pages():
             seen.update(entry.uid for entry in page)
             free = [entry for entry in page if not self._used(entry, claims)]
-            judged, silent = await self._judge(free)
-            due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid], claims)]
+            reasons, silent = await self._reasons_of(free)
+            due = [e for e in free if e.uid in reasons and self._is_due(e, reasons[e.uid], claims)]
             collected += await self._collect(due)
             if silent:  # the next check asks again; suspects stay
                 return collected
@@ -214,14 +214,14 @@ class StaleCollector:
         self._suspects.pop(entry.uid, None)
         return True
 
-    async def _judge(
+    async def _reasons_of(
         self, entries: Sequence[StoredClaim]
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
         """Ask the API server about claims; return its verdicts, and whether it gave no answer at
         all. Then it is unavailable or overloaded, and is asked no more questions."""
         limiter = self._limiter or RateLimiter(burst=1, per_second=self._timing.fetches_per_second)
         self._limiter = limiter
-        judged: dict[str, StaleReason | None] = {}
+        reasons: dict[str, StaleReason | None] = {}
         line = iter(entries)
         silent = False
 
@@ -232,7 +232,7 @@ class StaleCollector:
                 if silent:
                     return
                 try:
-                    judged[entry.uid] = await self._judge_one(entry)
+                    reasons[entry.uid] = await self._reason_of(entry)
                 except NoAnswerError:
                     silent = True
                     return
@@ -240,15 +240,15 @@ class StaleCollector:
                     continue
 
         await workers(ask, parallel=self._timing.parallel, items=len(entries))
-        return judged, silent
+        return reasons, silent
 
-    async def _judge_one(self, entry: StoredClaim) -> StaleReason | None:
-        """Read and judge the claim of an entry; no reference to it remains: it can take 20 MiB."""
+    async def _reason_of(self, entry: StoredClaim) -> StaleReason | None:
+        """Read the claim of an entry and decide; no reference to it remains: it can take 20 MiB."""
         try:
             found = await self._source.fetch(reference_of(entry), timeout_seconds=FETCH_SECONDS)
         except ClaimGoneError:
             found = None
-        return judge(entry, found, driver=self._driver, node=self._node)
+        return stale_reason(entry, found, driver=self._driver, node=self._node)
 
     def _is_due(
         self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
@@ -269,7 +269,7 @@ class StaleCollector:
 
     async def _listed(self) -> KubeletClaims:
         """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
-        poll does not judge."""
+        poll does not decide."""
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
             # The kubelet has just started, so earlier checks no longer count.

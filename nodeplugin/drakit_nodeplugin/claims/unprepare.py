@@ -24,8 +24,8 @@ from drakit_nodeplugin.claims.allocation import with_consumption
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
+    ClaimDependencies,
     ClaimWork,
-    EngineParts,
     call_driver,
     driver_failed,
     facts_of,
@@ -60,7 +60,7 @@ class Undone:
 class Unpreparing:
     """Undoes claims of one driver. The caller must own the claims' turns (:mod:`.queue`)."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
         self.rebuilt = asyncio.Event()
         """Set after a damaged checkpoint was rebuilt."""

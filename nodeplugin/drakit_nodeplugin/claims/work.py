@@ -60,8 +60,8 @@ from drakit_nodeplugin.state.records import StoredClaim
 __all__ = (
     "GERUND",
     "ClaimAnswer",
+    "ClaimDependencies",
     "ClaimWork",
-    "EngineParts",
     "Inventories",
     "Operation",
     "PreparedDevice",
@@ -72,7 +72,7 @@ __all__ = (
     "not_stored",
     "prepared_devices",
     "refused",
-    "side_by_side",
+    "run_concurrently",
     "with_hardware",
     "workers",
 )
@@ -225,7 +225,7 @@ class Inventories(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineParts:
+class ClaimDependencies:
     """The dependencies of one driver's engine."""
 
     driver: str
@@ -251,7 +251,7 @@ class EngineParts:
 # ---------------------------------------------------------------- shared steps
 
 
-async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
     """Run coroutines concurrently; a single one needs no task."""
     if len(works) == 1:
         return [await works[0]]
@@ -270,7 +270,7 @@ async def workers(
 
 
 async def with_hardware(
-    parts: EngineParts,
+    parts: ClaimDependencies,
     operation: CallOperation,
     claims: Mapping[str, StoredClaim],
     run: Callable[[Sequence[str]], Coroutine[Any, Any, None]],
@@ -315,7 +315,7 @@ def _hardware_of(claim: StoredClaim) -> frozenset[HardwareKey]:
 
 
 async def call_driver(
-    parts: EngineParts,
+    parts: ClaimDependencies,
     operation: CallOperation,
     call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
     claims: Iterable[StoredClaim],
@@ -349,7 +349,7 @@ async def call_driver(
 
 
 async def _call(
-    parts: EngineParts,
+    parts: ClaimDependencies,
     operation: CallOperation,
     call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
     batch: Sequence[AllocatedClaim],
@@ -431,8 +431,8 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
 
     Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """
-    if claim.uid in outcome.unplaced:
-        return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
+    if claim.uid in outcome.file_errors:
+        return SpecFailedError(claim=str(claim), cause=str(outcome.file_errors[claim.uid]))
     if (taken := outcome.taken.get(claim.uid)) is not None:
         own = taken.holder.uid == claim.uid
         return NumberTakenError(

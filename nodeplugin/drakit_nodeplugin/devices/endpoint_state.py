@@ -29,10 +29,10 @@ from drakit_nodeplugin.state.records import StoredEndpoint
 __all__ = (
     "SILENT",
     "EndpointState",
-    "Graces",
+    "GracePeriods",
     "Life",
     "Phase",
-    "accounted",
+    "are_pools_known",
     "phase",
     "phase_ends",
     "removal_due",
@@ -83,7 +83,7 @@ class Life:
 
 
 @dataclass(kw_only=True, slots=True)
-class Graces:
+class GracePeriods:
     """The grace periods of a driver's endpoints."""
 
     stop_seconds: float
@@ -102,33 +102,33 @@ class Graces:
             self.unknown_until = max(self.start_until, now + self.stop_seconds)
 
 
-def phase(life: Life, graces: Graces, *, now: float) -> Phase:
+def phase(life: Life, grace_periods: GracePeriods, *, now: float) -> Phase:
     """Return the phase of an endpoint."""
     if life.stopped_since is None:
         return Phase.PRESENT
     if life.removing:
         return Phase.REMOVING
-    if not life.listed and now < graces.start_until:
+    if not life.listed and now < grace_periods.start_until:
         return Phase.AWAITED
     return Phase.STOPPED
 
 
-def phase_ends(life: Life, graces: Graces) -> float | None:
+def phase_ends(life: Life, grace_periods: GracePeriods) -> float | None:
     """Return the end of an endpoint's grace period; None if none is running."""
     if life.stopped_since is None or life.removing:
         return None
-    end = life.stopped_since + graces.stop_seconds
+    end = life.stopped_since + grace_periods.stop_seconds
     # It must have had the chance to return: the plugin itself was not running either.
-    return end if life.listed else max(end, graces.start_until)
+    return end if life.listed else max(end, grace_periods.start_until)
 
 
-def removal_due(life: Life, graces: Graces, *, now: float) -> bool:
+def removal_due(life: Life, grace_periods: GracePeriods, *, now: float) -> bool:
     """Return whether an endpoint's grace period has ended."""
-    end = phase_ends(life, graces)
+    end = phase_ends(life, grace_periods)
     return end is not None and now >= end
 
 
-def accounted(life: Life, graces: Graces, *, now: float) -> bool:
+def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> bool:
     """
     Return whether an endpoint's pools are known; others can be deleted only then.
 
@@ -138,8 +138,8 @@ def accounted(life: Life, graces: Graces, *, now: float) -> bool:
     if life.listed:
         return True
     if life.known:
-        return now >= graces.start_until
-    end = phase_ends(life, graces)
+        return now >= grace_periods.start_until
+    end = phase_ends(life, grace_periods)
     return end is None or now >= end
 
 
@@ -158,7 +158,7 @@ class _Parts:
 class EndpointState:
     """An endpoint in memory. Pools, also in device keys, have their names in the API."""
 
-    def __init__(self, name: str, driver: DriverState, graces: Graces) -> None:
+    def __init__(self, name: str, driver: DriverState, grace_periods: GracePeriods) -> None:
         """It is unavailable until it lists its devices."""
         self.name = name
         self.life = Life(stopped_since=driver.now())
@@ -179,7 +179,7 @@ class EndpointState:
         self.refused: dict[str, str] = {}
         """The reasons for left-out pools, which another endpoint already has; by pool."""
         self._driver = driver
-        self._graces = graces
+        self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
         """The pools of its last inventory."""
         self._reported_left_out: set[tuple[str, str]] = set()
@@ -237,7 +237,7 @@ class EndpointState:
             self.pools[name].restore(
                 devices, gone=row.gone.get(name, ()), evicting=row.evicting.get(name, ())
             )
-        self.phase = phase(self.life, self._graces, now=self._driver.now())
+        self.phase = phase(self.life, self._grace_periods, now=self._driver.now())
         self.refresh()
 
     def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
@@ -352,7 +352,7 @@ class EndpointState:
             self.unlisted = {}
             self._driver.changed()
             for pool in self.pools.values():
-                pool.lose_sight()
+                pool.mark_unavailable()
         elif reason == self.reason:
             return
         self.reason = reason
@@ -369,7 +369,7 @@ class EndpointState:
 
     def age(self) -> None:
         """Apply the time that has passed to its life cycle and its devices."""
-        now = phase(self.life, self._graces, now=self._driver.now())
+        now = phase(self.life, self._grace_periods, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
             self._driver.changed()
@@ -381,7 +381,7 @@ class EndpointState:
     def next_changes(self) -> Iterator[float]:
         """Yield the times at which the state can change without an event."""
         for when in (
-            phase_ends(self.life, self._graces),
+            phase_ends(self.life, self._grace_periods),
             *map(PoolState.next_change, self.pools.values()),
         ):
             if when is not None:

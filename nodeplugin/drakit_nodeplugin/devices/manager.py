@@ -26,9 +26,9 @@ from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.endpoint_state import (
     SILENT,
     EndpointState,
-    Graces,
+    GracePeriods,
     Phase,
-    accounted,
+    are_pools_known,
     removal_due,
 )
 from drakit_nodeplugin.devices.endpoint_store import EndpointWriter
@@ -123,9 +123,9 @@ class DeviceManager:
         self._passed = -math.inf
         """The latest deadline that has been processed, in seconds of the loop's clock."""
 
-        self._graces = Graces(stop_seconds=settings.endpoint_stop_grace_period)
+        self._grace_periods = GracePeriods(stop_seconds=settings.endpoint_stop_grace_period)
         self._start_seconds = settings.start_grace_period
-        self._graces.begin(self._now(), start_seconds=self._start_seconds, known=False)
+        self._grace_periods.begin(self._now(), start_seconds=self._start_seconds, known=False)
         self._endpoints = {name: self._make_endpoint(name) for name in self._expected}
         self._writer = EndpointWriter(
             driver,
@@ -142,13 +142,13 @@ class DeviceManager:
         )
 
     def _make_endpoint(self, name: str) -> EndpointState:
-        return EndpointState(name, self._state, self._graces)
+        return EndpointState(name, self._state, self._grace_periods)
 
     # ------------------------------------------------------------ queries
 
     def publication(self) -> Publication:
         """Return what should be published now. The same object while nothing changes."""
-        complete = self._complete()
+        complete = self._are_pools_known()
         known = self._publication
         if known is None or known.complete != complete:
             pools: dict[str, DesiredPool] = {}
@@ -447,9 +447,9 @@ class DeviceManager:
         now = self._now()
         if reason is not None:
             self._waiting_since = now if self._waiting is None else self._waiting_since
-            self._graces.start_until = math.inf
+            self._grace_periods.start_until = math.inf
         elif self._waiting is not None:
-            self._graces.start_until = now + self._start_seconds
+            self._grace_periods.start_until = now + self._start_seconds
             for state in self._endpoints.values():
                 state.excuse(now - self._waiting_since)
         self._waiting = reason
@@ -484,22 +484,22 @@ class DeviceManager:
         self._notify()
 
     def _next_changes(self) -> Iterator[float]:
-        yield self._graces.start_until
+        yield self._grace_periods.start_until
         if self._state.open_ended:
-            yield self._graces.unknown_until
+            yield self._grace_periods.unknown_until
         for state in self._endpoints.values():
             yield from state.next_changes()
 
     def _pass_time(self, now: float) -> None:
         """Process everything that is due."""
-        if now >= self._graces.start_until:
+        if now >= self._grace_periods.start_until:
             self._adopted = {}
         aged = False
         for state in [*self._endpoints.values()]:
             before = state.phase
             state.age()
             aged |= state.phase is not before
-            if not removal_due(state.life, self._graces, now=now):
+            if not removal_due(state.life, self._grace_periods, now=now):
                 continue
             if not state.pools:
                 self._forget(state)
@@ -515,7 +515,7 @@ class DeviceManager:
                 state.remove()
         if aged:
             self.endpoint_changes.advance()
-        if (complete := self._complete()) != self._was_complete:
+        if (complete := self._are_pools_known()) != self._was_complete:
             self._was_complete = complete
             self._state.published_changed = True
         self._notify()
@@ -531,7 +531,7 @@ class DeviceManager:
         has listed in the meantime take precedence."""
         if self._state.open_ended:
             known = bool(rows)
-            self._graces.begin(self._now(), start_seconds=self._start_seconds, known=known)
+            self._grace_periods.begin(self._now(), start_seconds=self._start_seconds, known=known)
         for name, row in rows.items():
             state = self._endpoints.setdefault(name, self._make_endpoint(name))
             if not state.life.listed:
@@ -561,14 +561,16 @@ class DeviceManager:
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
-    def _complete(self) -> bool:
+    def _are_pools_known(self) -> bool:
         """Return whether the pools of all endpoints are known."""
         now = self._now()
-        if not self._writer.loaded or (self._state.open_ended and now < self._graces.unknown_until):
+        if not self._writer.loaded or (
+            self._state.open_ended and now < self._grace_periods.unknown_until
+        ):
             return False
         states = self._endpoints.values()
         return self._sources_ready and all(
-            accounted(state.life, self._graces, now=now) for state in states
+            are_pools_known(state.life, self._grace_periods, now=now) for state in states
         )
 
     def _notify(self) -> None:

@@ -46,7 +46,7 @@ from drakit_nodeplugin.devices.taints import (
     taints,
     validated,
 )
-from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, crowded_out
+from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, blocked_by_unpreparing
 
 __all__ = ("PoolState",)
 
@@ -189,7 +189,7 @@ class PoolState:
         if self._forget_others(present):
             self._driver.health_changed = True
         for name in self.gone - old_gone:
-            self._lose_sight_of(name)
+            self._mark_unavailable(name)
         dirty |= self._observe_inventory(content, returned=returned)
         if returned:
             dirty |= {name for name in list(self._conditions) if self.list_again(name)}
@@ -318,13 +318,13 @@ class PoolState:
         new = settled(observed(old, health, now=now), self._driver.timing, now=now)
         return self._know(name, new)
 
-    def lose_sight(self) -> None:
+    def mark_unavailable(self) -> None:
         """Record that the endpoint is unavailable, and no longer reports health or devices."""
         self._evict_at.clear()
         for name in list(self._conditions):
-            self._lose_sight_of(name)
+            self._mark_unavailable(name)
 
-    def _lose_sight_of(self, name: str) -> None:
+    def _mark_unavailable(self, name: str) -> None:
         self._inventory_health.pop(name, None)
         old = self._conditions.get(name, UNKNOWN)
         self._know(name, lost(old, now=self._driver.now()))
@@ -380,9 +380,9 @@ class PoolState:
     def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
         """Bring taints and health of devices up to date; of all devices if `names` is None.
         `unavailable` is the reason why the endpoint is unavailable, as a sentence."""
-        crowded = self._crowd(self._driver.held.get(self.name, ()))
+        blocked = self._block(self._driver.held.get(self.name, ()))
         present = self._devices.keys() | (self._fallback or {}).keys()
-        names = present if names is None else {*names, *(crowded & present)}
+        names = present if names is None else {*names, *(blocked & present)}
         wall = int(self._driver.wall())
         for name in names:
             condition = self._conditions.get(name, UNKNOWN)
@@ -401,12 +401,12 @@ class PoolState:
                 self._health[name] = new
                 self._driver.health_changed = True
 
-    def _crowd(self, held: Collection[HeldDevice]) -> frozenset[str]:
+    def _block(self, held: Collection[HeldDevice]) -> frozenset[str]:
         """Recompute the devices that new claims cannot have; return those that changed."""
         if held is self._held and (not held or self.content is self._counted):
             return frozenset()
         self._held, self._counted = held, self.content
-        before, self._unpreparing = self._unpreparing, crowded_out(self.content, held)
+        before, self._unpreparing = self._unpreparing, blocked_by_unpreparing(self.content, held)
         return before ^ self._unpreparing
 
     def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:

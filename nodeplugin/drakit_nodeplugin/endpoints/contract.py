@@ -43,13 +43,13 @@ __all__ = (
     "DeviceKey",
     "DriverSource",
     "DriverTraits",
+    "EndpointContext",
     "EndpointListener",
     "Granularity",
     "HealthReport",
     "HostedEndpoint",
     "PolicyTraits",
     "Reports",
-    "Surroundings",
     "Update",
     "overdue",
     "traits_of",
@@ -291,7 +291,7 @@ def overdue(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
+class EndpointContext:
     """The parameters that the host gives an endpoint."""
 
     listener: EndpointListener
@@ -334,7 +334,7 @@ class DriverSource(Protocol):
         them, because it cannot start those processes."""
         ...
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, context: EndpointContext) -> HostedEndpoint:
         """Make the endpoint, in the daemon's loop. Called again after the one before was closed, if
         this instance of the plugin is active again."""
         ...

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 __all__ = (
     "MAX_NODES",
     "DirectoryError",
-    "HostDevices",
+    "HostDeviceNodes",
     "HostNode",
     "OpenSocket",
     "SocketFile",
@@ -82,7 +82,7 @@ class HostNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostDevices:
+class HostDeviceNodes:
     """The host's ``/dev``, as this process sees it."""
 
     root: Path
@@ -91,7 +91,7 @@ class HostDevices:
     """Whether to read directories, which takes long; otherwise they raise DirectoryError."""
 
     @classmethod
-    def found(cls) -> HostDevices:
+    def found(cls) -> HostDeviceNodes:
         """Return it: a pod has it mounted beside its own."""
         return cls(root=MOUNTED if MOUNTED.is_dir() else Path(DEVICES))
 

@@ -22,16 +22,16 @@ from contextlib import suppress
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.events import ClaimEvents
-from drakit_nodeplugin.claims.prepare import ClaimEngine
+from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.contract import DriverSource, Surroundings
+from drakit_nodeplugin.endpoints.contract import DriverSource, EndpointContext
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.host.driver_devices import HostedDevices
+from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.policies import PolicyWatch
@@ -73,7 +73,7 @@ class ActiveDriver:
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         feed = None if driver.traits.policies is None else PolicyFeed()
-        self._devices = HostedDevices(
+        self._devices = DriverDevices(
             driver.name,
             traits=driver.traits,
             checkpoint=self._checkpoint,
@@ -107,7 +107,7 @@ class ActiveDriver:
             session=environment.session,
         )
         self._endpoint = driver.endpoint(
-            Surroundings(
+            EndpointContext(
                 listener=self._devices.manager,
                 node=environment.node.name,
                 report=self._report_diagnostic,
@@ -115,7 +115,7 @@ class ActiveDriver:
             )
         )
         self._endpoint_started = False
-        parts = EngineParts(
+        parts = ClaimDependencies(
             driver=driver.name,
             node=environment.node,
             boot_id=environment.boot_id,
@@ -131,7 +131,7 @@ class ActiveDriver:
             ),
             name_all_holders=config.events.name_holders == "all",
         )
-        engine = ClaimEngine(parts)
+        engine = Preparing(parts)
         claim_events = ClaimEvents(driver.name, node=environment.node.name)
         self.queue = ClaimQueue(
             driver.name,

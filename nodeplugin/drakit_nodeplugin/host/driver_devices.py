@@ -33,7 +33,7 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.hardware import HeldDevice
 from drakit_nodeplugin.state.records import StoredNode
 
-__all__ = ("HostedDevices",)
+__all__ = ("DriverDevices",)
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ UNKNOWN_SECONDS = 1.0
 """Seconds between two attempts to read what claims hold while that is unknown."""
 
 
-class HostedDevices:
+class DriverDevices:
     """The devices of a hosted driver: manager, publisher, and the watch on pending unprepares."""
 
     def __init__(

@@ -35,7 +35,7 @@ from drakit_nodeplugin.kubelet.sockets import SocketError
 if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 
-__all__ = ("Hosting",)
+__all__ = ("HostedDrivers",)
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ RECORD = "backend.json"
 RECORD_VERSION = 1
 
 
-class Hosting:
+class HostedDrivers:
     """All hosted drivers."""
 
     def __init__(self, environment: Environment, *, config_file: Path) -> None:
@@ -76,7 +76,7 @@ class Hosting:
         if config.backends.enabled:
             # Imported here: a node without backends does not load it.
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-            from drakit_nodeplugin.endpoints.host_paths import HostDevices
+            from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 
             self._directory = BackendDirectory(
                 config.backends_directory,
@@ -84,7 +84,7 @@ class Hosting:
                 taken=self._taken,
                 report=self._report,
                 allowed=config.backends.allowed,
-                devices=HostDevices.found(),
+                devices=HostDeviceNodes.found(),
             )
 
     @property

@@ -20,7 +20,7 @@ from contextlib import suppress
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
 from drakit_nodeplugin.claims.outdated import OutdatedClaims
-from drakit_nodeplugin.claims.prepare import ClaimEngine
+from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import (
     TICK_SECONDS,
@@ -30,7 +30,7 @@ from drakit_nodeplugin.claims.recovery import (
     SpecRestorer,
 )
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
-from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.node import Environment, NodeEvents
@@ -48,9 +48,9 @@ class Maintenance:
 
     def __init__(
         self,
-        parts: EngineParts,
+        parts: ClaimDependencies,
         *,
-        engine: ClaimEngine,
+        engine: Preparing,
         queue: ClaimQueue,
         announcer: ClaimEvents,
         events: NodeEvents,

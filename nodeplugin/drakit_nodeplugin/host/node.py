@@ -87,7 +87,7 @@ class PluginNode:
         if self._file is not None:
             self._known = await asyncio.to_thread(_read_labels, self._file, self._name)
 
-    async def _remember(self, labels: Mapping[str, str]) -> None:
+    async def _store_labels(self, labels: Mapping[str, str]) -> None:
         if self._file is None or labels == self._known:
             return
         self._known = labels
@@ -115,7 +115,7 @@ class PluginNode:
                 self._labels = labels
                 self.uid = text(body, "metadata", "uid") or None
                 log.report(None)
-                await self._remember(labels)
+                await self._store_labels(labels)
             except ApiError as error:
                 delay = RETRY_SECONDS
                 log.report(str(error))

@@ -17,7 +17,7 @@ from itertools import chain
 
 from drakit.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
 
-__all__ = ("Packing", "PackingLimits", "Standing", "pack")
+__all__ = ("CurrentLayout", "Packing", "PackingLimits", "pack")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class PackingLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class CurrentLayout:
     """The slices before the change."""
 
     devices: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -74,24 +74,24 @@ def pack(
     devices: Collection[str],
     *,
     counter_sets: Collection[str] = (),
-    standing: Standing,
+    current: CurrentLayout,
     limits: PackingLimits | None = None,
 ) -> Packing:
     """Return the slice of each device and of each counter set, counted from 0. New devices are
     placed in the order of `devices`."""
     slices = _Slices(limits or PackingLimits())
-    kept, moved = _keep(devices, standing.devices, slices)
+    kept, moved = _keep(devices, current.devices, slices)
     kept_sets = {
-        name: at for name in counter_sets if (at := standing.counter_sets.get(name, -1)) >= 0
+        name: at for name in counter_sets if (at := current.counter_sets.get(name, -1)) >= 0
     }
     slices.sets.update(kept_sets.values())
     new = [name for name in devices if name not in kept]
     new_sets = [name for name in counter_sets if name not in kept_sets]
-    touched = {*standing.touched, *(standing.devices[name] for name in moved)}
-    added = _added_in_place(new, new_sets, slices, standing, touched)
+    touched = {*current.touched, *(current.devices[name] for name in moved)}
+    added = _added_in_place(new, new_sets, slices, current, touched)
     if added is not None:
         packing = Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
-        if packing.count == standing.count:
+        if packing.count == current.count:
             return packing
     # If the number of slices changes, all of them are written anyway.
     added = _spread_over_all(new, new_sets, slices)
@@ -165,16 +165,16 @@ def _added_in_place(
     new: Sequence[str],
     new_sets: Sequence[str],
     slices: _Slices,
-    standing: Standing,
+    current: CurrentLayout,
     touched: Collection[int],
 ) -> _Homes | None:
     """Place new devices so that the content of at most one slice changes, besides free slices."""
     if len(touched) > 1:
         return None
-    free = sorted(standing.free)
-    others = sorted({*range(standing.count)} - {*free})
+    free = sorted(current.free)
+    others = sorted({*range(current.count)} - {*free})
     # The cheapest slices come first: free ones, then a slice that is written anyway.
-    candidates = [(), tuple(touched)] if touched else [(), sorted(standing.rewritten), others]
+    candidates = [(), tuple(touched)] if touched else [(), sorted(current.rewritten), others]
     for targets in candidates:
         for reserve in (False, True):
             trial = slices.copy()

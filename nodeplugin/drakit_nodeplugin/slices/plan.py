@@ -39,7 +39,7 @@ from drakit_nodeplugin.slices.contents import (
     same_desired,
     slice_spec,
 )
-from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
+from drakit_nodeplugin.slices.packing import CurrentLayout, Packing, PackingLimits, pack
 
 __all__ = (
     "KnownSlice",
@@ -253,7 +253,7 @@ def planning(
         planner.compare(index)
         yield
     packing = pack(
-        devices.keys(), counter_sets=tuple(sets), standing=planner.standing(), limits=limits
+        devices.keys(), counter_sets=tuple(sets), current=planner.current(), limits=limits
     )
     yield
     return planner.plan(packing, left_out=left_out)
@@ -357,11 +357,11 @@ class _Planner:
             difference = Difference.NONE
         self.differences[index] = difference
 
-    def standing(self) -> Standing:
+    def current(self) -> CurrentLayout:
         """Return the slices before the change, for packing."""
         held = self.held
         steady = {i: each for i, each in self.differences.items() if i not in held.behind}
-        return Standing(
+        return CurrentLayout(
             devices=held.devices,
             counter_sets=held.counter_sets,
             count=held.count,

@@ -389,7 +389,7 @@ class Checkpoint:
     def _find(self, database: sqlite3.Connection, uids: list[str]) -> dict[str, StoredClaim]:
         found = {claim.uid: claim for claim in rows.claims_of(database, uids)}
         for claim in found.values():
-            self._remember(claim)
+            self._cache(claim)
         for uid in uids:
             if uid not in found:
                 self._forget(uid)
@@ -404,7 +404,7 @@ class Checkpoint:
     ) -> Outcome:
         # A rebuilt row, whose devices can be completed, is never among these.
         recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
-        self._doubt(claims)
+        self._invalidate(claims)
         has_numbers = any(device.nodes for claim in claims for device in claim.devices)
         unread = self._numbers.unread() if has_numbers else frozenset[str]()
         with self._undecided_numbers([claim.uid for claim in claims]):
@@ -421,7 +421,7 @@ class Checkpoint:
         for claim in claims:
             if claim.uid in outcome.written:
                 self._numbers.settle(self._driver, claim.uid, outcome.written[claim.uid])
-                self._remember(outcome.written[claim.uid])
+                self._cache(outcome.written[claim.uid])
                 continue
             self._numbers.withdraw(self._driver, claim.uid)
             left_out = claim.uid in outcome.held or claim.uid in outcome.taken
@@ -433,7 +433,7 @@ class Checkpoint:
         stored = rows.generations(database, [claim.uid for claim in claims])
         same = {c.uid: c for c in claims if stored.get(c.uid) == c.generation}
         changed = [claim for claim in claims if claim.uid not in same]
-        self._doubt(changed)
+        self._invalidate(changed)
         others = frozenset(claim.uid for claim in changed)
         return self._with_files(Outcome(written=same, held={}, changed=others))
 
@@ -447,7 +447,7 @@ class Checkpoint:
         gone = [claim for claim in claims if claim.uid not in unremoved]
         if not gone:
             return frozenset(), unremoved
-        self._doubt(gone)
+        self._invalidate(gone)
         with self._undecided_numbers([claim.uid for claim in gone]):
             kept = self._transaction(database, partial(rows.delete, claims=gone))
         for claim in gone:
@@ -518,15 +518,15 @@ class Checkpoint:
         if self._files is None:
             return outcome
         texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
-        unplaced = self._files.place(texts)
-        return replace(outcome, unplaced=unplaced) if unplaced else outcome
+        file_errors = self._files.place(texts)
+        return replace(outcome, file_errors=file_errors) if file_errors else outcome
 
     def _unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
         return self._files.unlink(uids) if self._files else {}
 
     # ------------------------------------------------------------ memory, in the writer's thread
 
-    def _remember(self, claim: StoredClaim) -> None:
+    def _cache(self, claim: StoredClaim) -> None:
         self._uids.add(claim.uid)
         self._recent.pop(claim.uid, None)
         # A row whose consumption is unknown is completed without a new generation.
@@ -541,7 +541,7 @@ class Checkpoint:
         self._recent.pop(uid, None)
         self._uids.discard(uid)
 
-    def _doubt(self, claims: Collection[StoredClaim]) -> None:
+    def _invalidate(self, claims: Collection[StoredClaim]) -> None:
         """Read claims from their rows the next time, unless the transaction shows what they are."""
         for claim in claims:
             self._uids.add(claim.uid)

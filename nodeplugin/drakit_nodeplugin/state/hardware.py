@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from drakit.device import Capacity, CounterSet, Device
 from drakit.resource.quantity import quantity_units
 
-__all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "crowded_out", "units_of")
+__all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "blocked_by_unpreparing", "units_of")
 
 Amounts = Mapping[str, int]
 """Amounts in billionths, by the name of a counter or capacity."""
@@ -91,7 +91,9 @@ def units_of(quantities: Mapping[str, str]) -> Amounts:
     return {name: quantity_units(text) for name, text in quantities.items()}
 
 
-def crowded_out(content: PoolContent | None, held: Collection[HeldDevice]) -> frozenset[str]:
+def blocked_by_unpreparing(
+    content: PoolContent | None, held: Collection[HeldDevice]
+) -> frozenset[str]:
     """
     Return the devices of a pool that unpreparing claims block for new claims.
 

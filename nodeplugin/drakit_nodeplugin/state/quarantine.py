@@ -171,7 +171,7 @@ def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
             damage = remembered_damage(connection)
             if damage is None and (lost := _lost(uids, without_entry)):
                 damage = f"it has no entry for the CDI files of {len(lost)} claims"
-                _remember(connection, damage)
+                _record_damage(connection, damage)
                 logger.error(
                     "checkpoint lost entries",
                     extra={"path": str(path), "reason": damage, "lost_claims": ", ".join(lost)},
@@ -220,7 +220,7 @@ def _replace(path: Path, reason: str, *, foreign: bool) -> None:
         with rows.transaction(connection):
             schema.create(connection)
             lost = copy_rows(path, connection)
-            _remember(connection, f"{reason}; it was quarantined as {name}")
+            _record_damage(connection, f"{reason}; it was quarantined as {name}")
         kept = len(rows.uids(connection))
     private_file(new)
     new.rename(complete)
@@ -238,7 +238,7 @@ def _replace(path: Path, reason: str, *, foreign: bool) -> None:
     )
 
 
-def _remember(connection: sqlite3.Connection, damage: str) -> None:
+def _record_damage(connection: sqlite3.Connection, damage: str) -> None:
     connection.execute("INSERT INTO meta VALUES ('damage', ?)", (damage,))
 
 

@@ -93,7 +93,7 @@ class Outcome:
     """Claims that were not written, because a device number that they need is held for other
     hardware."""
 
-    unplaced: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
+    file_errors: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
     """Claims that were written, but whose CDI files could not be written."""
 
 
@@ -237,7 +237,7 @@ def write(
         for uid in taken:
             del fresh[uid]
     if hardware is not None:
-        _complete(connection, list(fresh.values()), hardware)
+        _complete_rebuilt(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
     entries = {
         uid: (replace(claim, generation=generation), known.get(uid))
@@ -417,7 +417,7 @@ def _put_counters(connection: sqlite3.Connection, counters: Iterable[tuple[objec
     )
 
 
-def _complete(
+def _complete_rebuilt(
     connection: sqlite3.Connection, claims: Collection[StoredClaim], hardware: Hardware
 ) -> None:
     """

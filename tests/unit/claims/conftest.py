@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.prepare import ClaimEngine
+from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.scheduler import Scheduler
-from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts
+from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
@@ -43,7 +43,7 @@ class Plugin:
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
         self.checkpoint = Checkpoint(folder / "checkpoint.db", files=self.specs, numbers=numbers)
-        self.parts = EngineParts(
+        self.parts = ClaimDependencies(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
             boot_id=boot_id,
@@ -55,7 +55,7 @@ class Plugin:
             specs=self.specs,
             limits=ParameterLimits(),
         )
-        self.engine = ClaimEngine(self.parts)
+        self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
         """The answers so far, by UID."""
         self.queue = ClaimQueue(

@@ -9,7 +9,7 @@ import pytest
 
 from drakit import DeviceNode, Driver, DriverError, Edits, ReleasePendingError
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.claims.prepare import ClaimEngine
+from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.contract import traits_of
@@ -166,7 +166,7 @@ async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
 ):
     caplog.set_level("INFO")
     plugin = await start()
-    engine = ClaimEngine(replace(plugin.parts, name_all_holders=all_named))
+    engine = Preparing(replace(plugin.parts, name_all_holders=all_named))
     plugin.queue = ClaimQueue(DRIVER, engine, scheduler=plugin.parts.scheduler)
     body = claim_body(A, "cam-0", name="secret")
     body["metadata"]["namespace"] = "other"

@@ -16,7 +16,7 @@ from drakit_nodeplugin.claims import recovery
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims, kubelet_claims
 from drakit_nodeplugin.claims.recovery import Rebuilder, Rebuilt
-from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import ListedDevice, PodView
 from drakit_nodeplugin.state.records import StoredClaim
@@ -94,7 +94,7 @@ def rebuilder_of(kubelet, *, checkpoint, source, files) -> Rebuilder:
         specs=files,
         limits=ParameterLimits(),
     )
-    return Rebuilder(cast("EngineParts", parts), kubelet=kubelet)
+    return Rebuilder(cast("ClaimDependencies", parts), kubelet=kubelet)
 
 
 async def entries(plugin) -> dict[str, StoredClaim]:

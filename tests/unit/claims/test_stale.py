@@ -12,8 +12,8 @@ import pytest
 from drakit.resource.claim import parse_claim
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
-from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
-from drakit_nodeplugin.claims.work import EngineParts
+from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, stale_reason
+from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
@@ -104,18 +104,18 @@ def on_label(value: str) -> dict[str, Any]:
 @pytest.mark.parametrize("state", ["preparing", "prepared", "unpreparing"])
 def test_an_entry_is_judged_by_its_claim(body, reason, state):
     found = None if body is None else parse_claim(body)
-    assert judge(entry("a", "cam-0", state=state), found, driver=DRIVER, node=HERE) == reason
+    assert stale_reason(entry("a", "cam-0", state=state), found, driver=DRIVER, node=HERE) == reason
 
 
 def test_an_entry_with_less_than_its_claim_has_is_stale():
     found = parse_claim(claim_body("a", "cam-0"))
-    judged = judge(entry("a", "cam-0", "cam-1"), found, driver=DRIVER, node=HERE)
+    judged = stale_reason(entry("a", "cam-0", "cam-1"), found, driver=DRIVER, node=HERE)
     assert judged is StaleReason.REALLOCATED
 
 
 def test_a_node_whose_labels_are_not_known_yet_proves_nothing():
     node, found = StaticNode(name=NODE, labels=None), parse_claim(on_label("b"))
-    assert judge(entry("a", "cam-0"), found, driver=DRIVER, node=node) is None
+    assert stale_reason(entry("a", "cam-0"), found, driver=DRIVER, node=node) is None
 
 
 def test_parameters_that_cannot_be_used_do_not_make_an_entry_stale():
@@ -123,7 +123,7 @@ def test_parameters_that_cannot_be_used_do_not_make_an_entry_stale():
     body["status"]["allocation"]["devices"]["config"] = [
         {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": [1]}}
     ]
-    assert judge(entry("a", "cam-0"), parse_claim(body), driver=DRIVER, node=HERE) is None
+    assert stale_reason(entry("a", "cam-0"), parse_claim(body), driver=DRIVER, node=HERE) is None
 
 
 def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
@@ -132,7 +132,7 @@ def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
         entry("a", rebuilt="listed"),
         devices=(StoredDevice(pool=NODE, device="cam-0", request=""),),
     )
-    assert judge(rebuilt, found, driver=DRIVER, node=HERE) is None
+    assert stale_reason(rebuilt, found, driver=DRIVER, node=HERE) is None
 
 
 # ------------------------------------------------------------ checks
@@ -191,7 +191,7 @@ class Site:
         self.asked: list[str] = []
         parts = SimpleNamespace(driver=DRIVER, node=HERE, checkpoint=self.entries, source=self)
         self.collector = StaleCollector(
-            cast("EngineParts", parts),
+            cast("ClaimDependencies", parts),
             kubelet=self.kubelet,
             registered=self.registered,
             remove_orphans=self.remove_orphans,

@@ -8,7 +8,12 @@ import pytest
 
 from drakit import Device, Inventory
 from drakit.device import Capacity, CapacityRange, CounterSet
-from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, crowded_out, units_of
+from drakit_nodeplugin.state.hardware import (
+    HeldDevice,
+    PoolContent,
+    blocked_by_unpreparing,
+    units_of,
+)
 from tests.unit.devices.conftest import DRIVER, NODE, Node, shown
 
 GIB = 2**30 * 10**9
@@ -60,7 +65,7 @@ def leaving(name: str, **fields) -> HeldDevice:
     ],
 )
 def test_new_claims_cannot_have(holders, expected):
-    assert crowded_out(CONTENT, holders) == expected
+    assert blocked_by_unpreparing(CONTENT, holders) == expected
 
 
 RANGE = CapacityRange(min="10G", step="10G")
@@ -92,11 +97,13 @@ def test_a_device_is_tainted_if_not_even_its_smallest_share_fits(capacity, full_
         unpreparing=True,
         shared=units_of({"bandwidth": full_at}),
     )
-    assert crowded_out(content, [share]) == {"nic"}
+    assert blocked_by_unpreparing(content, [share]) == {"nic"}
     (name,) = share.shared or ()
     room = replace(share, shared={name: (share.shared or {})[name] - 10**18})
-    assert crowded_out(content, [room]) == set()
-    assert crowded_out(content, [replace(share, shared=None)]) == {"nic"}, "it may consume all"
+    assert blocked_by_unpreparing(content, [room]) == set()
+    assert blocked_by_unpreparing(content, [replace(share, shared=None)]) == {"nic"}, (
+        "it may consume all"
+    )
 
 
 @pytest.mark.looptime

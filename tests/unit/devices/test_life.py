@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 
 from drakit_nodeplugin.devices.endpoint_state import (
-    Graces,
+    GracePeriods,
     Life,
     Phase,
-    accounted,
+    are_pools_known,
     phase,
     phase_ends,
     removal_due,
 )
 
-GRACES = Graces(start_until=30, stop_seconds=300)
+GRACES = GracePeriods(start_until=30, stop_seconds=300)
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_the_end_of_a_grace_period(life: Life, ends: float | None):
     ],
 )
 def test_when_other_pools_can_be_deleted(life: Life, since: float):
-    assert accounted(life, GRACES, now=since)
-    assert since == 0 or not accounted(life, GRACES, now=since - 1)
+    assert are_pools_known(life, GRACES, now=since)
+    assert since == 0 or not are_pools_known(life, GRACES, now=since - 1)

@@ -371,7 +371,7 @@ async def test_an_endpoint_that_has_listed_wins_over_a_store_that_is_read_late(n
         assert node.store.rows[DRIVER].pools == {NODE: ("b", "c")}
 
 
-async def test_without_a_stored_endpoint_what_is_published_is_left_alone_for_both_graces(
+async def test_without_a_stored_endpoint_what_is_published_is_left_alone_for_both_grace_periods(
     node: Node,
 ):
     async with node.plugin() as manager:

@@ -161,7 +161,7 @@ class Model:
         at = now + GONE_EVICTION
         self.evict_at = {name: self.evict_at.get(name, at) for name in due - self.evicted}
 
-    def lose_sight(self, name: str, now: float) -> None:
+    def mark_unavailable(self, name: str, now: float) -> None:
         said = self.sick[name].said
         self.report(name, "unknown", now)
         self.sick[name].said = said
@@ -223,7 +223,7 @@ class World:
                 back = model.gone & set(how)
                 vanished = (model.devices - set(how)) & model.held - model.gone
                 for name in vanished & model.sick.keys():
-                    model.lose_sight(name, now)
+                    model.mark_unavailable(name, now)
                 model.gone = (model.devices - set(how)) & model.held
                 model.plan_evictions(set(how), now, withdrawn=what == "withdraw")
                 model.devices = set(how) | model.gone
@@ -240,7 +240,7 @@ class World:
                     model.away_since, model.stop_stored = now, True
                     model.evict_at.clear()
                     for name in model.sick:
-                        model.lose_sight(name, now)
+                        model.mark_unavailable(name, now)
             case "report":
                 name, word = how
                 self.manager.reported(DRIVER, report(**{name: WORDS[word]}))

@@ -11,7 +11,7 @@ import pytest
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, HostNode
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, HostNode
 
 WHERE = "backends.allowed.gpu"
 HOST = {
@@ -270,7 +270,7 @@ def test_the_host_s_device_nodes_are_looked_up_in_its_dev(tmp_path):
     (tmp_path / "away").symlink_to("/etc/passwd")
     (tmp_path / "gone").symlink_to("missing")
     (tmp_path / "file").touch()
-    host = HostDevices(root=tmp_path)
+    host = HostDeviceNodes(root=tmp_path)
     assert host.node("/dev/null") == HostNode(path="/dev/zero")
     assert host.node("/dev/away") == HostNode(path="/etc/passwd")
     assert host.node("/dev/gone") == HostNode(path="/dev/missing")
@@ -278,6 +278,6 @@ def test_the_host_s_device_nodes_are_looked_up_in_its_dev(tmp_path):
     assert host.node("/dev/" + "x" * 300) == HostNode(path="/dev/" + "x" * 300)
     status = os.stat("/dev/null")
     assert stat.S_ISCHR(status.st_mode)
-    assert HostDevices.found().node("/dev/null") == HostNode(
+    assert HostDeviceNodes.found().node("/dev/null") == HostNode(
         path="/dev/null", device=("c", os.major(status.st_rdev), os.minor(status.st_rdev))
     )

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from drakit import Device, DriverError, Edits, logs
-from drakit_nodeplugin.endpoints.contract import Surroundings, traits_of
+from drakit_nodeplugin.endpoints.contract import EndpointContext, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import thread as threads
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
@@ -466,8 +466,8 @@ async def test_a_driver_that_does_not_end_is_waited_for_once(behaviour, listener
 def hosted(make, listener) -> PythonEndpoint:
     """The endpoint of a driver as the host makes it."""
     driver = LoadedDriver(name=Camera.name, make=make, traits=traits_of(Camera), where="here")
-    surroundings = Surroundings(listener=listener, node=NODE, report=lambda diagnostic: None)
-    return driver.endpoint(surroundings)
+    context = EndpointContext(listener=listener, node=NODE, report=lambda diagnostic: None)
+    return driver.endpoint(context)
 
 
 async def test_a_driver_has_ended_once_it_has_closed(behaviour, listener, monkeypatch):

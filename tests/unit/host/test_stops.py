@@ -13,7 +13,7 @@ import pytest
 from drakit import tasks
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
+from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.server import Registration
@@ -34,9 +34,9 @@ class Source:
 
     def __init__(self, *expected: str) -> None:
         self.expected = expected
-        self.surroundings: Surroundings | None = None
+        self.surroundings: EndpointContext | None = None
 
-    def endpoint(self, surroundings: Surroundings) -> Source:
+    def endpoint(self, surroundings: EndpointContext) -> Source:
         self.surroundings = surroundings
         return self
 

@@ -40,10 +40,10 @@ from drakit_nodeplugin.endpoints.contract import (
     ConnectionEndedError,
     DeviceKey,
     DriverTraits,
+    EndpointContext,
     Granularity,
     HealthReport,
     HostedEndpoint,
-    Surroundings,
     Update,
 )
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
@@ -283,23 +283,21 @@ class BackendSource:
         self.expected: Collection[str] = (driver,)
         self._directory = directory
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, context: EndpointContext) -> HostedEndpoint:
         """Make its endpoint."""
-        return BackendEndpoint(self.name, self._directory, surroundings)
+        return BackendEndpoint(self.name, self._directory, context)
 
 
 class BackendEndpoint(Endpoint):
     """Keeps one backend connected, and calls it."""
 
-    def __init__(
-        self, driver: str, directory: BackendDirectory, surroundings: Surroundings
-    ) -> None:
+    def __init__(self, driver: str, directory: BackendDirectory, context: EndpointContext) -> None:
         super().__init__(
             driver,
             self._connect,
             traits=TRAITS,
-            listener=surroundings.listener,
-            node=surroundings.node,
+            listener=context.listener,
+            node=context.node,
             pause=self._pause,
         )
         self._directory = directory

@@ -34,7 +34,7 @@ from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import (
-    HostDevices,
+    HostDeviceNodes,
     OpenSocket,
     SocketFile,
     open_directory,
@@ -222,7 +222,7 @@ class BackendDirectory:
         taken: Callable[[str], str | None],
         report: Callable[[Diagnostic], None],
         allowed: Mapping[str, AllowedBackend],
-        devices: HostDevices,
+        devices: HostDeviceNodes,
     ) -> None:
         """
         `path` contains a directory for each entry of `allowed`; nothing is read yet. `node` is the

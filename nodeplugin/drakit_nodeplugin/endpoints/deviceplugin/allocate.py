@@ -17,7 +17,7 @@ from drakit.cdi import InvalidEditsError, container_edits
 from drakit.device import DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -50,7 +50,7 @@ class BadAnswerError(Exception):
 
 
 def edits_in(
-    raw: bytes, *, plugin: str, devices: HostDevices, rights: Rights
+    raw: bytes, *, plugin: str, devices: HostDeviceNodes, rights: Rights
 ) -> tuple[Edits, bool]:
     """Return the edits of an AllocateResponse for one container, and whether it has annotations
     that a container cannot get. Raises :class:`DeviceFailedError`, which names the plugin."""

@@ -35,7 +35,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registr
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import (
     DirectoryError,
-    HostDevices,
+    HostDeviceNodes,
     open_socket,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
@@ -86,7 +86,7 @@ class PluginClient:
         *,
         diagnostics: Diagnostics,
         room: DeviceRoom,
-        devices: HostDevices,
+        devices: HostDeviceNodes,
         rights: Rights,
     ) -> None:
         self.registration = registration

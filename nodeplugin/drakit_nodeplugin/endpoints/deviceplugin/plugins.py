@@ -26,7 +26,7 @@ from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.caller import Caller
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
+from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import Bar, KubeletResources
@@ -43,7 +43,7 @@ from drakit_nodeplugin.endpoints.failures import (
     Diagnostics,
     EndpointStoppedError,
 )
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.wire import shown
 from drakit_nodeplugin.state.podresources import KubeletAnswer
@@ -89,7 +89,7 @@ class DevicePluginsSource:
         where: str,
         kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         plugins: Mapping[str, AllowedPlugin],
-        devices: HostDevices | None = None,
+        devices: HostDeviceNodes | None = None,
     ) -> None:
         """
         `directory` contains a directory for each entry of `plugins`. A device plugin sees its own
@@ -102,12 +102,12 @@ class DevicePluginsSource:
         self.expected: Collection[str] = ()
         self.directory = directory
         self.kubelet_resources = kubelet_resources
-        self.devices = devices or HostDevices.found()
+        self.devices = devices or HostDeviceNodes.found()
         self.plugins = plugins
 
-    def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
+    def endpoint(self, context: EndpointContext) -> DevicePlugins:
         """Make the endpoint; called once, in the daemon's loop."""
-        return DevicePlugins(self, surroundings)
+        return DevicePlugins(self, context)
 
 
 class DevicePlugins(Caller):
@@ -116,10 +116,10 @@ class DevicePlugins(Caller):
     blocked: str | None = None
     """It has no event loop of its own."""
 
-    def __init__(self, source: DevicePluginsSource, surroundings: Surroundings) -> None:
+    def __init__(self, source: DevicePluginsSource, context: EndpointContext) -> None:
         driver = source.name
-        super().__init__(driver, traits=TRAITS, node=surroundings.node)
-        self._surroundings = surroundings
+        super().__init__(driver, traits=TRAITS, node=context.node)
+        self._context = context
         self._devices = source.devices
         self._directory = source.directory
         self._resources = {entry: each.resources for entry, each in source.plugins.items()}
@@ -137,7 +137,7 @@ class DevicePlugins(Caller):
         self._plugins: dict[str, DevicePlugin] = {}
         """Plugins by resource."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._diagnostics = Diagnostics(surroundings.report)
+        self._diagnostics = Diagnostics(context.report)
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
@@ -242,7 +242,7 @@ class DevicePlugins(Caller):
     def _add(self, resource: str) -> DevicePlugin:
         plugin = DevicePlugin(
             resource,
-            listener=self._surroundings.listener,
+            listener=self._context.listener,
             room=self._room,
             new_client=partial(
                 PluginClient,

@@ -34,7 +34,7 @@ from drakit.driver import (
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings, traits_of
+from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.python.calls import AnyDriver
@@ -71,24 +71,24 @@ class LoadedDriver:
         """Its one endpoint, which has its name."""
         return (self.name,)
 
-    def endpoint(self, surroundings: Surroundings) -> Endpoint:
+    def endpoint(self, context: EndpointContext) -> Endpoint:
         """Make its endpoint."""
-        return PythonEndpoint(self, surroundings)
+        return PythonEndpoint(self, context)
 
 
 class PythonEndpoint(Endpoint):
     """The endpoint of a driver in this process."""
 
-    def __init__(self, driver: LoadedDriver, surroundings: Surroundings) -> None:
+    def __init__(self, driver: LoadedDriver, context: EndpointContext) -> None:
         self._connector = PythonConnector(
-            driver.name, driver.make, driver.traits, policies=surroundings.policies
+            driver.name, driver.make, driver.traits, policies=context.policies
         )
         super().__init__(
             driver.name,
             self._connector.connect,
             traits=driver.traits,
-            listener=surroundings.listener,
-            node=surroundings.node,
+            listener=context.listener,
+            node=context.node,
         )
 
     async def ended(self) -> None:

@@ -21,9 +21,9 @@ from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.connection import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.contract import Surroundings
+from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.endpoints.failures import Diagnostic
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from tests.fakes.direct import result_of
 from tests.unit.endpoints.camera import NODE, running
 
@@ -103,7 +103,7 @@ class Found:
             taken=self.taken.get,
             report=self.diagnostics.append,
             allowed=allowed_backends(gpu=ANY, tpu=ANY) if allowed is None else allowed,
-            devices=HostDevices(root=Path("/dev")),
+            devices=HostDeviceNodes(root=Path("/dev")),
         )
 
     @property
@@ -177,8 +177,8 @@ async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseE
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
-    surroundings = Surroundings(listener=listener, node=NODE, report=found.diagnostics.append)
-    endpoint = BackendSource(DRIVER, found.directory).endpoint(surroundings)
+    context = EndpointContext(listener=listener, node=NODE, report=found.diagnostics.append)
+    endpoint = BackendSource(DRIVER, found.directory).endpoint(context)
     assert isinstance(endpoint, BackendEndpoint)
     return endpoint
 

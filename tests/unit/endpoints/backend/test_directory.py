@@ -19,7 +19,7 @@ from drakit_nodeplugin.endpoints.backend.directory import (
     scan,
     unreachable,
 )
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, open_socket
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, open_socket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
 from tests.unit.endpoints.backend.conftest import ANY, DRIVER, Found, allowed_backends
@@ -369,7 +369,7 @@ async def test_before_it_runs_every_socket_is_asked_once(sockets):
         taken=lambda name: None,
         report=lambda diagnostic: None,
         allowed=allowed_backends(gpu=ANY),
-        devices=HostDevices(root=Path("/dev")),
+        devices=HostDeviceNodes(root=Path("/dev")),
     )
     async with FakeBackend(sockets / "gpu.sock") as backend:
         found, none = await asyncio.gather(

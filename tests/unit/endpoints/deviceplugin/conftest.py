@@ -19,7 +19,7 @@ from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit_nodeplugin.allowed import AllowedPlugin
 from drakit_nodeplugin.config import DevicePlugins as Settings
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
-from drakit_nodeplugin.endpoints.contract import Surroundings
+from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.endpoints.deviceplugin import (
     kubelet_resources,
     plugin_connection,
@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import (
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.direct import result_of
 
@@ -79,7 +79,7 @@ class World:
         self.unknown: str | None = None
         """The reason why the kubelet may have other resources."""
         self.reports: dict[str, list[Inventory | str]] = {}
-        self.devices = HostDevices(root=directory.parent / "dev")
+        self.devices = HostDeviceNodes(root=directory.parent / "dev")
         self.entries = plugins_of(thing=ANY)
         self.plugins: DevicePlugins
 
@@ -144,8 +144,8 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
-        surroundings = Surroundings(listener=self, node=NODE, report=self.diagnostics.append)
-        self.plugins = self.source().endpoint(surroundings)
+        context = EndpointContext(listener=self, node=NODE, report=self.diagnostics.append)
+        self.plugins = self.source().endpoint(context)
         await self.plugins.start()
         task = asyncio.create_task(self.plugins.run())
         try:

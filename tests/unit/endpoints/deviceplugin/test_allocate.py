@@ -18,7 +18,11 @@ from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
     host_paths,
     lost_annotations,
 )
-from drakit_nodeplugin.endpoints.host_paths import DirectoryError, HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.host_paths import (
+    DirectoryError,
+    HostDeviceNodes,
+    TooManyNodesError,
+)
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 
@@ -177,7 +181,7 @@ def host(tmp_path, monkeypatch):
     (tmp_path / "snd").mkdir()
     for name in ("video0", "snd/pcm", "snd/timer"):
         (tmp_path / name).touch()
-    return HostDevices(root=tmp_path)
+    return HostDeviceNodes(root=tmp_path)
 
 
 def test_a_node_is_itself(host):

@@ -15,7 +15,7 @@ from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.file_poller import FilePoller
-from drakit_nodeplugin.host.driver_devices import HostedDevices
+from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.revision import Revision
@@ -97,7 +97,7 @@ def hosted(
     policies: PolicyFeed | None = None,
     session: asyncio.Future | None = None,
     registered: asyncio.Event | None = None,
-) -> HostedDevices:
+) -> DriverDevices:
     session = session or asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
     metrics = metrics or Metrics()
@@ -111,7 +111,7 @@ def hosted(
         metrics=metrics,
         file_poller=FilePoller(),
     )
-    return HostedDevices(
+    return DriverDevices(
         DRIVER,
         traits=DriverTraits(health=health),
         checkpoint=rows,
@@ -128,7 +128,7 @@ def gauge(metrics: Metrics, name: str) -> float | None:
     return metrics.registry.get_sample_value(name, {"driver": DRIVER})
 
 
-def tainted(devices: HostedDevices) -> set[str]:
+def tainted(devices: DriverDevices) -> set[str]:
     return {
         device.name
         for pool in devices.manager.publication().pools.values()
@@ -177,7 +177,7 @@ UNKNOWN = [
 
 
 @contextlib.asynccontextmanager
-async def following(devices: HostedDevices, *names: str) -> AsyncIterator[None]:
+async def following(devices: DriverDevices, *names: str) -> AsyncIterator[None]:
     """Run the parts that follow claims and devices, and those with these names."""
     names = ("unpreparing", "devices", *names)
     tasks = [asyncio.create_task(devices.parts()[name]()) for name in names]
