@@ -9,7 +9,7 @@ figures are those of the operator. :mod:`.scene` has the objects.
 * ``operator-quiet``: claims and slices change in their labels, which gives nothing to report: the
   operator's writes, except its Lease, are counted in the API server's audit log.
 * ``operator-slice-change``: from the write of a slice until the operator has counted as many
-  evaluated pods as wait (``drakit_operator_reconcile_seconds``). Each pod is queued once.
+  evaluated pods as wait (``drakit_operator_reconcile_duration_seconds``). Each pod is queued once.
 * ``operator-claims``: allocated claims lose their allocation, and their class does not exist: each
   gets an Event. The time is from before the write of the claim until a watch of Events has its
   Event, so the write of the Event is included.
@@ -92,7 +92,7 @@ _CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESP
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
 _NODES = resource_path("v1", "nodes")
-_EVALUATED = "drakit_operator_reconcile_seconds_count"
+_EVALUATED = "drakit_operator_reconcile_duration_seconds_count"
 
 
 _PORT = re.compile(r'"metrics_port": ?(\d+)')

@@ -95,7 +95,7 @@ class OpaqueParameters(Settings):
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
     """The maximum size, in bytes of JSON. The API server accepts 10 KiB per config."""
 
-    max_nodes: Annotated[int, Field(ge=1024)] = 8192
+    max_values: Annotated[int, Field(ge=1024)] = 8192
     """The maximum number of keys and values. Each takes up to 100 bytes of the plugin's memory
     while a claim is prepared, even if its text is short."""
 

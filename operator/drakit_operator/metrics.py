@@ -25,9 +25,9 @@ class Metrics:
             registry=self.registry,
         )
         self.reconcile_seconds = Histogram(
-            "drakit_operator_reconcile_seconds",
+            "drakit_operator_reconcile_duration_seconds",
             "Time to reconcile one object, including the time to write its Event",
-            ["concern", "outcome"],
+            ["concern", "result"],
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=self.registry,
         )

@@ -257,14 +257,14 @@ class Reconciler:
 
     async def _reconcile(self, key: Key) -> None:
         began = asyncio.get_running_loop().time()
-        outcome, again = "ok", None
+        result, again = "success", None
         try:
             if key.concern == POLICY:
                 await self._refresh_policy(key.name.name)
             else:
                 again = await self._announce_problems(self._concerns[key.concern], key.name)
         except Exception as error:
-            outcome = "error"
+            result = "error"
             if isinstance(error, NotWrittenError | ApiError):
                 logger.warning(
                     "object cannot be reconciled", extra={**_facts(key), "error": str(error)}
@@ -279,7 +279,7 @@ class Reconciler:
         finally:
             self._queue.done(key)
         seconds = asyncio.get_running_loop().time() - began
-        self._metrics.reconcile_seconds.labels(key.concern, outcome).observe(seconds)
+        self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
     async def _announce_problems(self, concern: Concern, name: Name) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""

@@ -78,7 +78,7 @@ async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: R
     devices = 8
     uids = [f"uid-{number}" for number in range(110)]
     if shape == "lists":
-        parameters = [{"a": [[]] * (LIMITS.max_nodes // devices // 4 - 3)}] * 4
+        parameters = [{"a": [[]] * (LIMITS.max_values // devices // 4 - 3)}] * 4
     else:
         parameters = [{"a": "x" * (LIMITS.max_bytes // devices // 16 - 8)}] * 16
     for uid in uids:

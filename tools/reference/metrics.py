@@ -75,11 +75,11 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_devices", "state"): DEVICE_STATES,
     ("drakit_slice_writes_total", "verb"): get_args(Verb),
     ("drakit_slice_writes_total", "result"): RESULTS,
-    ("drakit_operator_reconcile_seconds", "concern"): (
+    ("drakit_operator_reconcile_duration_seconds", "concern"): (
         *concerns_of(Store(), name_all_holders=False),
         POLICY,
     ),
-    ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
+    ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],

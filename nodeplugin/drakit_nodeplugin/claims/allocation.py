@@ -63,7 +63,7 @@ class ParameterLimits:
     max_bytes: int = 128 * 1024
     """Bytes of JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
 
-    max_nodes: int = 8192
+    max_values: int = 8192
     """Keys and values. Each takes up to 100 bytes of memory, however short its text is. A config of
     the largest size has up to 5,120."""
 
@@ -208,14 +208,14 @@ def _texts(
 ) -> tuple[str, ...]:
     """Return the parameters as the checkpoint keeps them; raise a ClaimError."""
     texts: list[str] = []
-    bytes_left, nodes_left = limits.max_bytes, limits.max_nodes
+    bytes_left, values_left = limits.max_bytes, limits.max_values
     for config, results in configs:
         # Counted before serialization, which would already be a copy.
-        nodes = _nodes(config, next(iter(results.values())), claim=claim)
-        nodes_left -= nodes * len(results)
-        if nodes_left < 0:
+        values = _values_of(config, next(iter(results.values())), claim=claim)
+        values_left -= values * len(results)
+        if values_left < 0:
             raise TooManyParametersError(
-                claim=claim, driver=driver, limit=f"{limits.max_nodes} keys and values"
+                claim=claim, driver=driver, limit=f"{limits.max_values} keys and values"
             )
         text = orjson.dumps(config.parameters, option=orjson.OPT_SORT_KEYS)
         bytes_left -= len(text) * len(results)
@@ -227,25 +227,25 @@ def _texts(
     return tuple(texts)
 
 
-def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
+def _values_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
     """Return the number of keys and values of a config; raise BadConfigError if it is unusable."""
     wrong = "are not a JSON object"
     parameters: object = config.parameters
     if isinstance(parameters, dict):
-        nodes = 0
+        values = 0
         level = [cast("object", parameters)]
         # Level by level: users control the depth, so this must not recurse.
         for _ in range(MAX_CONFIG_DEPTH):
-            nodes += len(level)
+            values += len(level)
             below: list[object] = []
             for item in level:
                 if isinstance(item, dict):
                     below.extend(cast("dict[str, object]", item).values())
-                    nodes += len(cast("dict[str, object]", item))
+                    values += len(cast("dict[str, object]", item))
                 elif isinstance(item, list):
                     below.extend(cast("list[object]", item))
             if not below:
-                return nodes
+                return values
             level = below
         wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
     raise BadConfigError(

@@ -127,7 +127,7 @@ class ActiveDriver:
             specs=specs,
             limits=ParameterLimits(
                 max_bytes=config.opaque_parameters.max_bytes,
-                max_nodes=config.opaque_parameters.max_nodes,
+                max_values=config.opaque_parameters.max_values,
             ),
             name_all_holders=config.events.name_holders == "all",
         )

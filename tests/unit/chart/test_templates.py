@@ -196,9 +196,9 @@ def test_stale_claims_are_collected_when_the_values_enable_it(render, tmp_path):
 
 
 def test_the_values_limit_opaque_parameters(render, tmp_path):
-    objects = render({"nodeplugin": {"opaqueParameters": {"maxNodes": 9999999}}})
+    objects = render({"nodeplugin": {"opaqueParameters": {"maxValues": 9999999}}})
     config = load_config(written(objects, tmp_path, "nodeplugin")).opaque_parameters
-    assert (config.max_bytes, config.max_nodes) == (131072, 9999999)
+    assert (config.max_bytes, config.max_values) == (131072, 9999999)
 
 
 def test_what_becomes_of_devices_follows_the_values(render, tmp_path):

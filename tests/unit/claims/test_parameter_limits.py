@@ -19,7 +19,7 @@ from drakit_nodeplugin.state.records import StoredClaim, dump
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 
 A, B = "uid-a", "uid-b"
-LIMITS = ParameterLimits(max_bytes=1000, max_nodes=100)
+LIMITS = ParameterLimits(max_bytes=1000, max_values=100)
 
 
 def config(parameters: Any, *requests: str, source: str = "FromClaim", driver: str = DRIVER):

@@ -57,7 +57,7 @@ DIRECTORY_BYTES = MAX_SOCKET_PATH_BYTES - config.SOCKET_NAME_BYTES - 1
 EXPECTED = [
     # Claims
     f"{PARAMETERS.max_bytes:,} bytes of JSON",
-    f"{PARAMETERS.max_nodes:,}",
+    f"{PARAMETERS.max_values:,}",
     f"{allocation.MAX_CONFIG_DEPTH} levels",
     f"{server.ANSWER_SECONDS:.0f} s",
     f"{contract.CALL_SECONDS:.0f} s",

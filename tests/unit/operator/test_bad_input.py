@@ -238,7 +238,7 @@ async def test_odd_objects_affect_only_themselves(cluster, tmp_path, when):
         _, numbers = await probe(app, "/metrics")
         kind = 'kind="resourceclaims.resource.k8s.io"'
         assert f"drakit_operator_skipped_objects_total{{{kind}}}" in numbers
-        assert 'outcome="error"' not in numbers
+        assert 'result="error"' not in numbers
 
 
 @pytest.mark.parametrize(
