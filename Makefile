@@ -241,7 +241,7 @@ oracle-selectors: venv ## write Kubernetes' table of CEL selectors, which the un
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
 e2e: cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
-	$(BIN)/pytest e2e -m "e2e and not slow" $(if $(FEATURES),--features=$(FEATURES))
+	$(BIN)/pytest e2e -m "e2e and not slow" --durations=40 --durations-min=5 $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
 e2e-docs: cluster-programs images ## run the commands of the tested pages on a real cluster
