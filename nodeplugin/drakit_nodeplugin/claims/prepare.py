@@ -274,6 +274,8 @@ class Preparing:
                             "driver cannot check a claim",
                             extra=facts | {"driver": self._parts.driver},
                         )
+                    # The second prepare may need other counter sets.
+                    self._parts.scheduler.free_hardware(uid)
                     broken.append(self._again(each.work, each.old, each.new))
                 if fine:
                     group.create_task(self._confirm(fine))
@@ -281,7 +283,7 @@ class Preparing:
                     group.create_task(self._work(broken))
 
             olds = {uid: each.old for uid, each in entries.items()}
-            await with_hardware(self._parts, "check", olds, check, works=works)
+            await with_hardware(self._parts, olds, check, works=works)
 
     async def _confirm(self, current: Sequence[_Wanted]) -> None:
         """Verify entries and CDI files, and answer."""
@@ -325,7 +327,6 @@ class Preparing:
         hardware = await self._await_listed(due)
         await with_hardware(
             self._parts,
-            "prepare",
             {uid: each.claim for uid, each in due.items()},
             lambda uids: self._call({uid: due[uid] for uid in uids}, hardware),
             works={uid: each.work for uid, each in due.items()},
@@ -511,6 +512,8 @@ class Preparing:
         """
         stored = due.claim.generation > 0 and not due.in_use
         if stored and not isinstance(error, AbandonedError):
+            # Claims of its batch may have some of its hardware: their rollbacks must not overlap.
+            self._parts.scheduler.free_hardware(due.claim.uid)
             await self._unpreparing.undo_one(due.claim)
         self._refuse(due.work, error)
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from drakit import logs
 from drakit.device import ClaimReference
@@ -41,6 +41,8 @@ from drakit_nodeplugin.state.records import State, StoredClaim
 __all__ = ("NOT_DONE", "ClaimObserver", "ClaimOperations", "ClaimQueue")
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 MAX_WAITING = 4
 """Turns that may wait in a claim's queue before a call is refused. A pod's restart needs three:
@@ -130,7 +132,7 @@ class ClaimQueue:
         self._engine = engine
         self._scheduler = scheduler
         self._observers = observers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._emptied = asyncio.Event()
         """Set when the last turn has ended."""
@@ -166,7 +168,8 @@ class ClaimQueue:
     async def cancel(self) -> None:
         """Cancel the work in flight. The checkpoint contains what it began, and the next active
         instance finishes or undoes it."""
-        if not (left := self._work_turns()):
+        left = self._work_turns()
+        if not self._tasks and not left:
             return
         facts = {"driver": self._driver, "works": len(left)}
         logger.warning("work in flight canceled by the shutdown", extra=facts)
@@ -204,13 +207,24 @@ class ClaimQueue:
             for uid in results:
                 self.release(uid)
 
-        try:
-            await self._engine.undo_left(held, state=state, settled=settled)
-        finally:
-            for uid in held:
-                if uid not in undone:
-                    self.release(uid)
+        async def undo() -> None:
+            try:
+                await self._engine.undo_left(held, state=state, settled=settled)
+            finally:
+                for uid in held:
+                    if uid not in undone:
+                        self.release(uid)
+
+        await self._shield(undo())
         return undone
+
+    async def _shield(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run work in a task of the queue. If the caller is canceled, the work continues, because a
+        driver call may last; :meth:`cancel` ends it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
 
     async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
         """Prepare a prepared claim a second time, after all earlier turns. Calls of the kubelet for
@@ -236,8 +250,12 @@ class ClaimQueue:
         return whether it is gone."""
         if self._draining:
             return False
-        async with self.hold(stale.uid):
-            return await self._engine.collect(stale)
+
+        async def collect() -> bool:
+            async with self.hold(stale.uid):
+                return await self._engine.collect(stale)
+
+        return await self._shield(collect())
 
     def held(self, uid: str) -> bool:
         """Return whether work on a claim is in flight."""
@@ -412,7 +430,10 @@ class ClaimQueue:
         text = f"driver {self._driver} is still {GERUND[operation]} this claim"
         if turn.ready is not None:
             text += ", which waits for a device that the driver is working on for another claim"
-        return _not_done(claim, f"{text}; the work continues, and the kubelet retries")
+        text += "; the work continues, and the kubelet retries"
+        if asyncio.get_running_loop().time() - turn.asked_at > SLOW_SECONDS:
+            text += "; if this persists, restart the node plugin on this node"
+        return _not_done(claim, text)
 
 
 def _not_done(claim: ClaimReference, text: str) -> ClaimAnswer:

@@ -81,21 +81,20 @@ class Scheduler:
     # ------------------------------------------------------------ hardware
 
     def take_hardware(
-        self, wanted: Mapping[str, frozenset[HardwareKey]], *, together: bool
+        self, wanted: Mapping[str, frozenset[HardwareKey]]
     ) -> Mapping[str, asyncio.Future[None]]:
         """
-        Take the hardware of claims, by UID, for the turns that own them.
+        Take the hardware of claims of one batch, by UID, for the turns that own them.
 
-        Returns a future for each claim that has to wait. With `together`, claims that need not wait
-        may have hardware in common. A turn that has its hardware keeps it, and takes no more.
+        Returns a future for each claim that has to wait. Those that need not wait may have hardware
+        in common. A turn that has its hardware keeps it, and takes no more.
         """
         owners = {uid: self._claims[uid][0] for uid in wanted}
         due = {owner: wanted[uid] for uid, owner in owners.items() if not owner.hardware}
-        if together:
-            free = [t for t, keys in due.items() if self._hardware.keys().isdisjoint(keys)]
-            for turn in free:
-                # First: one that has to wait may need hardware of these, and would block them.
-                self._enter(turn, due.pop(turn), beside=free)
+        free = [turn for turn, keys in due.items() if self._hardware.keys().isdisjoint(keys)]
+        for turn in free:
+            # First: one that has to wait may need hardware of these, and would block them.
+            self._enter(turn, due.pop(turn), beside=free)
         for turn, keys in due.items():
             self._enter(turn, keys, beside=())
         return {uid: turn.ready for uid, turn in owners.items() if turn.ready is not None}

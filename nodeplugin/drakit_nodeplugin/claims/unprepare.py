@@ -182,7 +182,7 @@ class Unpreparing:
             settled(await self._settle([begun[uid] for uid in results], errors, rolled_back))
 
         if due:
-            await with_hardware(self._parts, "unprepare", due, call)
+            await with_hardware(self._parts, due, call)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         """Undo one claim."""

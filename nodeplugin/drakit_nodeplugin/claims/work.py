@@ -143,7 +143,7 @@ class ClaimWork:
     abandoned: bool = False
     """An unprepare waits for it: it must end soon, with an error."""
 
-    on_abandon: Callable[[], None] | None = None
+    on_abandon: Callable[[], object] | None = None
     """Ends what the work waits for, while that can be abandoned."""
 
     callbacks: list[Callable[[ClaimAnswer], None]] = field(
@@ -271,7 +271,6 @@ async def workers(
 
 async def with_hardware(
     parts: ClaimDependencies,
-    operation: CallOperation,
     claims: Mapping[str, StoredClaim],
     run: Callable[[Sequence[str]], Coroutine[Any, Any, None]],
     *,
@@ -284,8 +283,7 @@ async def with_hardware(
     A claim with a work can be abandoned while it waits; then it is run without its hardware.
     """
     waiting = parts.scheduler.take_hardware(
-        {uid: _hardware_of(claim) for uid, claim in claims.items()},
-        together=parts.devices.traits.takes_batches(operation),
+        {uid: _hardware_of(claim) for uid, claim in claims.items()}
     )
     if not waiting:
         await run([*claims])
@@ -295,6 +293,8 @@ async def with_hardware(
         work = works.get(uid)
         if work is not None:
             work.on_abandon = lambda: None if ready.done() else ready.set_result(None)
+            if work.abandoned:
+                work.on_abandon()
         await ready
         if work is not None:
             work.on_abandon = None
@@ -325,18 +325,34 @@ async def call_driver(
 ) -> None:
     """
     Call the driver for claims that have their hardware: once for all if it takes batches, otherwise
-    once for each.
+    once for each; then the calls of claims with common hardware follow each other.
 
     `answered` gets the results by UID, in groups of those that have ended: calls that end at the
     same time, as those of a batch mostly do, come as one group, so that one transaction stores
     them. A slow one delays the others by a moment, not by its length.
     """
-    batch = [allocated_claim(claim) for claim in claims]
+    wanted = [*claims]
+    batch = [allocated_claim(claim) for claim in wanted]
     if len(batch) == 1 or parts.devices.traits.takes_batches(operation):
         await answered(await _call(parts, operation, call, batch, works))
         return
+
+    async def call_after(others: Collection[asyncio.Task[Any]], item: AllocatedClaim) -> Any:
+        if others:
+            ended = asyncio.ensure_future(asyncio.wait(others))
+            if (work := works.get(item.claim.uid)) is not None:
+                work.on_abandon = ended.cancel
+            await asyncio.wait({ended})
+        return await _call(parts, operation, call, [item], works)
+
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(_call(parts, operation, call, [item], works)) for item in batch]
+        calls: list[asyncio.Task[Any]] = []
+        last: dict[HardwareKey, asyncio.Task[Any]] = {}
+        for claim, item in zip(wanted, batch, strict=True):
+            keys = _hardware_of(claim)
+            others = {last[key] for key in keys if key in last}
+            calls.append(group.create_task(call_after(others, item)))
+            last.update(dict.fromkeys(keys, calls[-1]))
         running: Collection[asyncio.Task[Any]] = calls
         wait_seconds = FIRST_GROUP_SECONDS
         while running:
@@ -365,14 +381,19 @@ async def _call(
     limit = asyncio.timeout(CALL_SECONDS)
     own = [work for item in batch if (work := works.get(item.claim.uid)) is not None]
 
+    def are_abandoned() -> bool:
+        return bool(own) and all(work.abandoned for work in own)
+
     def abandon() -> None:
-        if all(work.abandoned for work in own) and not limit.expired():
+        if are_abandoned() and not limit.expired():
             limit.reschedule(loop.time())
 
     try:
         async with limit:
             for work in own:
                 work.on_abandon = abandon
+            if are_abandoned():  # a moment ago
+                raise TimeoutError
             return await call(batch)
     except TimeoutError:
         error = overdue(parts.driver, parts.devices.traits, operation, batch)

@@ -90,6 +90,8 @@ class Caller(ABC):
                     "call failed after its timeout or cancellation",
                     extra={"driver": self._driver, "call": what, "error": str(failure)},
                 )
+            if cancelled_by_owner():
+                raise asyncio.CancelledError from None
         else:
             return self._results(operation, batch, answers)
         return dict.fromkeys([item.claim.uid for item in batch], failure)

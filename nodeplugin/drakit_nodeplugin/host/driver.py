@@ -29,7 +29,7 @@ from typing import Literal
 
 from drakit import tasks
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.contract import DriverSource
+from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, DriverSource
 from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.server import DriverServer
@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 UNREGISTERED_SECONDS = 10.0
 """The time for which a new instance that the kubelet has not registered does not ask for the
 driver: until then, calls still go to the other one."""
+
+HAND_OVER_SECONDS = CALL_SECONDS + 30.0
+"""The time for which a hand-over waits for calls in flight; then they are canceled."""
 
 ENDED_SECONDS = 0.1
 """The time that a closed driver has to end before the lock is left to the end of the process."""
@@ -193,7 +196,8 @@ class HostedDriver:
             self._server.serve(None)
             message = "driver is not handed over yet: calls are in flight"
             async with _reported(logging.WARNING, message, facts):
-                await active.queue.drain()
+                if not await active.queue.drain(timeout_seconds=HAND_OVER_SECONDS):
+                    await active.queue.cancel()  # the driver does not end a call
             maintenance.cancel()
             parts.cancel()
         await active.close()

@@ -118,7 +118,7 @@ class Lab:
                 self._finish(batch[uid], "abandoned" if batch[uid].work.abandoned else result)
 
         stored = {uid: claim.stored for uid, claim in batch.items()}
-        await with_hardware(self.parts, "prepare", stored, call, works=works)
+        await with_hardware(self.parts, stored, call, works=works)
 
     def _finish(self, claim: Claim, result: Any) -> None:
         claim.result.set_result(result)
@@ -257,12 +257,12 @@ async def test_hardware_is_free_for_others_once_its_claim_took_other_hardware():
     for turn in (first, second):
         lab.scheduler.add(turn)
     old, new = frozenset({("device", NODE, "x")}), frozenset({("device", NODE, "y")})
-    assert not lab.scheduler.take_hardware({"a": old}, together=False)
-    assert not lab.scheduler.take_hardware({"a": new}, together=False), "it has its hardware"
-    (ready,) = lab.scheduler.take_hardware({"b": old}, together=False).values()
+    assert not lab.scheduler.take_hardware({"a": old})
+    assert not lab.scheduler.take_hardware({"a": new}), "it has its hardware"
+    (ready,) = lab.scheduler.take_hardware({"b": old}).values()
     lab.scheduler.free_hardware("a")
     assert ready.done()
-    assert not lab.scheduler.take_hardware({"a": new}, together=False)
+    assert not lab.scheduler.take_hardware({"a": new})
     for turn in (first, second):
         lab.scheduler.leave(turn)
     assert lab.scheduler.is_idle
@@ -347,6 +347,20 @@ async def test_an_abandoned_claim_does_not_cancel_what_another_waits_for(looptim
     await lab.all_done()
 
 
+async def test_an_abandoned_claim_does_not_wait_for_one_of_its_batch(looptime):
+    lab = Lab(PER_CLAIM)
+    lab.endpoint.seconds = {"uid-a": 10}
+    _, second = lab.begin(
+        a=[stored_device("nic", share_id="0")], b=[stored_device("nic", share_id="1")]
+    )
+    await asyncio.sleep(1)
+    second.work.abandon()
+    assert await second.result == "abandoned"
+    assert looptime < 2.1
+    await lab.all_done()
+    assert lab.endpoint.calls == [["uid-a"]]
+
+
 async def test_a_batch_whose_claims_are_all_abandoned_is_cancelled(looptime):
     lab = Lab(PER_BATCH)
     lab.endpoint.seconds = {"uid-a": 10}
@@ -383,6 +397,21 @@ async def test_a_claim_that_is_abandoned_before_its_call_is_not_in_it(traits):
     assert await second.result == "done"
     await lab.all_done()
     assert lab.endpoint.calls == [["uid-b"]]
+
+
+@BOTH
+async def test_a_claim_can_be_abandoned_in_the_turn_of_the_loop_in_which_its_call_is_made(
+    traits, looptime
+):
+    lab = Lab(traits)
+    lab.endpoint.seconds = dict.fromkeys(["uid-a", "uid-b"], 100)
+    claims = lab.begin(a=["cam-0"], b=["cam-1"])
+    (waiting,) = lab.begin(c=["cam-0"])
+    await asyncio.sleep(0)
+    for claim in (*claims, waiting):
+        claim.work.abandon()
+    await lab.all_done()
+    assert looptime == 0
 
 
 async def test_a_call_can_be_abandoned_and_have_had_its_time_in_one_turn_of_the_loop():

@@ -445,6 +445,17 @@ async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
     assert late.error.endswith("ValueError: cannot undo it")
 
 
+async def test_a_failing_clean_up_does_not_swallow_the_cancellation():
+    driver, _, calls = reach(PerBatch)
+    driver.held["a"] = asyncio.Event()
+    driver.clean_up_fails = ValueError("cannot undo it")
+    call = asyncio.create_task(calls.prepare(A, [device("a")]))
+    await turns()
+    call.cancel()
+    await asyncio.wait({call})
+    assert call.cancelled()
+
+
 async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of_its_caller():
     driver, _, calls = reach(PerDevice)
     driver.failing["cam-0"] = asyncio.CancelledError()

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from drakit import tasks
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.python import loop
 from drakit_nodeplugin.endpoints.python import thread as threads
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
 from drakit_nodeplugin.file_poller import FilePoller
@@ -215,6 +216,37 @@ async def test_a_driver_that_recovers_a_claim_is_not_handed_over_before_it_has(
         block.let_go()
         await until(lambda: second.is_active)
         assert (old.closed, new.made) == (1, 1)
+    assert await reopen(site.checkpoint) == ({}, None)
+
+
+async def test_a_call_that_does_not_end_delays_a_hand_over_for_a_while_only(
+    site, old, new, monkeypatch
+):
+    monkeypatch.setattr(hosting, "HAND_OVER_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "CALLS_SECONDS", 0.05)
+    monkeypatch.setattr(loop, "TASKS_SECONDS", 0.05)
+    await site.fill(stored_claim("a", state="unpreparing"))
+    begun = threading.Event()
+
+    async def swallow() -> None:
+        begun.set()
+        while new.made == 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    finished = threading.Event()
+
+    async def finish() -> None:
+        finished.set()
+
+    old.unprepare, new.unprepare = swallow, finish
+    async with site.instance(OLD, old), site.instance(NEW, new) as second:
+        await second.register()
+        await until(begun.is_set)
+        await still(lambda: new.made == 0, seconds=0.3)
+        await until(lambda: second.is_active)
+        await until(finished.is_set)
+        await until(lambda: not second.hosted._active.queue.held("uid-a"))
     assert await reopen(site.checkpoint) == ({}, None)
 
 
