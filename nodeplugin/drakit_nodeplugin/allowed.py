@@ -19,8 +19,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from drakit.cdi.names import InvalidNameError, split_kind
 from drakit.resource.names import is_dns_label, is_dns_subdomain, is_driver_name
-from drakit.settings import Settings
-from drakit_nodeplugin.config import normalised
+from drakit.settings import Settings, normalised
 
 __all__ = ("AllowedBackend", "AllowedEndpoint", "AllowedPlugin", "OwnerSettings", "check")
 
