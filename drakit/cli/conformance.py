@@ -19,7 +19,8 @@ import yaml
 
 from drakit.cli.errors import UsageError
 from drakit.testing.conformance.errors import TargetError
-from drakit.testing.conformance.rule import Rule, rules
+from drakit.testing.conformance.rule import Rule
+from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import parse_target
 
