@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
-SOURCES = [str(REPOSITORY / name) for name in ("", "nodeplugin", "operator", "proto")]
+FOLDERS = ("cli", "daemon", "explain", "formats", "nodeplugin", "operator", "proto")
+"""The folders of our packages, besides that of the SDK."""
+
+SOURCES = [str(REPOSITORY / name) for name in ("", *FOLDERS)]
 
 sys.path[:0] = SOURCES

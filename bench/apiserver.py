@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from bench.drivers import DRIVER
 from bench.plugin import NODE
 from drakit.device import ClaimReference
-from drakit.kube import Session, connect, resource_path
-from drakit.kube.session import Timeouts
+from drakit_daemon.kube import Session, connect, resource_path
+from drakit_daemon.kube.session import Timeouts
 
 __all__ = ("ApiServer", "Body", "connected", "each_of")
 

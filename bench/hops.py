@@ -54,7 +54,13 @@ CROSSINGS = 6
 
 PACKAGES = tuple(
     str(REPOSITORY / folder) + os.sep
-    for folder in ("drakit", "nodeplugin/drakit_nodeplugin", "nodeplugin/drakit_drivers")
+    for folder in (
+        "drakit",
+        "formats/drakit_formats",
+        "daemon/drakit_daemon",
+        "nodeplugin/drakit_nodeplugin",
+        "nodeplugin/drakit_drivers",
+    )
 )
 TESTING = str(REPOSITORY / "drakit" / "testing") + os.sep
 

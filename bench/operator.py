@@ -44,7 +44,7 @@ from bench.machine import folders, memory_mib
 from bench.plugin import environment, stop
 from bench.rows import Row, median_ms, percentile
 from bench.scene import DRIVER, NAMESPACE, Scene
-from drakit.kube import Session, resource_path
+from drakit_daemon.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
 
@@ -461,7 +461,7 @@ def _measure_kubectl(kubeconfig: Path, *, pod: str) -> Iterator[Row]:
 
 
 def _measure_command(command: str, kubeconfig: Path) -> Row:
-    argv = [sys.executable, "-m", "drakit.cli.kubectl.main", *command.split()]
+    argv = [sys.executable, "-m", "drakit_cli.kubectl.main", *command.split()]
     began = time.monotonic()
     process = subprocess.Popen(
         [*argv, "--kubeconfig", str(kubeconfig)],

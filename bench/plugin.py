@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from bench import REPOSITORY, SOURCES
+from bench import FOLDERS, REPOSITORY, SOURCES
 from bench.kubelet import Kubelet, register
 from bench.machine import Folders, folders, memory_mib
 from drakit.testing.conformance.podlist import OWN_POD
@@ -160,7 +160,7 @@ def environment() -> dict[str, str]:
 def _compile() -> None:
     """Compile our packages, as an image has them: a source that is compiled at the start costs
     time then, and memory until the process ends."""
-    for name in ("bench", "drakit", "nodeplugin", "operator", "proto"):
+    for name in ("bench", "drakit", *FOLDERS):
         if not compileall.compile_dir(REPOSITORY / name, quiet=1):
             raise SystemExit(f"{name} cannot be compiled")
 

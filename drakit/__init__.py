@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from drakit.driver import Policy as Policy
     from drakit.driver import PolicyResource as PolicyResource
     from drakit.driver import ReleasePendingError as ReleasePendingError
-    from drakit.resource.quantity import parse_quantity as parse_quantity
+    from drakit.quantity import parse_quantity as parse_quantity
     from drakit.settings import Duration as Duration
 
 _HOMES = {
@@ -90,7 +90,7 @@ _HOMES = {
     "TaintEffect": "drakit.device",
     "Topology": "drakit.device",
     "Version": "drakit.device",
-    "parse_quantity": "drakit.resource.quantity",
+    "parse_quantity": "drakit.quantity",
 }
 
 __all__ = (

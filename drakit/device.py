@@ -2,8 +2,8 @@
 The values of the driver contract: devices and their health, allocated devices, container edits.
 
 A vendor's driver makes these plain values; the node plugin turns them into ResourceSlices and CDI
-specs. They are checked where they are used (limits of the API in :mod:`drakit.resource`, CDI's
-rules in :mod:`drakit.cdi`), so that an invalid device does not affect the others.
+specs. They are checked where they are used (limits of the API in :mod:`drakit_formats.resource`,
+CDI's rules in :mod:`drakit_formats.cdi`), so that an invalid device does not affect the others.
 
 It must not know Kubernetes clients, gRPC, files, or either daemon.
 """

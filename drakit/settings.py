@@ -9,6 +9,7 @@ It must not know any setting.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 __all__ = (
+    "AbsolutePath",
     "Address",
     "Duration",
     "Listen",
@@ -36,6 +38,7 @@ __all__ = (
     "Settings",
     "SettingsError",
     "describe",
+    "normalised",
     "parse_address",
     "read_file",
 )
@@ -124,6 +127,20 @@ def _check_address(text: str) -> str:
 
 Address = Annotated[str, AfterValidator(_check_address)]
 """The address on which a server listens: ``host:port``."""
+
+
+def normalised(path: Any) -> Any:
+    """Return an absolute path that is in its shortest form. Raises ValueError for any other."""
+    text = str(path)
+    if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
+        raise ValueError(
+            "must be an absolute path without '..', repeated slashes or a trailing slash"
+        )
+    return path
+
+
+AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
+"""A path on the node, as :func:`normalised` requires it."""
 
 
 class Listen(Settings):

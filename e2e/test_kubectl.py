@@ -60,7 +60,7 @@ class User:
         self._kubeconfig = kubeconfig
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        return self.run([sys.executable, "-m", "drakit.cli.kubectl.main", *arguments])
+        return self.run([sys.executable, "-m", "drakit_cli.kubectl.main", *arguments])
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -69,7 +69,7 @@ def timed(capsys: pytest.CaptureFixture[str]) -> Timed:
 @pytest.fixture
 def project(images: list[Path], tmp_path: Path, timed: Timed) -> Path:
     """A new project, tested."""
-    run("-m", "drakit.cli.main", "new", NAME, cwd=tmp_path)
+    run("-m", "drakit_cli.main", "new", NAME, cwd=tmp_path)
     timed("the project is written")
     assert " passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / NAME)
     timed("its tests have passed")

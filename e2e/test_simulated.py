@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drakit.resource.quantity import same_quantity
+from drakit.quantity import same_quantity
 from e2e.cluster.api import Capability, Cluster
 from e2e.fixtures import build_of, namespace_of
 from e2e.kit import (

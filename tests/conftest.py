@@ -14,7 +14,7 @@ from hypothesis import settings
 from tests.fakes.kube import FakeApiServer
 
 if TYPE_CHECKING:
-    from drakit.kube import Session
+    from drakit_daemon.kube import Session
 
 # Tests share the cores with each other: the wall time of one example proves nothing.
 settings.register_profile("drakit", deadline=None)
@@ -22,7 +22,10 @@ settings.load_profile("drakit")
 
 # Only calls that our own packages make, directly or through a library, count: tests may write their
 # files in the loop. So may drivers: each has a loop and a thread of its own, where it may block.
-_PACKAGES = ["drakit", "drakit_nodeplugin", "drakit_operator"]
+_PACKAGES = [
+    *("drakit", "drakit_formats", "drakit_daemon", "drakit_explain"),
+    *("drakit_nodeplugin", "drakit_operator", "drakit_cli"),
+]
 _OF_TESTS = ["drakit.testing"]
 
 
@@ -35,11 +38,11 @@ def _detector() -> BlockBuster:
         detector.functions[f"os.{name}"] = function
     for function in detector.functions.values():
         # A loop of its own in a thread, for the client library's reading of kubeconfigs.
-        function.can_block_in("drakit/kube/lean.py", {"run_apart"})
+        function.can_block_in("drakit_daemon/kube/lean.py", {"run_apart"})
         # The host's /dev is in memory, and what is read of it is bounded.
         function.can_block_in("drakit_nodeplugin/endpoints/host_paths.py", {"node", "nodes"})
         # A command has the loop to itself, and the kit within it is a test.
-        function.can_block_in("drakit/cli/conformance.py", {"conformance"})
+        function.can_block_in("drakit_cli/conformance.py", {"conformance"})
     # A log line takes the handler's lock and may write to a terminal or file: the cost of logging.
     for name in ("io.TextIOWrapper.write", "io.BufferedWriter.write", "os.write"):
         detector.functions[name].can_block_in("logging/__init__.py", {"emit", "flush"})
@@ -69,7 +72,7 @@ async def api_server() -> AsyncIterator[FakeApiServer]:
 @pytest.fixture
 async def session(api_server: FakeApiServer, tmp_path: Path) -> AsyncIterator[Session]:
     """A session with the API server in memory, through a kubeconfig."""
-    from drakit.kube import connect
+    from drakit_daemon.kube import connect
 
     kubeconfig = api_server.write_kubeconfig(tmp_path)
     async with await connect(kubeconfig, user_agent="drakit-tests") as connected:

@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 
 from drakit.device import ClaimReference
-from drakit.tasks import cancelled_by_owner
 from drakit.testing.health import HealthSubscriber, health_version
+from drakit_daemon.tasks import cancelled_by_owner
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1

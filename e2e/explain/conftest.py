@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drakit.cel.helper import Helper
+from drakit_explain.cel.helper import Helper
 from e2e.cluster.api import Cluster
 from e2e.explain.api import Api, proxied
 from e2e.explain.scene import CLUSTER_WIDE, LABEL, Explaining

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drakit.explain.codes import Code
+from drakit_explain.codes import Code
 from e2e.explain.scene import Scene, device, devices
 from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drakit.explain.codes import Code
-from drakit.explain.pending import Verdict
+from drakit_explain.codes import Code
+from drakit_explain.pending import Verdict
 from e2e.explain.scene import WAITS, Scene, consumes, counters, device, devices
 from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
 

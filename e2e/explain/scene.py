@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit.cel.helper import Helper
-from drakit.explain.core_projection import (
+from drakit_explain.cel.helper import Helper
+from drakit_explain.core_projection import (
     project_namespace,
     project_node,
     project_pod,
     project_quota,
 )
-from drakit.explain.pending import Explainer, Explanation
-from drakit.explain.projection import (
+from drakit_explain.pending import Explainer, Explanation
+from drakit_explain.projection import (
     project_claim,
     project_class,
     project_slice,
     project_taint_rule,
     project_template,
 )
-from drakit.explain.selectors import bring_up_to_date
-from drakit.explain.world import World
+from drakit_explain.selectors import bring_up_to_date
+from drakit_explain.world import World
 from e2e.explain.api import DRA, KINDS, Api, Body, RefusedError
 from e2e.kit import wait_for
 

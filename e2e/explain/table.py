@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from drakit.explain.codes import Code
-from drakit.explain.pending import Verdict
+from drakit_explain.codes import Code
+from drakit_explain.pending import Verdict
 from e2e.explain.scene import Scene
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
-from drakit.explain.pending import Explanation, Verdict
+from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster
 from e2e.explain import claims as _claims  # noqa: F401 - fills the table
 from e2e.explain import devices as _devices  # noqa: F401

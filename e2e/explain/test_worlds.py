@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from drakit.explain.pending import Explanation, Verdict
+from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster, ClusterError
 from e2e.explain.api import Api
 from e2e.explain.scene import Explaining, Scene

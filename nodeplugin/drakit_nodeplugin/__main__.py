@@ -28,7 +28,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     arguments = _parser().parse_args()
 
-    from drakit import logs
+    from drakit_daemon import logs
     from drakit_nodeplugin.app import Launch, serve
     from drakit_nodeplugin.config import ConfigError, load_config
     from drakit_nodeplugin.state.podresources import own_pod

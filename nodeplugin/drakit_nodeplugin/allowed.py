@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from drakit.cdi.names import InvalidNameError, split_kind
-from drakit.resource.names import is_dns_label, is_dns_subdomain, is_driver_name
-from drakit.settings import Settings
-from drakit_nodeplugin.config import normalised
+from drakit.settings import Settings, normalised
+from drakit_formats.cdi.names import InvalidNameError, split_kind
+from drakit_formats.resource.names import is_dns_label, is_dns_subdomain, is_driver_name
 
 __all__ = ("AllowedBackend", "AllowedEndpoint", "AllowedPlugin", "OwnerSettings", "check")
 

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit import tasks
-from drakit.kube import ConfigError as KubeConfigError
-from drakit.kube import Session, connect
 from drakit.layout import home_directory
-from drakit.probes import StatusServers
+from drakit_daemon import tasks
+from drakit_daemon.kube import ConfigError as KubeConfigError
+from drakit_daemon.kube import Session, connect
+from drakit_daemon.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver, freeze_objects
 from drakit_nodeplugin.host.drivers import HostedDrivers

@@ -10,7 +10,6 @@ It must not know the use of the values.
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from drakit import layout
-from drakit.settings import Duration, Listen, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import (
+    AbsolutePath,
+    Duration,
+    Listen,
+    Logging,
+    Seconds,
+    Settings,
+    describe,
+    read_file,
+)
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
@@ -35,7 +43,6 @@ __all__ = (
     "OpaqueParameters",
     "StaleClaims",
     "load_config",
-    "normalised",
 )
 
 SOCKET_NAME_BYTES = 24
@@ -134,19 +141,6 @@ class Devices(Settings):
     seconds."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
-
-
-def normalised(path: Any) -> Any:
-    """Return an absolute path that is in its shortest form. Raises ValueError for any other."""
-    text = str(path)
-    if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
-        raise ValueError(
-            "must be an absolute path without '..', repeated slashes or a trailing slash"
-        )
-    return path
-
-
-AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
 
 
 def _entries(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:

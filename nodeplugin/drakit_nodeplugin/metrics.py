@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from drakit.device import ClaimReference
-from drakit.metrics import CollectorRegistry, Counter, Gauge, Histogram
+from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation

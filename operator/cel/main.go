@@ -3,7 +3,7 @@
 // It reads one JSON object a line from standard input and writes one JSON object a line to standard
 // output, in the same order. It keeps no state but compiled expressions. It ends when standard input
 // ends. The operator and `kubectl drakit` start it and restart it when it ends; see
-// drakit/cel/helper.py for the other side.
+// explain/drakit_explain/cel/helper.py for the other side.
 //
 // Operations:
 //

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drakit import logs
-from drakit.cel.choice import NoEvaluatorError, installed_selectors
-from drakit.kube import ConfigError as ConnectionConfigError
+from drakit_daemon import logs
+from drakit_daemon.kube import ConfigError as ConnectionConfigError
+from drakit_explain.cel.choice import NoEvaluatorError, installed_selectors
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config, ConfigError, Logging, read_config
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from drakit.explain.broken import node_of_claim
-from drakit.explain.model import (
+from drakit_explain.broken import node_of_claim
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceFacts,
@@ -20,8 +20,8 @@ from drakit.explain.model import (
     PoolID,
     SliceFacts,
 )
-from drakit.explain.poolchecks import node_of_slice
-from drakit.explain.reports import PolicyFacts, ReportFacts
+from drakit_explain.poolchecks import node_of_slice
+from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store

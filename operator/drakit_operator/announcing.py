@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from drakit.explain.codes import Code, Reason
-from drakit.explain.model import ObjectReference
-from drakit.kube import ApiError, Session
-from drakit.kube.events import EventRecorder, EventTimings
-from drakit.rate_limiter import RateLimiter
+from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.kube.events import EventRecorder, EventTimings
+from drakit_daemon.rate_limiter import RateLimiter
+from drakit_explain.codes import Code, Reason
+from drakit_explain.model import ObjectReference
 
 __all__ = (
     "Announced",

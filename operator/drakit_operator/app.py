@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit import tasks
-from drakit.cel.gates import GatesUnknownError, read_gates
-from drakit.explain.selectors import Selectors
-from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
-from drakit.kube.queue import WorkQueue
-from drakit.logs import ProblemLog
-from drakit.probes import StatusServers
+from drakit_daemon import tasks
+from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resource_path
+from drakit_daemon.kube.queue import WorkQueue
+from drakit_daemon.logs import ProblemLog
+from drakit_daemon.probes import StatusServers
+from drakit_explain.cel.gates import GatesUnknownError, read_gates
+from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
 from drakit_operator.kinds import CLASSES, KINDS

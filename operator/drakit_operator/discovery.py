@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drakit.kube import ForbiddenError, Session
-from drakit.kube.discovery import served_versions, version_of
-from drakit.resource.raw import child
+from drakit_daemon.kube import ForbiddenError, Session
+from drakit_daemon.kube.discovery import served_versions, version_of
+from drakit_formats.resource.raw import child
 from drakit_operator.kinds import Kind, Served
 
 __all__ = ("Absence", "find")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit.explain.core_projection import project_node, project_pod
-from drakit.explain.model import (
+from drakit_daemon.kube.paths import resource_path
+from drakit_explain.core_projection import project_node, project_pod
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     NodeFacts,
@@ -22,18 +23,17 @@ from drakit.explain.model import (
     TaintRuleFacts,
     TemplateFacts,
 )
-from drakit.explain.projection import (
+from drakit_explain.projection import (
     project_claim,
     project_class,
     project_slice,
     project_taint_rule,
     project_template,
 )
-from drakit.explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
-from drakit.explain.world import Fact, Name
-from drakit.kube.paths import resource_path
-from drakit.resource.raw import Object, child
-from drakit.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
+from drakit_explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
+from drakit_explain.world import Fact, Name
+from drakit_formats.resource.raw import Object, child
+from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
 __all__ = (
     "CLAIMS",

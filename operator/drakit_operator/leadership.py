@@ -18,8 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from drakit.kube import Session
-from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit_daemon.kube import Session
+from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
 from drakit_operator.config import Election
 
 __all__ = ("Leadership",)

@@ -6,7 +6,7 @@ It must not know where the numbers come from, nor how they are served.
 
 from __future__ import annotations
 
-from drakit.metrics import CollectorRegistry, Counter, Gauge, Histogram
+from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
 __all__ = ("Metrics",)
 

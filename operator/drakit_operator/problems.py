@@ -7,7 +7,7 @@ pod. Templates and classes are checked when they appear, not whenever devices ch
 waits gets Events then. Problems of pools are reported about their Node, because slices come and go
 with each update.
 
-:mod:`drakit.explain` makes the sentences, :mod:`drakit_operator.announcing` reports them. It must
+:mod:`drakit_explain` makes the sentences, :mod:`drakit_operator.announcing` reports them. It must
 not know queues, clocks or sessions.
 """
 
@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drakit.explain import templates
-from drakit.explain.broken import broken_claim
-from drakit.explain.certainty import certain, with_limits
-from drakit.explain.codes import Code, Reason
-from drakit.explain.model import ClaimFacts, PodFacts, SliceFacts
-from drakit.explain.pending import Explainer, waits
-from drakit.explain.pending_claims import missing_classes
-from drakit.explain.poolchecks import node_problems, slice_problems
-from drakit.explain.reports import ReportFacts
-from drakit.explain.world import World
+from drakit_explain import templates
+from drakit_explain.broken import broken_claim
+from drakit_explain.certainty import certain, with_limits
+from drakit_explain.codes import Code, Reason
+from drakit_explain.model import ClaimFacts, PodFacts, SliceFacts
+from drakit_explain.pending import Explainer, waits
+from drakit_explain.pending_claims import missing_classes
+from drakit_explain.poolchecks import node_problems, slice_problems
+from drakit_explain.reports import ReportFacts
+from drakit_explain.world import World
 from drakit_operator.kinds import Name
 
 __all__ = (

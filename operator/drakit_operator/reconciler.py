@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drakit.explain.codes import Reason
-from drakit.explain.pending import Explainer, waits
-from drakit.explain.poolchecks import pool_conditions
-from drakit.explain.selectors import FeatureGates, Selectors
-from drakit.kube import ApiError
-from drakit.kube.queue import QueueFullError, WorkQueue
-from drakit.logs import new_request_id, request_scope
+from drakit_daemon.kube import ApiError
+from drakit_daemon.kube.queue import QueueFullError, WorkQueue
+from drakit_daemon.logs import new_request_id, request_scope
+from drakit_explain.codes import Reason
+from drakit_explain.pending import Explainer, waits
+from drakit_explain.poolchecks import pool_conditions
+from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_operator.affected import (
     claims_affected,
     classes_affected,

@@ -14,10 +14,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from drakit.cel.helper import HelperError, QuestionError
-from drakit.explain.selectors import FeatureGates, Selectors, Work, evaluate
-from drakit.explain.world import World
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
+from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.selectors import FeatureGates, Selectors, Work, evaluate
+from drakit_explain.world import World
 
 __all__ = ("SelectorEvaluation",)
 

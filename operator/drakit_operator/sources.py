@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from drakit.explain.loads import Load, Loads, load_of_pod
-from drakit.explain.world import name_of_fact
-from drakit.kube import ApiError, ForbiddenError, NotFoundError, Session
-from drakit.kube.listing import SkippedLog
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit.resource.raw import Object
+from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session
+from drakit_daemon.kube.listing import SkippedLog
+from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_explain.loads import Load, Loads, load_of_pod
+from drakit_explain.world import name_of_fact
+from drakit_formats.resource.raw import Object
 from drakit_operator.discovery import Absence, find
 from drakit_operator.kinds import Fact, Kind, Served, name_of
 from drakit_operator.metrics import Metrics

@@ -1,5 +1,5 @@
 """
-The operator's facts of the cluster: one :class:`drakit.explain.world.World`, by watched kind.
+The operator's facts of the cluster: one :class:`drakit_explain.world.World`, by watched kind.
 
 It lives in the main loop and is never touched from another thread. :mod:`.affected` decides which
 objects a change affects.
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drakit.explain.model import PodFacts
-from drakit.explain.world import Fact, Name, World
+from drakit_explain.model import PodFacts
+from drakit_explain.world import Fact, Name, World
 from drakit_operator.kinds import Kind
 
 __all__ = ("Change", "Store")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from drakit.cli.conformance import print_result
-from drakit.testing.conformance.rule import rules
+from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
+from drakit_cli.conformance import print_result
 from tests.conformance.shipped import Tested, modules, targets
 
 JOBS = 6

@@ -16,7 +16,7 @@ from drakit import (
     DriverError,
     Edits,
 )
-from drakit.resource.claim import Claim, parse_claim
+from drakit_formats.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
-from drakit.cel.library import Library
-from drakit.kube import UnavailableError
-from drakit.kube.queue import WorkQueue
+from drakit_daemon.kube import UnavailableError
+from drakit_daemon.kube.queue import WorkQueue
+from drakit_explain.cel.library import Library
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drakit.cel.library import Library
-from drakit.explain.model import (
+from drakit_explain.cel.library import Library
+from drakit_explain.model import (
     AttributeFact,
     CapacityFacts,
     DeviceFacts,
@@ -14,9 +14,9 @@ from drakit.explain.model import (
     Place,
     PodFacts,
 )
-from drakit.explain.pending import Explainer, Explanation
-from drakit.explain.selectors import Selectors, bring_up_to_date
-from drakit.explain.world import Fact, World
+from drakit_explain.pending import Explainer, Explanation
+from drakit_explain.selectors import Selectors, bring_up_to_date
+from drakit_explain.world import Fact, World
 
 
 def device(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit.testing.conformance.rule import rules
+from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
 from drakit.testing.conformance.targets import BackendTarget, PythonTarget, Target
 

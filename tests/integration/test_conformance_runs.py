@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cli.main import main
 from drakit.testing import conformance_tests
 from drakit.testing.conformance import node
-from drakit.testing.conformance.rule import rule, rules
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, run
 from drakit.testing.conformance.targets import (
     BackendSocketTarget,
     BackendTarget,
     PythonTarget,
 )
+from drakit_cli.main import main
 from tests.fakes.backend import FakeBackend
 
 SHELF = "tests.fakes.shelf:Shelf"
@@ -93,7 +94,7 @@ ALL = [kept, not_kept, not_shown, with_a_fault, without_end, elsewhere]
 def few_rules(monkeypatch):
     """The command line and suites find the rules of this file."""
     kit = "drakit.testing.conformance.runner"
-    for module in ("drakit.cli.conformance", "drakit.testing.suite", kit):
+    for module in ("drakit_cli.conformance", "drakit.testing.suite", kit):
         monkeypatch.setattr(f"{module}.rules", lambda: ALL)
 
 

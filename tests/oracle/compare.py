@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drakit.cel.helper import Helper, HelperError
-from drakit.explain.allocation import Answer, Outcome, SearchedClaim, Selected
-from drakit.explain.capacity import Consumed, consumed_of
-from drakit.explain.model import (
+from drakit_explain.allocation import Answer, Outcome, SearchedClaim, Selected
+from drakit_explain.capacity import Consumed, consumed_of
+from drakit_explain.cel.helper import Helper, HelperError
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceFacts,
@@ -17,10 +17,10 @@ from drakit.explain.model import (
     SliceFacts,
     TaintFacts,
 )
-from drakit.explain.pools import NodeView, pools_of_node
-from drakit.explain.projection import project_claim, project_class, project_slice
-from drakit.explain.search import allocate
-from drakit.explain.selectors import SelectorIndex, bring_up_to_date
+from drakit_explain.pools import NodeView, pools_of_node
+from drakit_explain.projection import project_claim, project_class, project_slice
+from drakit_explain.search import allocate
+from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from tests.oracle.worlds import World
 
 

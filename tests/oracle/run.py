@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from drakit.cel.helper import Helper
-from drakit.explain.allocation import Outcome
-from drakit.explain.selectors import SelectorIndex
+from drakit_explain.allocation import Outcome
+from drakit_explain.cel.helper import Helper
+from drakit_explain.selectors import SelectorIndex
 from tests.oracle.compare import Comparison, compare
 from tests.oracle.worlds import make_world
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit.explain.allocation import Outcome
+from drakit_explain.allocation import Outcome
 from e2e.images.go import cel_program
 from tests.oracle.run import compare_all, compare_worlds
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from drakit.logs import JsonFormatter, ProblemLog, TextFormatter
+from drakit_daemon.logs import JsonFormatter, ProblemLog, TextFormatter
 
 FORGED = "2026-11-22T05:00:00.000+00:00 INFO    claim prepared  claim=lab/a"
 

@@ -6,7 +6,14 @@ import sys
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from drakit.metrics import CONTENT_TYPE, CollectorRegistry, Counter, Gauge, Histogram, text_of
+from drakit_daemon.metrics import (
+    CONTENT_TYPE,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    text_of,
+)
 
 
 def test_the_text_is_the_clients():
@@ -31,7 +38,7 @@ def test_the_text_is_the_clients():
 
 PROGRAM = """
 import json, sys
-import drakit.metrics
+import drakit_daemon.metrics
 ours = [name for name in sys.modules if name.startswith(("prometheus_client", "http.server"))]
 import prometheus_client, prometheus_client.metrics
 counter = prometheus_client.metrics.Counter("a", "A", registry=None)

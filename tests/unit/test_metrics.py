@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from drakit.kube import NotFoundError
-from drakit.metrics import text_of
+from drakit_daemon.kube import NotFoundError
+from drakit_daemon.metrics import text_of
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue

@@ -16,10 +16,10 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 OURS = (
-    "drakit.cel",
-    "drakit.cli",
-    "drakit.explain",
-    "drakit.kube.lease",
+    "drakit_explain.cel",
+    "drakit_cli",
+    "drakit_explain",
+    "drakit_daemon.kube.lease",
     "drakit.testing",
     "drakit_drivers.simulated",
     "drakit_nodeplugin.allowed",

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from drakit import httpserver, probes
-from drakit.httpserver import Answer, HttpServer
-from drakit.logs import TextFormatter
-from drakit.metrics import CollectorRegistry, Gauge
-from drakit.probes import StatusServers
 from drakit.settings import Listen
 from drakit.testing.conformance.node import unready
+from drakit_daemon import httpserver, probes
+from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.logs import TextFormatter
+from drakit_daemon.metrics import CollectorRegistry, Gauge
+from drakit_daemon.probes import StatusServers
 
 _INTERFACES = Path("/proc/net/if_inet6")
 HAS_IPV6 = _INTERFACES.exists() and _INTERFACES.read_text() != ""

@@ -30,8 +30,17 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WITHOUT = ("cel-expr-python", "tzdata")
 """Packages that are not needed: the program `drakit-cel` replaces the first."""
 
+OURS = (
+    "drakit",
+    "formats/drakit_formats",
+    "daemon/drakit_daemon",
+    "explain/drakit_explain",
+    "cli/drakit_cli",
+)
+"""Our packages that the plugin imports, by their path in the repository."""
+
 UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "bin")
-"""Modules that `drakit.kube` never imports, by their path in the packages."""
+"""Modules that `drakit_daemon.kube` never imports, by their path in the packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +119,8 @@ def _install(platform: Platform, python: str, folder: Path) -> None:
     for name in UNUSED:
         shutil.rmtree(folder / name, ignore_errors=True)
     unused = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(REPOSITORY / "drakit", folder / "drakit", ignore=unused)
+    for package in OURS:
+        shutil.copytree(REPOSITORY / package, folder / Path(package).name, ignore=unused)
 
 
 def pins_without(requirements: str) -> str:

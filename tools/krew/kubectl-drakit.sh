@@ -15,7 +15,7 @@ for python in python3 python3.14 python3.13 python3.12 python3.11; do
     version=$("$python" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue
     if [ -d "$home/lib/$version" ]; then
         # Not by PYTHONPATH: credential plugins may be Python programs, too.
-        exec "$python" -I -c 'import sys; sys.path.insert(0, sys.argv.pop(1)); from drakit.cli.kubectl.main import main; sys.exit(main())' \
+        exec "$python" -I -c 'import sys; sys.path.insert(0, sys.argv.pop(1)); from drakit_cli.kubectl.main import main; sys.exit(main())' \
             "$home/lib/$version" "$@"
     fi
 done

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from drakit import AttributeValue, Device, Policy, Version
-from drakit.resource.topology import TOPOLOGY_FIELDS
 from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.hardware import (
     Ancestor,
@@ -31,6 +30,7 @@ from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
 from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
+from drakit_formats.resource.topology import TOPOLOGY_FIELDS
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import list_devices
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tools.reference import markdown

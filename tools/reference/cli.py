@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from drakit.cli.kubectl.main import _parser as kubectl
-from drakit.cli.main import _parser as drakit
+from drakit_cli.kubectl.main import _parser as kubectl
+from drakit_cli.main import _parser as drakit
 from drakit_nodeplugin.__main__ import _parser as nodeplugin
 from drakit_operator.__main__ import _parser as operator
 from tools.reference import markdown

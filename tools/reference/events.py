@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from drakit.explain.codes import Code
+from drakit_explain.codes import Code
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tools.reference import markdown
 

@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
-from drakit.explain.poolchecks import PoolCondition
-from drakit.metrics import Counter, Gauge, Histogram
+from drakit_daemon.metrics import Counter, Gauge, Histogram
+from drakit_explain.poolchecks import PoolCondition
 from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.stale import StaleReason

@@ -21,17 +21,14 @@ It must not know kits from inside, or how rules are run.
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from drakit.testing.conformance.kit import Kit
 
-__all__ = ("Check", "Rule", "collect", "rule", "rules")
+__all__ = ("Check", "Rule", "rule")
 
 Check: TypeAlias = "Callable[[Kit], Awaitable[None]]"
 
@@ -78,25 +75,3 @@ def rule(
         )
 
     return decorate
-
-
-def rules() -> Sequence[Rule]:
-    """Give all rules: those of each module of :mod:`.rules`, in the modules' alphabetical order and
-    as they stand in them."""
-    from drakit.testing.conformance import rules as package
-
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    return collect(import_module(f"{package.__name__}.{name}") for name in names)
-
-
-def collect(modules: Iterable[ModuleType]) -> Sequence[Rule]:
-    """Give the rules of modules; raise ValueError if two have the same id."""
-    found: dict[str, Rule] = {}
-    for module in modules:
-        for value in vars(module).values():
-            if not isinstance(value, Rule) or value.check.__module__ != module.__name__:
-                continue
-            if value.id in found:
-                raise ValueError(f"there are two rules {value.id}")
-            found[value.id] = value
-    return tuple(found.values())

@@ -16,9 +16,9 @@ from typing import cast
 import orjson
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
-from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
-from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
-from drakit.resource.pools import is_pool_of
+from drakit_formats.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
+from drakit_formats.resource.nodeselector import NodeLabelsUnknownError, selects_node
+from drakit_formats.resource.pools import is_pool_of
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
     ClaimNotAllocatedError,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drakit.device import ClaimReference
-from drakit.kube.events import EventRecorder
+from drakit_daemon.kube.events import EventRecorder
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimBusyError,

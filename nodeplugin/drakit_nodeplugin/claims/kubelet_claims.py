@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.podresources import (
     ListedDevice,

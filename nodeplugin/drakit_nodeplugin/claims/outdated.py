@@ -19,8 +19,8 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drakit.backoff import Backoff
 from drakit.device import ClaimReference
+from drakit_daemon.backoff import Backoff
 from drakit_nodeplugin.claims.errors import AbandonedError, BadConfigError, DriverFailedError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.devices.manager import DeviceManager

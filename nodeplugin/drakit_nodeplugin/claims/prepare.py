@@ -23,8 +23,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from drakit.cdi import InvalidEditsError
 from drakit.device import Edits
+from drakit_formats.cdi import InvalidEditsError
 from drakit_nodeplugin.claims.allocation import (
     Step,
     next_step,

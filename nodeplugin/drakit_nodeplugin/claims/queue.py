@@ -24,8 +24,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from drakit import logs
 from drakit.device import ClaimReference
+from drakit_daemon import logs
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.unprepare import Undone

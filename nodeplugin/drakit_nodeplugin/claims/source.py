@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from drakit.device import ClaimReference
-from drakit.kube import (
+from drakit_daemon.kube import (
     ApiError,
     NotFoundError,
     Session,
@@ -22,9 +22,9 @@ from drakit.kube import (
     UnreadableError,
     resource_path,
 )
-from drakit.kube.discovery import VersionNotServedError, served_version
-from drakit.resource.claim import Claim, parse_claim
-from drakit.resource.versions import GROUP, VERSIONS
+from drakit_daemon.kube.discovery import VersionNotServedError, served_version
+from drakit_formats.resource.claim import Claim, parse_claim
+from drakit_formats.resource.versions import GROUP, VERSIONS
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from drakit.driver import Node
-from drakit.rate_limiter import RateLimiter
-from drakit.resource.claim import Claim
+from drakit_daemon.rate_limiter import RateLimiter
+from drakit_formats.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys, reference_of
 from drakit_nodeplugin.claims.errors import (
     ClaimError,

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from drakit.device import AllocatedClaim, ClaimReference
 from drakit.driver import Node
-from drakit.resource.claim import base_request
+from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,

@@ -16,8 +16,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from drakit.backoff import Backoff
-from drakit.logs import ProblemLog
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.records import StoredEndpoint
 

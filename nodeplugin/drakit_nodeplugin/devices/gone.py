@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 

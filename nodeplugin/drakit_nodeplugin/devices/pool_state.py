@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from drakit.device import CounterSet, Device, Health, TaintEffect
-from drakit.resource.device import device_body
+from drakit_formats.resource.device import device_body
 from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Edits
-from drakit.resource.pools import short_pool
-from drakit.tasks import cancelled_by_owner
+from drakit_daemon.tasks import cancelled_by_owner
+from drakit_formats.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.contract import (
     CallError,
     CallOperation,

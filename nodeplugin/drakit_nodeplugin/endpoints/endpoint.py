@@ -17,10 +17,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
-from drakit.backoff import Backoff
 from drakit.device import Inventory
 from drakit.driver import DriverError
-from drakit.tasks import cancelled_by_owner
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import (
     Connection,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from drakit.driver import DriverError, ReleasePendingError
-from drakit.rate_limiter import RateLimiter
+from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.reasons import NodeReason
 
 __all__ = (

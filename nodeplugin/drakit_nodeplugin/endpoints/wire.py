@@ -24,8 +24,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from drakit.rate_limiter import RateLimiter
-from drakit.tasks import cancelled_by_owner
+from drakit_daemon.rate_limiter import RateLimiter
+from drakit_daemon.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 __all__ = (

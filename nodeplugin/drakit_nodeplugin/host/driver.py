@@ -27,7 +27,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
-from drakit import tasks
+from drakit_daemon import tasks
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, DriverSource
 from drakit_nodeplugin.host.active_driver import ActiveDriver

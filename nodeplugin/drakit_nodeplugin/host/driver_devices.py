@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStop
 from drakit_nodeplugin.endpoints.contract import DriverTraits

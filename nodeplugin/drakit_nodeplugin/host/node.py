@@ -20,11 +20,11 @@ from typing import Any, cast
 import orjson
 
 from drakit.driver import Node
-from drakit.kube import ApiError, Session, resource_path
-from drakit.kube.events import EventRecorder
 from drakit.layout import write_private
-from drakit.logs import ProblemLog
-from drakit.resource.raw import child, text
+from drakit_daemon.kube import ApiError, Session, resource_path
+from drakit_daemon.kube.events import EventRecorder
+from drakit_daemon.logs import ProblemLog
+from drakit_formats.resource.raw import child, text
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.metrics import Metrics

@@ -5,7 +5,7 @@ The last valid version of an invalid policy stays in effect, unless it is anothe
 name. A copy of the policies that the driver applied last is on the node (:mod:`.policy_file`); it
 counts until the API server has listed the policies, so that nothing changes at a restart. Without
 the resource (404), or the permission to read it (403), there are no policies unless the node knows
-some; :class:`~drakit.kube.reflector.Reflector` logs that and tries again.
+some; :class:`~drakit_daemon.kube.reflector.Reflector` logs that and tries again.
 
 Types of policies are the vendor's code: they are called in a thread, not in the daemon's loop.
 :mod:`drakit_nodeplugin.endpoints.policies` hands the policies to the driver. This module must not
@@ -27,16 +27,16 @@ import orjson
 from pydantic import ValidationError
 
 from drakit.driver import DevicePolicy, Policy
-from drakit.kube import (
+from drakit.settings import describe
+from drakit_daemon.kube import (
     ApiError,
     ForbiddenError,
     NotFoundError,
     Session,
     resource_path,
 )
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit.logs import ProblemLog
-from drakit.settings import describe
+from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drakit.backoff import Backoff
 from drakit.device import LeftOut
-from drakit.kube import ApiError, NotFoundError, Session, resource_path
-from drakit.logs import ProblemLog
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.policies import PolicyWatch

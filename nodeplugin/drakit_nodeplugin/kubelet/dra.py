@@ -23,8 +23,8 @@ from typing import Any, Protocol, cast
 import grpc
 import grpc.aio
 
-from drakit import logs
 from drakit.device import ClaimReference
+from drakit_daemon import logs
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, PreparedDevice
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import grpc.aio
 
-from drakit.backoff import Backoff
+from drakit_daemon.backoff import Backoff
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services

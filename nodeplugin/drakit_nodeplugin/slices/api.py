@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from drakit.backoff import Backoff
-from drakit.kube import (
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.kube import (
     AlreadyExistsError,
     ApiError,
     ConflictError,
@@ -35,10 +35,10 @@ from drakit.kube import (
     WatchEvent,
     resource_path,
 )
-from drakit.kube.discovery import VersionNotServedError, served_version
-from drakit.resource.features import Feature, dropped_from_slice, refusal
-from drakit.resource.raw import Object, text
-from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
+from drakit_daemon.kube.discovery import VersionNotServedError, served_version
+from drakit_formats.resource.features import Feature, dropped_from_slice, refusal
+from drakit_formats.resource.raw import Object, text
+from drakit_formats.resource.versions import GROUP, VERSIONS, from_version, to_version
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredDevice
 from drakit_nodeplugin.slices.contents import (
@@ -78,7 +78,7 @@ RETRY_SECONDS = (2.0, 60.0)
 
 
 class SliceApi:
-    """Requests in the served version; also a :class:`~drakit.kube.reflector.Collection`."""
+    """Requests in the served version; also a :class:`~drakit_daemon.kube.reflector.Collection`."""
 
     def __init__(self, session: Session, *, driver: str, node: str, on_write: OnWrite) -> None:
         self._session = session

@@ -22,9 +22,14 @@ from typing import Any
 import orjson
 
 from drakit.device import CounterSet
-from drakit.resource.device import counter_set_body, device_body, same_counter_sets, same_device
-from drakit.resource.features import Feature, without
-from drakit.resource.raw import Object, child, children, text
+from drakit_formats.resource.device import (
+    counter_set_body,
+    device_body,
+    same_counter_sets,
+    same_device,
+)
+from drakit_formats.resource.features import Feature, without
+from drakit_formats.resource.raw import Object, child, children, text
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from drakit.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
+from drakit_formats.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
 
 __all__ = ("CurrentLayout", "Packing", "PackingLimits", "pack")
 

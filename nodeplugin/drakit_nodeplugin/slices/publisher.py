@@ -21,11 +21,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
-from drakit.backoff import Backoff
-from drakit.kube import ApiError, Session, TooManyRequestsError, UnavailableError
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit.resource.features import Feature
-from drakit.resource.pools import short_pool
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.kube import ApiError, Session, TooManyRequestsError, UnavailableError
+from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_formats.resource.features import Feature
+from drakit_formats.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredPool
 from drakit_nodeplugin.slices.api import (

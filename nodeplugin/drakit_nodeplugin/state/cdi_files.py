@@ -3,8 +3,8 @@ The CDI files of one driver's claims: one spec per claim, named by its UID.
 
 The UID makes the name unique, because runtimes cache specs and read again only on a miss. The text
 of a file is made once and stored with the claim. From then on, the file is compared with this text,
-and written again without the driver. :mod:`drakit.cdi` defines the format of a spec; the checkpoint
-writes and removes files beside their rows.
+and written again without the driver. :mod:`drakit_formats.cdi` defines the format of a spec; the
+checkpoint writes and removes files beside their rows.
 
 It must not know the checkpoint, the API server, drivers or gRPC.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from drakit.cdi import SpecDirectory, build_spec, dump_spec, qualified_name
 from drakit.device import Edits
+from drakit_formats.cdi import SpecDirectory, build_spec, dump_spec, qualified_name
 
 __all__ = ("ClaimSpecs", "claim_uid")
 
@@ -38,7 +38,7 @@ class ClaimSpecs:
         self._directory = SpecDirectory(directory, durable=False)
 
     def build(self, uid: str, edits: Sequence[Edits]) -> str:
-        """Return the text of a claim's file; raise :class:`drakit.cdi.InvalidEditsError`."""
+        """Return a claim's file as text; raise :class:`drakit_formats.cdi.InvalidEditsError`."""
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
         return dump_spec(build_spec(self._kind, devices))
 

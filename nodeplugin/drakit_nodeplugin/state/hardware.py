@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from drakit.device import Capacity, CounterSet, Device
-from drakit.resource.quantity import quantity_units
+from drakit.quantity import quantity_units
 
 __all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "blocked_by_unpreparing", "units_of")
 

@@ -4,7 +4,7 @@ Manual operations on a checkpoint: inspect it, and forget a claim.
 An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
 Only the active instance of the driver writes to a checkpoint. So a claim is forgotten by a request,
 a small file beside the checkpoint, which that instance answers by removing it. If none is active,
-the lock of the driver is taken for one transaction. :mod:`drakit.cli` decides when a claim may be
+the lock of the driver is taken for one transaction. :mod:`drakit_cli` decides when a claim may be
 forgotten, and updates everything outside the checkpoint.
 
 Functions block. It must not know CDI files, the kubelet, or how results are shown.

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from drakit.layout import private_directory
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("DriverLock", "is_locked", "try_lock")

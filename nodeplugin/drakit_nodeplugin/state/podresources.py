@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from drakit.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog
 
 if TYPE_CHECKING:
     from drakit_proto.kubelet.podresources.v1.podresources_pb2 import ListPodResourcesResponse

@@ -15,15 +15,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from drakit.explain.reports import PolicyFacts
-from drakit.explain.world import Name, World
-from drakit.kube import (
+from drakit_daemon.kube import (
     AlreadyExistsError,
     InvalidError,
     NotFoundError,
     Session,
     resource_path,
 )
+from drakit_explain.reports import PolicyFacts
+from drakit_explain.world import Name, World
 from drakit_operator.policies.status import (
     API_VERSION,
     POLICY_LABEL,

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from drakit.explain.reports import PolicyFacts
-from drakit.kube import ApiError, Session
+from drakit_daemon.kube import ApiError, Session
+from drakit_explain.reports import PolicyFacts
 from drakit_operator.discovery import Absence, find
 from drakit_operator.kinds import POLICIES, Served, name_of
 from drakit_operator.kopf_import import Insights, kopf

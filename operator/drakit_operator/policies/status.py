@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drakit.explain.model import DeviceID, SliceFacts
-from drakit.explain.reports import PolicyFacts, PolicyReport, ReportFacts
-from drakit.explain.world import World
+from drakit_explain.model import DeviceID, SliceFacts
+from drakit_explain.reports import PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.world import World
 
 __all__ = (
     "DRIVER",

@@ -7,13 +7,13 @@ import sys
 from contextlib import suppress
 
 from bench.hops import Recorder, Round
-from drakit import tasks
-from drakit.kube import resource_path
 from drakit.testing.objects import merge
+from drakit_daemon import tasks
+from drakit_daemon.kube import resource_path
 
 
 async def ended() -> None:
-    """A part that ends is an error of :mod:`drakit.tasks`."""
+    """A part that ends is an error of :mod:`drakit_daemon.tasks`."""
 
 
 async def work() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cdi import DamagedSpecError, SpecDirectory, build_spec
 from drakit.device import Edits
+from drakit_formats.cdi import DamagedSpecError, SpecDirectory, build_spec
 
 SPEC: dict = build_spec("a.b/claim", [("x", Edits(env={"A": "b"}))])
 NAME = "a.b-claim_1.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cdi import Problem, lint_directories, lint_spec
-from drakit.cdi.reading import DEFAULT_DIRECTORIES, read_directories
+from drakit_formats.cdi import Problem, lint_directories, lint_spec
+from drakit_formats.cdi.reading import DEFAULT_DIRECTORIES, read_directories
 
 CONFLICTS = Path(__file__).parents[2] / "data" / "cdi" / "conflicts"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drakit.cdi import build_spec, lint_spec
+from drakit_formats.cdi import build_spec, lint_spec
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cdi.md"
 
@@ -20,8 +20,8 @@ def test_the_example_runs():
 
 
 def test_the_fields_of_the_table_are_those_of_edits():
-    from drakit.cdi.fields import check_edits
     from drakit.device import Edits
+    from drakit_formats.cdi.fields import check_edits
 
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE.read_text(), re.M)
     assert {ours for ours, _ in rows} == set(Edits.__dataclass_fields__) - {"cdi_devices"}

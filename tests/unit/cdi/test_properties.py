@@ -13,10 +13,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drakit.cdi import InvalidEditsError, InvalidNameError, build_spec, dump_spec, lint_spec
-from drakit.cdi.names import qualified_name
-from drakit.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
+from drakit_formats.cdi import InvalidEditsError, InvalidNameError, build_spec, dump_spec, lint_spec
+from drakit_formats.cdi.names import qualified_name
+from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may have other things to do."""
@@ -226,5 +226,5 @@ def test_whatever_a_file_holds_is_a_value_or_a_sentence(parse, data):
 
 
 def test_the_library_reads_yaml_without_loading_it_for_those_who_do_not():
-    program = "import sys, drakit.cdi; assert 'yaml' not in sys.modules"
+    program = "import sys, drakit_formats.cdi; assert 'yaml' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

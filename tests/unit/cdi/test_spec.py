@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from drakit.cdi import (
+from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
+from drakit_formats.cdi import (
     InvalidEditsError,
     InvalidNameError,
     build_spec,
@@ -15,7 +16,6 @@ from drakit.cdi import (
     qualified_name,
     transient_file_name,
 )
-from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 
 KIND = "hostdev.drakit.dev/claim"
 UID = "3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7e"

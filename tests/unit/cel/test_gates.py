@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from drakit.cel.gates import GatesUnknownError, depend_on_gates, read_gates
-from drakit.explain.selectors import FeatureGates
-from drakit.kube import ForbiddenError, connect
 from drakit.testing import FakeApiServer
+from drakit_daemon.kube import ForbiddenError, connect
+from drakit_explain.cel.gates import GatesUnknownError, depend_on_gates, read_gates
+from drakit_explain.selectors import FeatureGates
 
 BEFORE = '# HELP go_goroutines Number.\ngo_goroutines 9\nkubernetes_build_info{major="1"} 1\n'
 
@@ -75,7 +75,7 @@ async def test_metrics_without_gates_leave_them_unknown(text):
 
 
 async def test_metrics_that_are_too_large_leave_them_unknown(monkeypatch):
-    monkeypatch.setattr("drakit.cel.gates.MAX_BYTES", 1000)
+    monkeypatch.setattr("drakit_explain.cel.gates.MAX_BYTES", 1000)
     with pytest.raises(GatesUnknownError, match="more than 1000 bytes"):
         await read_gates(Text("a_total 1\n" * 1000 + enabled(DRAConsumableCapacity=1)))
 

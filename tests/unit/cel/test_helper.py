@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from drakit.backoff import Backoff
-from drakit.cel.helper import Helper, HelperError, QuestionError
-from drakit.explain.selectors import FeatureGates, Outcome
+from drakit_daemon.backoff import Backoff
+from drakit_explain.cel.helper import Helper, HelperError, QuestionError
+from drakit_explain.selectors import FeatureGates, Outcome
 
 PROGRAM = """#!{python} -ISu
 import json, os, signal, sys, time
@@ -151,7 +151,7 @@ def test_output_that_nobody_asked_for_is_no_answer_to_the_next_question(place):
 
 
 def test_an_answer_that_does_not_end_is_bounded(place, monkeypatch):
-    monkeypatch.setattr("drakit.cel.helper.MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr("drakit_explain.cel.helper.MAX_ANSWER", 1 << 20)
     place.install("    while poisoned: say('x' * 65536)")
     with pytest.raises(QuestionError, match="more than 1048576 bytes"):
         place.helper.select("poison", DEVICES)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain.projection import project_slice
-from drakit.explain.selectors import FeatureGates, SelectorIndex, bring_up_to_date
+from drakit_explain.cel.library import Library
+from drakit_explain.projection import project_slice
+from drakit_explain.selectors import FeatureGates, SelectorIndex, bring_up_to_date
 from tests.oracle.dumps import SELECTORS
 
 CASES: Mapping[str, Any] = json.loads(SELECTORS.read_text())["cases"]

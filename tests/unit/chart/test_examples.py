@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from drakit import Device
-from drakit.cel.library import Library
-from drakit.resource.device import device_body
 from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
 from drakit_drivers.simulated.inventory import all_devices
+from drakit_explain.cel.library import Library
+from drakit_formats.resource.device import device_body
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples"

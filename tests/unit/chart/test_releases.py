@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drakit.cli.new import project_of
+from drakit_cli.new import project_of
 from tests.unit.chart.reading import pod_spec, the
 
 CLUSTER_WIDE = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from drakit.cli.main import _parser
-from drakit.cli.setup import read_definitions
+from drakit_cli.main import _parser
+from drakit_cli.setup import read_definitions
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import the
 from tools.crds.__main__ import CHECKSUM, with_checksum

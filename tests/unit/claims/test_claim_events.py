@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from drakit.kube.events import EventRecorder
+from drakit_daemon.kube.events import EventRecorder
 from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit import AllocatedClaim, logs
+from drakit import AllocatedClaim
+from drakit_daemon import logs
 from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.work import ClaimWork, call_driver, with_hardware
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity

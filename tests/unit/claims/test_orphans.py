@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cdi import directory
+from drakit_formats.cdi import directory
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
 from drakit_nodeplugin.claims.recovery import OrphanRemover
 from drakit_nodeplugin.state.podresources import PodView

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from drakit.resource.claim import Claim, parse_claim
+from drakit_formats.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.allocation import (
     MAX_CONFIG_DEPTH,
     ParameterLimits,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from drakit import logs
+from drakit_daemon import logs
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
 from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.unprepare import Undone

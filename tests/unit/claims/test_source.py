@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drakit.kube import NotFoundError, Session, TooManyRequestsError, UnreadableError
+from drakit_daemon.kube import NotFoundError, Session, TooManyRequestsError, UnreadableError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.source import ApiClaims
 from tests.fakes.claims import claim_body, reference

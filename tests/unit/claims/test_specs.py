@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cdi import InvalidEditsError, lint_directories
 from drakit.device import DeviceNode, Edits
+from drakit_formats.cdi import InvalidEditsError, lint_directories
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 
 DRIVER = "camera.example.com"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from drakit.resource.claim import parse_claim
+from drakit_formats.resource.claim import parse_claim
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, stale_reason

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cli.main import main
 from drakit.layout import driver_directory
+from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
 from drakit_nodeplugin.state.checkpoint import Checkpoint

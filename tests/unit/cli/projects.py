@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from drakit.cli.main import main
-from drakit.cli.new import MAX_NAME
+from drakit_cli.main import main
+from drakit_cli.new import MAX_NAME
 
 LONGEST = "rack-" * (MAX_NAME // 5 - 1) + "lamps"
 

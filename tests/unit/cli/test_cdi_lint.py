@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from drakit.cli.main import main
+from drakit_cli.main import main
 
 GOOD = {
     "cdiVersion": "0.3.0",

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cli import checkpoint as commands
-from drakit.cli.main import main
+from drakit_cli import checkpoint as commands
+from drakit_cli.main import main
 from drakit_nodeplugin.state import schema
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.records import StoredEndpoint
@@ -280,7 +280,7 @@ def test_a_node_without_checkpoints(site):
 async def test_directories_on_the_command_line_come_first(site, capsys, monkeypatch):
     await site.store(prepared("a"))
     missing = site.root / "none.yaml"
-    monkeypatch.setattr("drakit.cli.main.DEFAULT_CONFIG", missing)
+    monkeypatch.setattr("drakit_cli.main.DEFAULT_CONFIG", missing)
     folders = ["--kubelet-root", f"{site.root}/kubelet", "--cdi-dir", str(site.cdi)]
     assert await asyncio.to_thread(main, [*SHOW, *folders]) == 0
     assert "uid-a" in capsys.readouterr().out

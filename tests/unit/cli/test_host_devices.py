@@ -9,10 +9,10 @@ import tarfile
 import pytest
 import yaml
 
-from drakit.cli import report
-from drakit.cli.main import main
-from drakit.cli.manifests import policies_text
 from drakit.layout import driver_directory
+from drakit_cli import report
+from drakit_cli.main import main
+from drakit_cli.manifests import policies_text
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_nodeplugin.host.policies import FILE
 from drakit_nodeplugin.host.policy_file import StoredPolicy, write_policies

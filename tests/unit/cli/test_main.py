@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit.cli.main import main
-from drakit.cli.tables import table
+from drakit_cli.main import main
+from drakit_cli.tables import table
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 def test_its_words_cost_nothing_of_the_daemons():
     heavy = "{'grpc', 'pydantic', 'yaml', 'sqlite3', 'drakit_nodeplugin', 'asyncio'}"
     program = (
-        "import sys; from drakit.cli.main import _parser; _parser();"
+        "import sys; from drakit_cli.main import _parser; _parser();"
         f"assert not {heavy} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -27,14 +27,14 @@ def test_its_words_cost_nothing_of_the_daemons():
 def test_the_daemons_do_not_load_it():
     program = (
         "import sys; import drakit_nodeplugin.app, drakit_operator.app;"
-        "assert not [name for name in sys.modules if name.startswith('drakit.cli')]"
+        "assert not [name for name in sys.modules if name.startswith('drakit_cli')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_it_is_installed_as_a_command():
     scripts = (ROOT / "pyproject.toml").read_text()
-    assert 'drakit = "drakit.cli.main:main"' in scripts
+    assert 'drakit = "drakit_cli.main:main"' in scripts
 
 
 def test_version(capsys):
@@ -63,7 +63,7 @@ def test_wrong_use_is_exit_code_2(arguments, capsys):
 
 def test_whoever_has_read_enough_is_no_error(site, tmp_path):
     program = (
-        "import os, sys; from drakit.cli.main import main; r, w = os.pipe(); os.close(r);"
+        "import os, sys; from drakit_cli.main import main; r, w = os.pipe(); os.close(r);"
         "os.dup2(w, 1); sys.exit(main(['version']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit.cli.main import main
-from drakit.cli.new import FILES
+from drakit_cli.main import main
+from drakit_cli.new import FILES
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import commands, files_of, readme
 from tests.unit.docs.listings import ROOT
@@ -223,7 +223,7 @@ def test_what_cannot_be_written_to_its_end_is_not_there(within, tmp_path):
     (tmp_path / "LICENSE").write_text("mine")
     # As on a disk that is full: the first file has room, the driver has not.
     program = (
-        "import resource, sys; from drakit.cli.main import main;"
+        "import resource, sys; from drakit_cli.main import main;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
         "sys.exit(main(['new', 'lamps', '--directory', sys.argv[1]]))"
     )

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from drakit.cli.new import FILES, MAX_NAME, project_of
+from drakit_cli.new import FILES, MAX_NAME, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
     commands,
@@ -236,5 +236,5 @@ def test_all_templates_are_in_the_wheel(tmp_path):
     run(ROOT, "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    folder = Path("drakit/cli/templates")
+    folder = Path("drakit_cli/templates")
     assert {path.name for path in names if path.parent == folder} == set(FILES.values())

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from drakit import Inventory
-from drakit.cli.new import FILES
-from drakit.resource.inventory import check_inventory
+from drakit_cli.new import FILES
+from drakit_formats.resource.inventory import check_inventory
 from tests.unit.cli.projects import (
     PROJECTS,
     files_of,
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 def test_every_template_is_a_file_of_the_project(tmp_path):
     project = write(tmp_path / "lamps")
     assert files_of(project) == {path.format(package="lamps") for path in FILES}
-    templates = ROOT / "drakit" / "cli" / "templates"
+    templates = ROOT / "cli" / "drakit_cli" / "templates"
     assert sorted(FILES.values()) == sorted(path.name for path in templates.iterdir())
     assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
 
@@ -134,7 +134,7 @@ def test_a_projects_driver_is_tested_by_its_entry_point(lamps, tmp_path):
     given = ("--config", str(config), "--rule", "prepare")
     setup = ("--setup", "mkdir $DRAKIT_ROOT/devices && touch $DRAKIT_ROOT/devices/first")
     path = {"PYTHONPATH": str(installed(lamps))}
-    run(tmp_path, "drakit.cli.main", "conformance", "lamps", *given, *setup, **path)
+    run(tmp_path, "drakit_cli.main", "conformance", "lamps", *given, *setup, **path)
 
 
 def test_a_projects_types_are_right(lamps, tmp_path):

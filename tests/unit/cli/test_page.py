@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from drakit.cli import checkpoint as commands
+from drakit_cli import checkpoint as commands
 from drakit_nodeplugin.state import quarantine, schema
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device

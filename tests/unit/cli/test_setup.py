@@ -6,11 +6,11 @@ import argparse
 
 import pytest
 
-from drakit.cli import setup
-from drakit.cli.errors import UsageError
-from drakit.cli.setup import Owner, apply_crds, apply_policies
-from drakit.kube import connect
 from drakit.testing.apiserver import FakeApiServer
+from drakit_cli import setup
+from drakit_cli.errors import UsageError
+from drakit_cli.setup import Owner, apply_crds, apply_policies
+from drakit_daemon.kube import connect
 
 DEFINITIONS = tuple(setup.read_definitions())
 OURS = Owner(namespace="drakit-system", name="drakit")

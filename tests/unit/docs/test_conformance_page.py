@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drakit.testing.conformance.rule import rules
+from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.targets import parse_target
 from tests.unit.docs.listings import ROOT, commands, listing
 

@@ -29,10 +29,10 @@ from drakit import (
     Inventory,
     Policy,
 )
-from drakit.cdi.spec import build_spec
-from drakit.cli.new import project_of, render
-from drakit.resource.features import Feature, without
-from drakit.resource.inventory import check_inventory
+from drakit_cli.new import project_of, render
+from drakit_formats.cdi.spec import build_spec
+from drakit_formats.resource.features import Feature, without
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers

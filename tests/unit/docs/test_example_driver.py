@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from drakit import AllocatedDevice, Capacity, ClaimReference, Device, DriverError, Health, Inventory
-from drakit.resource.features import Feature, without
-from drakit.resource.inventory import check_inventory
+from drakit_formats.resource.features import Feature, without
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module

@@ -9,10 +9,10 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 
-from drakit.resource.versions import RULE_VERSIONS
 from drakit_drivers.hostdev.dangerous import danger_of_descriptors
 from drakit_drivers.hostdev.hardware import HostDevice, UsbParent
 from drakit_drivers.hostdev.selection import Doubt, select
+from drakit_formats.resource.versions import RULE_VERSIONS
 from tests.fakes.sysfs import as_policies, policy
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from drakit.explain import pending, projection, search, selectors
-from drakit.kube.listing import MAX_OBJECT_BYTES
 from drakit.layout import MAX_SOCKET_PATH_BYTES
-from drakit.resource import limits, names
+from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, selection
+from drakit_explain import pending, projection, search, selectors
+from drakit_formats.resource import limits, names
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire

@@ -143,7 +143,7 @@ def test_the_log_messages_to_search_for_exist():
     texts = PAGE + json.dumps(ALERTS)
     searched = [*re.findall(r"""[Ss]earch [^.]*?for ['"`\\]*([a-z ]+)""", texts), "probe fails"]
     code = "\n".join(
-        p.read_text() for f in ("nodeplugin", "drakit") for p in (ROOT / f).rglob("*.py")
+        p.read_text() for f in ("nodeplugin", "daemon") for p in (ROOT / f).rglob("*.py")
     )
     assert {"rejected", "slices not published"} <= set(searched)
     for message in searched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit import httpserver
+from drakit_daemon import httpserver
 from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims

@@ -93,3 +93,20 @@ def test_the_measured_times_of_the_readme_are_results():
         figures = dict(word.split("=") for word in row.split()[1:])
         assert f"takes {figures['p50_ms']} ms" in readme
         assert resident or f"needs {figures['floor_ms']} ms" in readme
+
+
+def test_the_contracts_of_imports_have_all_packages_and_ignore_nothing():
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    linter, build = tools["importlinter"], tools["hatch"]["build"]
+    packages = {name.rpartition("/")[2] for name in build["targets"]["wheel"]["packages"]}
+    assert set(linter["root_packages"]) == packages
+    across, *others = linter["contracts"]
+    layers = [name.strip() for layer in across["layers"] for name in re.split("[|:]", layer)]
+    assert {name.partition(".")[0] for name in layers} == packages
+    sdk = {path.stem for path in (ROOT / "drakit").iterdir() if re.match("[a-z]", path.name)}
+    assert {f"drakit.{name}" for name in sdk - {"py"}} == {
+        name for name in layers if name.startswith("drakit.")
+    }
+    containers = {name for each in others if each.get("exhaustive") for name in each["containers"]}
+    assert containers >= packages - {"drakit_proto"}
+    assert not [each["name"] for each in linter["contracts"] if "ignore_imports" in each]

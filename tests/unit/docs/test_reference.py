@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from drakit.explain.codes import Code
 from drakit_drivers.hostdev.policy import OWN_ATTRIBUTES
+from drakit_explain.codes import Code
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
 from tests.unit.docs.listings import ROOT
 from tools.reference import __main__ as reference

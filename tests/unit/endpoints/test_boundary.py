@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from drakit import ClaimReference, DriverError, Edits, logs
+from drakit import ClaimReference, DriverError, Edits
+from drakit_daemon import logs
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, text_of, traceback_of
 from tests.unit.endpoints.camera import (
     CLAIM,

@@ -16,9 +16,9 @@ from drakit import (
     Driver,
     DriverError,
     Edits,
-    logs,
 )
 from drakit.driver import DriverConfig
+from drakit_daemon import logs
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from drakit import Device, DriverError, Edits, logs
+from drakit import Device, DriverError, Edits
+from drakit_daemon import logs
 from drakit_nodeplugin.endpoints.contract import EndpointContext, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import thread as threads

@@ -14,7 +14,7 @@ import pytest
 
 from drakit import Device, DriverError, LeftOut, PolicyConflict, PolicyOutcome, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
-from drakit.resource.inventory import check_inventory
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints import snapshot as snapshot
 from drakit_nodeplugin.endpoints.snapshot import (
     InventorySnapshots,

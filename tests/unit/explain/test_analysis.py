@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain.availability import analyze
-from drakit.explain.model import (
+from drakit_explain.availability import analyze
+from drakit_explain.cel.library import Library
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     ClaimFacts,
@@ -21,9 +21,9 @@ from drakit.explain.model import (
     TaintFacts,
     TaintRuleFacts,
 )
-from drakit.explain.pending import Verdict
-from drakit.explain.selectors import bring_up_to_date
-from drakit.explain.world import Name
+from drakit_explain.pending import Verdict
+from drakit_explain.selectors import bring_up_to_date
+from drakit_explain.world import Name
 from tests.fakes.world import device, explain, node, on, world_of
 
 CLASS = ClassFacts(name="gpu", uid="c", selectors=('device.driver == "d"',))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.broken import broken_claim, node_of_claim
-from drakit.explain.model import (
+from drakit_explain.broken import broken_claim, node_of_claim
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     Consumer,
@@ -18,8 +18,8 @@ from drakit.explain.model import (
     TaintRuleFacts,
     Toleration,
 )
-from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.world import Name
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.world import Name
 from tests.fakes.world import device, explain, node, on, world_of
 
 DEVICE = DeviceID("d", "pool", "g0")

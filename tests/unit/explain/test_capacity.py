@@ -2,8 +2,8 @@
 
 import pytest
 
-from drakit.explain.capacity import short_capacities, summed
-from drakit.explain.model import Amount, CapacityFacts, CapacityPolicy
+from drakit_explain.capacity import short_capacities, summed
+from drakit_explain.model import Amount, CapacityFacts, CapacityPolicy
 
 
 def short(total, *, asked=None, used="0", policy=None):

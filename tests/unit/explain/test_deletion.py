@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.deletion import claim_stays, pod_stays
-from drakit.explain.model import (
+from drakit_explain.deletion import claim_stays, pod_stays
+from drakit_explain.model import (
     ClaimFacts,
     Consumer,
     DeviceID,
@@ -15,7 +15,7 @@ from drakit.explain.model import (
     SliceFacts,
     TaintFacts,
 )
-from drakit.explain.pending import Explainer, Verdict
+from drakit_explain.pending import Explainer, Verdict
 from tests.fakes.world import device, node, on, world_of
 
 PROTECTION = "resource.kubernetes.io/delete-protection"

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain.loads import Load, Loads, load_of_pod, loads_of, requests_of_pod
-from drakit.explain.model import (
+from drakit_explain.cel.library import Library
+from drakit_explain.loads import Load, Loads, load_of_pod, loads_of, requests_of_pod
+from drakit_explain.model import (
     Amount,
     ClaimFacts,
     ClassFacts,
@@ -15,7 +15,7 @@ from drakit.explain.model import (
     Request,
     SliceFacts,
 )
-from drakit.explain.pending import Explainer, Verdict
+from drakit_explain.pending import Explainer, Verdict
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 BILLION = 10**9

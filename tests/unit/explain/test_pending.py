@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.model import (
+from drakit_explain.model import (
     Amount,
     ClaimFacts,
     ClassFacts,
@@ -16,7 +16,7 @@ from drakit.explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit.explain.pending_claims import missing_classes
+from drakit_explain.pending_claims import missing_classes
 from tests.fakes.world import device, on, world_of
 from tests.fakes.world import explain as explained
 

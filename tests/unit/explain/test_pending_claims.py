@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain.core_projection import (
+from drakit_explain.cel.library import Library
+from drakit_explain.core_projection import (
     project_namespace,
     project_pod,
     project_quota,
 )
-from drakit.explain.model import (
+from drakit_explain.model import (
     Amount,
     ClaimFacts,
     ClassFacts,
@@ -23,9 +23,9 @@ from drakit.explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.pending_claims import missing_classes
-from drakit.explain.projection import project_claim, project_class
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.pending_claims import missing_classes
+from drakit_explain.projection import project_claim, project_class
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.codes import Code
-from drakit.explain.model import DeviceFacts, Place, SliceFacts
-from drakit.explain.poolchecks import (
+from drakit_explain.codes import Code
+from drakit_explain.model import DeviceFacts, Place, SliceFacts
+from drakit_explain.poolchecks import (
     PoolCondition,
     node_problems,
     pool_conditions,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.model import (
+from drakit_explain.model import (
     Amount,
     CounterSetFacts,
     DeviceFacts,
@@ -12,7 +12,7 @@ from drakit.explain.model import (
     Place,
     SliceFacts,
 )
-from drakit.explain.pools import NodeView, PoolState, pools_of_node
+from drakit_explain.pools import NodeView, PoolState, pools_of_node
 from tests.fakes.world import device, on
 
 NODE = NodeView("n1", {"zone": "a"})

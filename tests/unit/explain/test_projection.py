@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.core_projection import project_pod
-from drakit.explain.model import (
+from drakit_explain.core_projection import project_pod
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
@@ -23,7 +23,7 @@ from drakit.explain.model import (
     Toleration,
     Version,
 )
-from drakit.explain.projection import (
+from drakit_explain.projection import (
     project_claim,
     project_class,
     project_slice,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain import trial
-from drakit.explain.allocation import Outcome
-from drakit.explain.model import (
+from drakit_explain import trial
+from drakit_explain.allocation import Outcome
+from drakit_explain.cel.library import Library
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     ClaimFacts,
@@ -26,8 +26,8 @@ from drakit.explain.model import (
     TemplateFacts,
     Toleration,
 )
-from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.world import Name
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.world import Name
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")
@@ -369,7 +369,7 @@ def test_a_pod_that_fits_has_no_remedy():
 
 
 def test_the_search_for_remedies_ends_at_its_bound(monkeypatch):
-    monkeypatch.setattr("drakit.explain.remedies.MAX_DEVICES", 1)
+    monkeypatch.setattr("drakit_explain.remedies.MAX_DEVICES", 1)
     facts = [N1, slice_on("n1", device("g0"), device("g1")), holding("a", "g0", "g1")]
     assert remedy(*facts, claim(request())) == ""
 
@@ -418,7 +418,7 @@ def test_no_remedy_is_searched_unless_asked_for(monkeypatch):
     facts = [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())]
     found = explain(POD, world_of(ANY, *facts))
     monkeypatch.setattr(
-        "drakit.explain.pending.proven_remedies", lambda *_, **__: "the pod would fit"
+        "drakit_explain.pending.proven_remedies", lambda *_, **__: "the pod would fit"
     )
     assert found.remedy == "the pod would fit"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from drakit.explain import selectors as module
-from drakit.explain.model import (
+from drakit_explain import selectors as module
+from drakit_explain.model import (
     CapacityFacts,
     DeviceFacts,
     DeviceKind,
@@ -11,7 +11,7 @@ from drakit.explain.model import (
     SliceFacts,
     Version,
 )
-from drakit.explain.selectors import (
+from drakit_explain.selectors import (
     BATCH,
     Outcome,
     Reads,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cel.library import Library
-from drakit.explain.codes import Code
-from drakit.explain.model import (
+from drakit_explain.cel.library import Library
+from drakit_explain.codes import Code
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     ClaimFacts,
@@ -18,8 +18,8 @@ from drakit.explain.model import (
     TaintFacts,
     TemplateFacts,
 )
-from drakit.explain.selectors import Reads, bring_up_to_date
-from drakit.explain.templates import class_problems, expressions_of, template_problems
+from drakit_explain.selectors import Reads, bring_up_to_date
+from drakit_explain.templates import class_problems, expressions_of, template_problems
 from tests.fakes.world import device, node, on, world_of
 
 GPU = ClassFacts(name="gpu", uid="k", selectors=('device.driver == "d"',))

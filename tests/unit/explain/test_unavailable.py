@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.allocation import tolerates
-from drakit.explain.model import (
+from drakit_explain.allocation import tolerates
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     CapacityPolicy,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.model import (
+from drakit_explain.model import (
     Amount,
     CapacityFacts,
     ClaimFacts,
@@ -23,9 +23,9 @@ from drakit.explain.model import (
     TaintFacts,
     TaintRuleFacts,
 )
-from drakit.explain.pending import Explainer, Verdict
-from drakit.explain.selectors import Reads
-from drakit.explain.world import Name
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.selectors import Reads
+from drakit_explain.world import Name
 from tests.fakes.world import device, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")

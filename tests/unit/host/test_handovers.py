@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit import tasks
+from drakit_daemon import tasks
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.python import loop

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drakit.kube import ForbiddenError, Listing, NotFoundError, UnavailableError, WatchEvent
-from drakit.kube.listing import Skipped
+from drakit_daemon.kube import ForbiddenError, Listing, NotFoundError, UnavailableError, WatchEvent
+from drakit_daemon.kube.listing import Skipped
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.policies import FILE, PolicyWatch

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from drakit import LeftOut
-from drakit.kube import NotFoundError, UnavailableError
+from drakit_daemon.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import reporting
 from drakit_nodeplugin.host.node import PluginNode

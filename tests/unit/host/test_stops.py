@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit import tasks
+from drakit_daemon import tasks
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext

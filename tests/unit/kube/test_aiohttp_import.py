@@ -14,7 +14,7 @@ LOOK = """
 import json, ssl, sys
 paths = ssl.get_default_verify_paths()._replace(capath=sys.argv[1])
 ssl.get_default_verify_paths = lambda: paths
-import drakit.kube
+import drakit_daemon.kube
 import aiohttp.connector as connector
 contexts = (connector._SSL_CONTEXT_VERIFIED, connector._SSL_CONTEXT_UNVERIFIED)
 print(json.dumps([len(context.get_ca_certs()) for context in contexts]))
@@ -61,7 +61,7 @@ def test_a_directory_without_hashes_changes_nothing(tmp_path):
 
 RECEIVE = """
 import asyncio, asyncio.sslproto, ssl
-import drakit.kube
+import drakit_daemon.kube
 async def buffer():
     loop, context = asyncio.get_running_loop(), ssl.create_default_context()
     connection = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, None)

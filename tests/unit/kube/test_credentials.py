@@ -6,9 +6,9 @@ import json
 import pytest
 from blockbuster import BlockingError
 
-from drakit.kube import ApiError, UnauthorizedError, connect
-from drakit.kube.config import Credentials, ServiceAccount, _read_token, find_cluster
-from drakit.kube.session import Session
+from drakit_daemon.kube import ApiError, UnauthorizedError, connect
+from drakit_daemon.kube.config import Credentials, ServiceAccount, _read_token, find_cluster
+from drakit_daemon.kube.session import Session
 
 PATH = "/api/v1/nodes"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drakit.kube import UnavailableError
-from drakit.kube.discovery import VersionNotServedError, served_version
+from drakit_daemon.kube import UnavailableError
+from drakit_daemon.kube.discovery import VersionNotServedError, served_version
 
 GROUP = "resource.k8s.io"
 KNOWN = ("v1", "v1beta2", "v1beta1")

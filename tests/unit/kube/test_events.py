@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from drakit.kube import UnavailableError
-from drakit.kube.errors import error_of_status
-from drakit.kube.events import EventRecorder, EventTimings
+from drakit_daemon.kube import UnavailableError
+from drakit_daemon.kube.errors import error_of_status
+from drakit_daemon.kube.events import EventRecorder, EventTimings
 from tests.fakes.kube import FakeCluster, StatusError
 
 POD = {

@@ -11,10 +11,10 @@ import asyncio, json, logging, sys
 from pathlib import Path
 logging.basicConfig()
 {before}
-import drakit.kube
+import drakit_daemon.kube
 assert "kubernetes_asyncio" not in sys.modules or {imported}
 async def main():
-    async with await drakit.kube.connect(Path(sys.argv[1]), user_agent="test") as session:
+    async with await drakit_daemon.kube.connect(Path(sys.argv[1]), user_agent="test") as session:
         return session.server
 server = asyncio.run(main())
 names = [name for name in sys.modules if name.startswith("kubernetes_asyncio")]
@@ -76,7 +76,7 @@ importlib.import_module = import_module
 """
     names, told = look(kubeconfig, before=hide)
     assert len(models(names)) > 100
-    assert told.count("WARNING:drakit.kube.lean:") == 1
+    assert told.count("WARNING:drakit_daemon.kube.lean:") == 1
     assert "reduced import" in told
 
 
@@ -91,7 +91,7 @@ def test_importing_the_package_loads_no_client_library():
         [
             sys.executable,
             "-c",
-            "import drakit.kube, sys; print('kubernetes_asyncio' in sys.modules)",
+            "import drakit_daemon.kube, sys; print('kubernetes_asyncio' in sys.modules)",
         ],
         capture_output=True,
         text=True,
@@ -103,9 +103,9 @@ def test_importing_the_package_loads_no_client_library():
 USE = """
 import asyncio, json, sys
 from pathlib import Path
-import drakit.kube
+import drakit_daemon.kube
 async def main():
-    async with await drakit.kube.connect(Path(sys.argv[1]), user_agent="test"):
+    async with await drakit_daemon.kube.connect(Path(sys.argv[1]), user_agent="test"):
         return "urllib3.util" in sys.modules
 loaded = asyncio.run(main())
 import urllib3.util
@@ -126,7 +126,7 @@ def test_urllib3_is_loaded_when_it_is_used(kubeconfig):
 
 RACE = """
 import sys, threading
-import drakit.kube.lean as lean
+import drakit_daemon.kube.lean as lean
 sys.setswitchinterval(1e-5)
 lean._import_lean()
 barrier = threading.Barrier(4)

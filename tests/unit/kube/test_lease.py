@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from drakit.kube import ForbiddenError, UnavailableError
-from drakit.kube.errors import error_of_status
-from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit_daemon.kube import ForbiddenError, UnavailableError
+from drakit_daemon.kube.errors import error_of_status
+from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
 from tests.fakes.kube import FakeCluster, StatusError
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/drakit-system/leases"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from drakit.kube import resource_path
-from drakit.kube.paths import Target, parse_path
+from drakit_daemon.kube import resource_path
+from drakit_daemon.kube.paths import Target, parse_path
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from drakit.kube.queue import QueueFullError, WorkQueue
+from drakit_daemon.kube.queue import QueueFullError, WorkQueue
 
 pytestmark = pytest.mark.looptime
 

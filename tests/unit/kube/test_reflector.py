@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from drakit.kube import GoneError, Listing, UnavailableError, WatchEvent
-from drakit.kube.errors import error_of_status
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_daemon.kube import GoneError, Listing, UnavailableError, WatchEvent
+from drakit_daemon.kube.errors import error_of_status
+from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 

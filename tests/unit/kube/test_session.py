@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from drakit.kube import (
+from drakit_daemon.kube import (
     AlreadyExistsError,
     ApiError,
     ConfigError,
@@ -21,7 +21,7 @@ from drakit.kube import (
     lean,
     resource_path,
 )
-from drakit.kube.session import MAX_REQUESTS, Timeouts
+from drakit_daemon.kube.session import MAX_REQUESTS, Timeouts
 
 CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab")
 CLAIM = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab", name="cam")

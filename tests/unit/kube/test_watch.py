@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit.kube import GoneError, UnavailableError
-from drakit.kube import watch as watching
-from drakit.kube.session import Session, Timeouts, connect
-from drakit.kube.watch import read_events
+from drakit_daemon.kube import GoneError, UnavailableError
+from drakit_daemon.kube import watch as watching
+from drakit_daemon.kube.session import Session, Timeouts, connect
+from drakit_daemon.kube.watch import read_events
 
 PATH = "/api/v1/pods"
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from drakit.cli.kubectl.main import main
 from drakit.testing.objects import StatusError, merge
+from drakit_cli.kubectl.main import main
 from tests.fakes.kube import FakeApiServer
 
 DRIVER = "gpu.example.com"
@@ -230,7 +230,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def python_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate selectors as on a machine without the helper program."""
-    monkeypatch.setattr("drakit.cel.choice.find_helper", lambda environ: None)
+    monkeypatch.setattr("drakit_explain.cel.choice.find_helper", lambda environ: None)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def run(site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
 @pytest.fixture(autouse=True)
 def log_level() -> Iterator[None]:
     """Restore the level that the command sets for its process."""
-    logger = logging.getLogger("drakit")
+    logger = logging.getLogger("drakit_daemon")
     level = logger.level
     yield
     logger.setLevel(level)

@@ -23,7 +23,7 @@ def healthy(site):
 
 @pytest.fixture
 def with_helper(monkeypatch):
-    monkeypatch.setattr("drakit.cli.kubectl.cluster_checks.lacks_helper", lambda: False)
+    monkeypatch.setattr("drakit_cli.kubectl.cluster_checks.lacks_helper", lambda: False)
 
 
 @pytest.mark.usefixtures("with_helper")

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from drakit.cel import choice
-from drakit.cli.kubectl import commands
-from drakit.cli.kubectl.completion import main as complete
-from drakit.cli.kubectl.completion import script
-from drakit.cli.kubectl.main import _parser, main
-from drakit.cli.kubectl.output import Output
+from drakit_cli.kubectl import commands
+from drakit_cli.kubectl.completion import main as complete
+from drakit_cli.kubectl.completion import script
+from drakit_cli.kubectl.main import _parser, main
+from drakit_cli.kubectl.output import Output
+from drakit_explain.cel import choice
 
 EXEC = """\
 import json, os
@@ -199,7 +199,7 @@ def test_colour_only_on_a_terminal(monkeypatch, tty, environ, coloured):
 
 FRESH = """
 import sys
-from drakit.cli.kubectl.main import main
+from drakit_cli.kubectl.main import main
 code = main(sys.argv[1:])
 for name in ("grpc", "drakit_proto", "kopf", "drakit_nodeplugin", "drakit_operator"):
     assert name not in sys.modules, name

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from drakit import logs
+from drakit_daemon import logs
 from tests.fakes.file_poller import with_poller
 from tests.fakes.health import FakeHealth, health
 from tests.fakes.kubelet import reference

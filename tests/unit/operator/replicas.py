@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from drakit.cel.library import Library
+from drakit_explain.cel.library import Library
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.codes import Code, Reason
-from drakit.explain.model import ObjectReference
+from drakit_explain.codes import Code, Reason
+from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announced, Announcement, Announcer, Timing, decide, summarize
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 
-from drakit.logs import JsonFormatter
+from drakit_daemon.logs import JsonFormatter
 from drakit_operator import __main__ as main
 from drakit_operator.kopf_import import kopf
 

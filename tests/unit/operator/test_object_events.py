@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from drakit.explain.model import TaintRuleFacts
-from drakit.explain.reports import ReportFacts
+from drakit_explain.model import TaintRuleFacts
+from drakit_explain.reports import ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import Bench, pod
 

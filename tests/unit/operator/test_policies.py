@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from drakit.explain.projection import project_claim, project_slice
-from drakit.explain.reports import (
+from drakit.testing.apiserver import FakeApiServer
+from drakit_daemon.kube import ConflictError, UnavailableError, connect
+from drakit_explain.projection import project_claim, project_slice
+from drakit_explain.reports import (
     DeviceConflict,
     PolicyFacts,
     PolicyReport,
@@ -21,9 +23,7 @@ from drakit.explain.reports import (
     project_policy,
     project_report,
 )
-from drakit.explain.world import Fact, name_of_fact
-from drakit.kube import ConflictError, UnavailableError, connect
-from drakit.testing.apiserver import FakeApiServer
+from drakit_explain.world import Fact, name_of_fact
 from drakit_operator.affected import policies_affected
 from drakit_operator.kinds import CLASSES, REPORTS
 from drakit_operator.policies import handlers

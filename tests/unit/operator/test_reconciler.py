@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from drakit.explain.codes import Code, Reason
-from drakit.explain.reports import PolicyFacts
-from drakit.explain.world import World
+from drakit_explain.codes import Code, Reason
+from drakit_explain.reports import PolicyFacts
+from drakit_explain.world import World
 from drakit_operator.kinds import CLASSES, PODS, REPORTS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import Bench, pod

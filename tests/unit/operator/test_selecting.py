@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from drakit.cel.helper import HelperError, QuestionError
-from drakit.cel.library import Library
-from drakit.explain.selectors import FeatureGates
-from drakit.explain.world import World
+from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.cel.library import Library
+from drakit_explain.selectors import FeatureGates
+from drakit_explain.world import World
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_operator.selecting import SelectorEvaluation
 from tests.fakes.operator_reconciler import Bench, pod

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit.explain.model import ClaimFacts, PodClaim, PodFacts, Request
-from drakit.explain.pending import Verdict
-from drakit.kube import connect
-from drakit.metrics import text_of
+from drakit_daemon.kube import connect
+from drakit_daemon.metrics import text_of
+from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
+from drakit_explain.pending import Verdict
 from drakit_operator import sources
 from drakit_operator.kinds import (
     CLAIMS,

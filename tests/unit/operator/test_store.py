@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.explain.model import (
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceFacts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit.explain.allocation import Outcome
+from drakit_explain.allocation import Outcome
 from e2e.images.cache import ImageError
 from tests.oracle.dumps import with_dump
 from tests.oracle.tables import Answers, Case, counts, judge, listed, undecided_problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drakit.resource.claim import base_request
-from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
+from drakit_formats.resource.claim import base_request
+from drakit_formats.resource.nodeselector import NodeLabelsUnknownError, selects_node
 
 
 def term(key: str, operator: str, *values: str, kind: str = "matchExpressions") -> dict:

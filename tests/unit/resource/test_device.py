@@ -6,8 +6,8 @@ import pytest
 
 from drakit import Device, Edits, Version
 from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
-from drakit.resource.checks import device_problems
-from drakit.resource.device import (
+from drakit_formats.resource.checks import device_problems
+from drakit_formats.resource.device import (
     counter_set_body,
     device_body,
     same_counter_sets,

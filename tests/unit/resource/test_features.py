@@ -8,9 +8,9 @@ import pytest
 
 from drakit import Device
 from drakit.device import Capacity, Taint
-from drakit.resource.checks import device_problems
-from drakit.resource.device import device_body
-from drakit.resource.features import (
+from drakit_formats.resource.checks import device_problems
+from drakit_formats.resource.device import device_body
+from drakit_formats.resource.features import (
     Feature,
     Refusal,
     dropped_fields,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from drakit import Device, Version
 from drakit.device import CounterSet, Inventory, Topology
-from drakit.resource import inventory as inventory_module
-from drakit.resource.inventory import CheckedInventory, check_inventory
+from drakit_formats.resource import inventory as inventory_module
+from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 
 
 def inventory(*devices: object, **fields: object) -> Inventory:

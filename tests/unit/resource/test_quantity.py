@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit.resource.quantity import (
+from drakit.quantity import (
     parse_quantity,
     quantity_problem,
     quantity_units,

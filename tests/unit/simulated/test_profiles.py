@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from drakit import Capacity, Device, Inventory, Version
-from drakit.resource.inventory import check_inventory
-from drakit.resource.quantity import parse_quantity
+from drakit.quantity import parse_quantity
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_drivers.simulated.control import Control
 from drakit_drivers.simulated.inventory import all_devices, commanded
+from drakit_formats.resource.inventory import check_inventory
 
 
 def inventory(**config: Any) -> Inventory:

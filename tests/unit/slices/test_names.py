@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drakit.kube import UnavailableError
+from drakit_daemon.kube import UnavailableError
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import SLICES, Published
 from tests.unit.slices.world import DRIVER, NODE, POOL, PoolServer, device, many, pool

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 import drakit.testing
-from drakit.testing.conformance.rule import collect, rule
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import collect
 
 
 def test_every_public_name_is_there():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tools.krew.__main__ import render, semantic
-from tools.krew.archive import LAUNCHER, PLATFORMS, PYTHONS, REPOSITORY, pins_without, write
+from tools.krew.archive import LAUNCHER, OURS, PLATFORMS, PYTHONS, REPOSITORY, pins_without, write
 
 PINS = (REPOSITORY / "requirements" / "kubectl.txt").read_text()
 
@@ -72,11 +74,23 @@ def test_equal_content_makes_equal_archives(tmp_path):
     assert modes == {"LICENSE": 0o644, "kubectl-drakit": 0o755, "lib/module.py": 0o644}
 
 
+def test_the_archive_has_all_packages_that_the_plugin_imports():
+    program = (
+        "import json, pkgutil, sys; from importlib import import_module;"
+        "import drakit_cli.kubectl as p;"
+        "[import_module(f'{p.__name__}.{each.name}') for each in pkgutil.iter_modules(p.__path__)];"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = {name for name in json.loads(done.stdout) if name.startswith("drakit")}
+    assert loaded - {Path(path).name for path in OURS} == set()
+
+
 @pytest.fixture
 def unpacked(tmp_path):
     """An unpacked archive whose packages only print what they get; krew's link to it."""
     version = ".".join(map(str, sys.version_info[:2]))
-    module = tmp_path / "store" / "lib" / version / "drakit" / "cli" / "kubectl" / "main.py"
+    module = tmp_path / "store" / "lib" / version / "drakit_cli" / "kubectl" / "main.py"
     module.parent.mkdir(parents=True)
     module.write_text(
         "import os, sys\n"

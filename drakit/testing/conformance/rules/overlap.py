@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from drakit.resource.quantity import quantity_units
+from drakit.quantity import quantity_units
 from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
 from drakit.testing.conformance.kit import Kit

@@ -6,7 +6,7 @@ It must not know the content of a share.
 
 from __future__ import annotations
 
-from drakit.resource.quantity import quantity_units
+from drakit.quantity import quantity_units
 from drakit.testing.conformance.claims import default_share
 from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit

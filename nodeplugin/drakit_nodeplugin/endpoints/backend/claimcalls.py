@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from drakit.device import AllocatedClaim, AllocatedDevice, Edits
 from drakit.driver import DriverError
-from drakit.logs import request_id
+from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, entries_of
 from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError

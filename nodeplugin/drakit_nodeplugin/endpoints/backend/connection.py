@@ -21,11 +21,11 @@ from typing import Any
 
 import grpc
 
-from drakit.backoff import Backoff
 from drakit.device import Inventory
 from drakit.driver import DriverError
-from drakit.logs import ProblemLog
-from drakit.rate_limiter import RateLimiter
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.logs import ProblemLog
+from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of

@@ -43,7 +43,7 @@ from drakit.device import (
     Topology,
     Version,
 )
-from drakit.resource.limits import MAX_POOL_NAME_LENGTH
+from drakit_formats.resource.limits import MAX_POOL_NAME_LENGTH
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey
 from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts

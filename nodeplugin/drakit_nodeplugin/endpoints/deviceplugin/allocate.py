@@ -13,8 +13,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
-from drakit.cdi import InvalidEditsError, container_edits
 from drakit.device import DeviceNode, Edits, Mount
+from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, TooManyNodesError

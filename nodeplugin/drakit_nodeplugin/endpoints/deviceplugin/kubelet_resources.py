@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from drakit.backoff import Backoff
+from drakit_daemon.backoff import Backoff
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 

@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.message import Message
 
 from drakit.device import AllocatedDevice, Edits, Inventory
-from drakit.tasks import cancelled_by_owner
+from drakit_daemon.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.deviceplugin.allocate import edits_in
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import (

@@ -35,8 +35,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from drakit.backoff import Backoff
-from drakit.rate_limiter import RateLimiter
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_problem
 from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import open_directory, path_of

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from drakit import tasks
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
+from drakit_daemon import tasks
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext

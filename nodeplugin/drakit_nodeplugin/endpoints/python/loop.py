@@ -172,7 +172,7 @@ LOG_SECONDS = (2, 10, 60, 300)
 INNERMOST = 3
 """Frames that the log names besides the driver's own."""
 
-_OURS = frozenset({"drakit", "drakit_nodeplugin"})
+_OURS = frozenset({"drakit", "drakit_daemon", "drakit_formats", "drakit_nodeplugin"})
 
 
 class Watchdog:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from drakit.device import AllocatedDevice, ClaimReference, Device, Health, Inventory
-from drakit.logs import request_scope
+from drakit_daemon.logs import request_scope
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb

@@ -24,7 +24,7 @@ from drakit.device import (
     Topology,
     Version,
 )
-from drakit.resource.inventory import check_inventory
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EARLY,

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from drakit.device import AllocatedDevice, ClaimReference
-from drakit.resource.inventory import check_inventory
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
 from drakit_nodeplugin.endpoints.backend.connection import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit.cdi import build_spec
 from drakit.device import DeviceNode, Mount
+from drakit_formats.cdi import build_spec
 from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
     BadAnswerError,
     allocate_answer,

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from drakit.device import Health, Topology
-from drakit.resource.inventory import check_inventory
+from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     DeviceRoom,
     TooManyDevicesError,

@@ -285,7 +285,7 @@ async def test_a_registration_ends_the_pause_before_the_next_attempt(
     directory, short_delays, monkeypatch
 ):
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 600.0))
-    monkeypatch.setattr("drakit.backoff.Backoff.next_seconds", lambda self: 600.0)
+    monkeypatch.setattr("drakit_daemon.backoff.Backoff.next_seconds", lambda self: 600.0)
     async with World(directory).running() as world:
         plugin = FakeDevicePlugin(directory)
         await plugin.start()

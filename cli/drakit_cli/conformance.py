@@ -1,0 +1,184 @@
+"""
+``drakit conformance``: checks a driver against the contract's rules, and prints violations.
+
+It must not know the rules, or how they are checked: that is :mod:`drakit.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from drakit.testing.conformance.errors import TargetError
+from drakit.testing.conformance.rule import Rule
+from drakit.testing.conformance.rules import rules
+from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
+from drakit.testing.conformance.targets import parse_target
+from drakit_cli.errors import UsageError
+
+__all__ = ("conformance", "print_result")
+
+WIDTH = 96
+"""Columns of explanations."""
+
+_ELEMENTS = {Outcome.FAILED: "failure", Outcome.BROKEN: "error", Outcome.SKIPPED: "skipped"}
+
+
+def conformance(options: argparse.Namespace) -> int:
+    """Run the rules; 1 if the driver violates one, or could not be tested."""
+    if options.list:
+        _list(rules())
+        return 0
+    if options.target is None:
+        raise UsageError("name the driver: drakit conformance TARGET")
+    chosen = _chosen(options.rule)
+    try:
+        target = parse_target(
+            options.target,
+            config=_mapping(options.driver_config),
+            parameters=None if options.parameters is None else _mapping(options.parameters),
+            setup=options.setup,
+            unplug=options.unplug,
+        )
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    report = asyncio.run(run(target, only=chosen, on_result=print_result))
+    if options.junit is not None:
+        _write(options.junit, _junit_xml(report, target=target.name))
+    _print_summary(report)
+    return 0 if report.good else 1
+
+
+def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
+    if not ids:
+        return None
+    known = {rule.id: rule for rule in rules()}
+    if unknown := [each for each in ids if each not in known]:
+        raise UsageError(
+            f"there is no rule {unknown[0]}: drakit conformance --list prints all of them"
+        )
+    return [known[each] for each in dict.fromkeys(ids)]
+
+
+def _mapping(path: Path | None) -> Mapping[str, Any]:
+    """Read a YAML file that holds keys and values."""
+    if path is None:
+        return {}
+    try:
+        body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise UsageError(f"{path} must hold keys and values")
+    return cast("Mapping[str, Any]", body)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+
+
+# ------------------------------------------------------------ what is printed
+
+
+def _list(known: Sequence[Rule]) -> None:
+    width = max((len(rule.id) for rule in known), default=0)
+    for rule in known:
+        print(f"{rule.id:{width}}  {rule.title}")
+
+
+def print_result(result: RuleResult) -> None:
+    """Print how one rule ended."""
+    print(f"{result.outcome.upper():7}  {result.rule.id}  ({result.seconds:.1f} s)")
+    match result.outcome:
+        case Outcome.PASSED:
+            pass
+        case Outcome.SKIPPED:
+            print(_indented(result.text))
+        case Outcome.FAILED:
+            print(_indented(f"the rule: {result.rule.title}"))
+            print(_indented(f"observed: {result.text}"))
+            print(_indented(f"reason: {result.rule.why}"))
+            _print_log(result)
+        case Outcome.BROKEN:
+            # A driver that does not start is reported once: for the first rule.
+            if result.log or not result.unusable:
+                print(_indented(result.text))
+                _print_log(result)
+    sys.stdout.flush()
+
+
+def _print_log(result: RuleResult) -> None:
+    if result.log:
+        print(_indented("the log ends with:"))
+        print(textwrap.indent(result.log, " " * 11))
+
+
+def _print_summary(report: Report) -> None:
+    counts = [f"{number} {outcome}" for outcome in Outcome if (number := report.count(outcome)) > 0]
+    print()
+    print(", ".join(counts) or "no rule ran")
+    for words, outcome in (("violated", Outcome.FAILED), ("not tested", Outcome.BROKEN)):
+        if bad := [result.rule.id for result in report.results if result.outcome is outcome]:
+            print(f"{words}: {', '.join(bad)}")
+
+
+def _indented(text: str) -> str:
+    lines = text.splitlines() or [""]
+    # What has lines of its own is a traceback, or what a program has printed.
+    if len(lines) > 1:
+        return textwrap.indent(text, " " * 9)
+    return textwrap.fill(
+        text,
+        width=WIDTH,
+        initial_indent=" " * 9,
+        subsequent_indent=" " * 11,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# ------------------------------------------------------------ JUnit XML, for CI systems
+
+
+def _junit_xml(report: Report, *, target: str) -> str:
+    """Give a test suite with a test case per rule."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"drakit conformance {_printable(target)}",
+        tests=str(len(report.results)),
+        failures=str(report.count(Outcome.FAILED)),
+        errors=str(report.count(Outcome.BROKEN)),
+        skipped=str(report.count(Outcome.SKIPPED)),
+    )
+    for result in report.results:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="drakit.conformance",
+            name=result.rule.id,
+            time=f"{result.seconds:.3f}",
+        )
+        if (element := _ELEMENTS.get(result.outcome)) is not None:
+            outcome = ElementTree.SubElement(case, element, message=_printable(result.text))
+            outcome.text = _printable(f"{result.rule.why}\n\n{result.log}".strip())
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """Replace characters that XML cannot contain."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

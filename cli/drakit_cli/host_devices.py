@@ -1,0 +1,160 @@
+"""
+``drakit node devices``: the device nodes of this node, and what hostdev makes of them.
+
+It must not know how devices are found: hostdev's own scan finds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.host_policies import HostdevOnNode, parse_labels, read_hostdev
+from drakit_cli.manifests import policies_text
+from drakit_cli.place import find_place
+from drakit_cli.tables import table, visible
+
+if TYPE_CHECKING:
+    from drakit_drivers.hostdev.candidates import Candidate
+
+__all__ = ("as_json", "candidates", "devices")
+
+_HEAD = ("PATH", "SUBSYSTEM", "DEVICE", "POLICY", "DESCRIPTION", "STATE")
+
+
+def devices(options: argparse.Namespace) -> int:
+    """Print the devices; return 1 if a requested one does not exist, or policies are unreadable."""
+    hostdev = read_hostdev(find_place(options))
+    labels = parse_labels(options.labels)
+    found = candidates(hostdev, labels=labels, subsystem=options.subsystem)
+    problems = [*hostdev.problems, *_missing(options.paths, found)]
+    if options.paths:
+        found = [each for each in found if not set(options.paths).isdisjoint(each.host.paths)]
+    if options.json:
+        print(json.dumps({"devices": [as_json(each) for each in found]}, indent=2))
+    elif options.policy:
+        print(_policies(found), end="")
+    elif found:
+        print(table(_HEAD, [_row(each) for each in found]))
+    else:
+        print("no devices found")
+    for problem in problems:
+        print(visible(problem), file=sys.stderr)
+    selective = [each.name for each in hostdev.policies if each.spec.node_selector]
+    if selective and labels is None:
+        names = ", ".join(sorted(selective))
+        print(
+            f"policies with a node selector are not considered: {names}; pass the labels of this "
+            "node with --labels",
+            file=sys.stderr,
+        )
+    return 1 if problems else 0
+
+
+def candidates(
+    hostdev: HostdevOnNode,
+    *,
+    labels: Mapping[str, str] | None = None,
+    subsystem: str | None = None,
+) -> list[Candidate]:
+    """Find the devices of this node; raise CommandError."""
+    from drakit import DriverError
+    from drakit_drivers.hostdev.candidates import find_candidates
+    from drakit_drivers.hostdev.policy import policies_of_node
+
+    if subsystem and not re.fullmatch(r"[A-Za-z0-9_-]+", subsystem):
+        raise UsageError(f"--subsystem: {subsystem!r} is not a subsystem, such as tty or block")
+    try:
+        return find_candidates(
+            hostdev.config,
+            policies_of_node(hostdev.policies, labels),
+            subsystem=subsystem,
+        )
+    except DriverError as error:
+        raise CommandError(str(error)) from error
+
+
+def as_json(candidate: Candidate) -> dict[str, Any]:
+    """Return a device for programs."""
+    host = candidate.host
+    return {
+        "path": host.path,
+        "links": list(host.links),
+        "subsystem": host.subsystem,
+        "devices": list(candidate.names),
+        "policy": candidate.policy,
+        "otherPolicies": list(candidate.others),
+        "state": _state(candidate),
+        "attributes": {
+            key: value if isinstance(value, str | int | bool) else str(value)
+            for key, value in candidate.attributes.items()
+        },
+        "suggestedPolicy": candidate.suggestion,
+        "suggestedPolicyRefusal": candidate.refusal,
+    }
+
+
+def _missing(paths: Collection[str], found: Sequence[Candidate]) -> list[str]:
+    known = {path for each in found for path in each.host.paths}
+    return [
+        f"{path} is not a device that hostdev can publish; check the path, and --subsystem"
+        for path in paths
+        if path not in known
+    ]
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    host, names = candidate.host, candidate.names
+    device = names[0] + (f" (+{len(names) - 1})" if len(names) > 1 else "") if names else ""
+    return (
+        host.path,
+        host.subsystem,
+        device,
+        candidate.policy or "",
+        _description(candidate),
+        _state(candidate),
+    )
+
+
+def _state(candidate: Candidate) -> str:
+    others = f"; also matched by {', '.join(candidate.others)}" if candidate.others else ""
+    if candidate.names:
+        return f"published{others}"
+    if candidate.policy:
+        return f"not published: {candidate.reason}{others}"
+    refusal = f"; hostdev would refuse it: {candidate.refusal}" if candidate.refusal else ""
+    return f"no policy matches it{refusal}"
+
+
+def _description(candidate: Candidate) -> str:
+    usb, pci = candidate.host.usb, candidate.host.pci
+    if usb:
+        words = (f"{usb.vendor_id}:{usb.product_id}", usb.manufacturer, usb.product, usb.serial)
+        return " ".join(word for word in words if word)
+    if pci:
+        return f"PCI {pci.bus_id}"
+    return candidate.host.driver or ""
+
+
+def _policies(found: Sequence[Candidate]) -> str:
+    """Write a policy for each device; nodes of one unit have one."""
+    parts: dict[str, str] = {}
+    for each in found:
+        if each.suggestion is None:
+            parts[each.host.path] = f"# {each.host.path}: {each.refusal}\n"
+            continue
+        name = re.sub(r"[^a-z0-9]+", "-", each.host.path.removeprefix("/dev/").lower()).strip("-")
+        text = policies_text({(name or "device")[:40].strip("-"): each.suggestion})
+        spec = json.dumps(each.suggestion, sort_keys=True)
+        comment = f"# {each.host.path}"
+        if each.policy:
+            comment += f": policy {each.policy} matches it already"
+        if each.refusal:
+            comment += f": hostdev would refuse it: {each.refusal}"
+        parts.setdefault(spec, f"{visible(comment)}\n{text}")
+    return "---\n".join(parts.values())

@@ -1,0 +1,225 @@
+"""
+Checks of the API, pools, nodes, classes, and the permissions of the user.
+
+It must not know sessions, or releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from drakit_cli.kubectl.evaluating import evaluate_selectors, lacks_helper
+from drakit_cli.kubectl.finding import Finding, is_or_are, shortened
+from drakit_cli.kubectl.gather import Gap, Gathered
+from drakit_cli.kubectl.kinds import CLASSES, NODES, SLICES
+from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.pools import UNHEALTHY, PoolRow
+from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.availability import analyze
+from drakit_explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts
+from drakit_explain.pending_claims import missing_classes
+
+__all__ = ("check_cluster", "check_gaps")
+
+STOPPED = "drakit.dev/stopped"
+
+_HELPER_FIX = (
+    "go build -o drakit-cel . (in the folder operator/cel of drakit's repository), and put the "
+    "program on the PATH, or set DRAKIT_CEL to its path"
+)
+
+
+def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
+    """Check what the lists show."""
+    pools = list(rows)
+    return [
+        *_api(found),
+        *_evaluator(),
+        *_pools(pools),
+        *_twins(pools),
+        *_nodes(pools, found),
+        *_missing_classes(found),
+        *_classes(found),
+    ]
+
+
+def _api(found: Gathered) -> Iterator[Finding]:
+    if found.version != "v1":
+        yield Finding(
+            object="API server",
+            what=f"the API server does not serve resource.k8s.io/v1; {found.version} is used",
+            fix="upgrade the cluster to Kubernetes 1.34 or newer, or keep the beta API enabled",
+            problem=False,
+        )
+
+
+def _evaluator() -> Iterator[Finding]:
+    if lacks_helper():
+        yield Finding(
+            object="Program drakit-cel",
+            what="the program drakit-cel is not installed, so a Python library evaluates "
+            "selectors; it does not support quantities, semantic versions and some of Kubernetes' "
+            "CEL functions",
+            fix=_HELPER_FIX,
+            problem=False,
+        )
+
+
+def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
+    for row in rows:
+        where = f"pool {row.identity.pool} of driver {row.identity.driver}"
+        subject = f"Pool {row.identity.driver}/{row.identity.pool}"
+        delete = f"kubectl delete resourceslices --field-selector spec.nodeName={row.node}"
+        log = f"read the log of {row.identity.driver}"
+        if row.vanished:
+            yield Finding(
+                object=subject,
+                what=f"{where} is for node {row.node}, which does not exist",
+                fix=f"if the node does not return, and Kubernetes does not delete the slices "
+                f"within minutes: {delete}",
+            )
+        elif row.problem:
+            yield Finding(
+                object=subject,
+                what=f"no device can be allocated from {where}, node {row.node}: {row.problem}",
+                fix=f"{log} on that node: the driver must publish all slices of the pool's latest "
+                "generation, and they must be consistent",
+            )
+        for key, state, fix in (
+            (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),
+            (
+                STOPPED,
+                "unavailable, because the driver has stopped",
+                f"{log} on node {row.node}",
+            ),
+        ):
+            names = [each.name for each in row.devices if key in each.taints]
+            if names:
+                yield Finding(
+                    object=subject,
+                    what=f"{plural(len(names), 'device')} of {where} {is_or_are(names)} {state}: "
+                    f"{shortened(names)}",
+                    fix=fix,
+                )
+
+
+def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
+    """Find devices that two nodes publish by one name: an allocation of one takes both."""
+    seen: dict[PoolID, list[PoolRow]] = {}
+    for row in rows:
+        seen.setdefault(row.identity, []).append(row)
+    for identity, same in seen.items():
+        names = [{device.name for device in row.devices} for row in same if row.named]
+        nodes = [row.node for row in same if row.named]
+        common = sum(map(len, names)) > len(set[str]().union(*names))
+        if len(nodes) > 1 and common:
+            yield Finding(
+                object=f"Pool {identity.driver}/{identity.pool}",
+                what=f"nodes {shortened(nodes)} publish devices of the same names in pool "
+                f"{identity.pool} of driver {identity.driver}: the scheduler considers them one "
+                "device",
+                fix="configure the driver to name its pools after their nodes",
+            )
+
+
+def _nodes(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.named:
+            counts[row.node] = counts.get(row.node, 0) + len(row.devices)
+    for name, count in sorted(counts.items()):
+        node = found.world.node(name)
+        if count and node is not None and not node.ready:
+            yield Finding(
+                object=f"Node {name}",
+                what=f"node {name} is not ready: pods that use its {plural(count, 'device')} "
+                "cannot start",
+                fix=f"kubectl describe node {name}",
+            )
+
+
+def _missing_classes(found: Gathered) -> Iterator[Finding]:
+    if found.lacks_all(CLASSES):
+        return
+    world = found.world
+    claims = (
+        each
+        for each in world.of(ClaimFacts).values()
+        # A claim of a template has the requests of the template.
+        if not each.allocated and each.owner_pod is None
+    )
+    for of in (*claims, *world.of(TemplateFacts).values()):
+        subject = f"{of.reference.kind} {of.namespace}/{of.name}"
+        for what, fix in dict.fromkeys(
+            (each.sentence, each.advice) for each in missing_classes(of, world)
+        ):
+            yield Finding(object=subject, what=what, fix=fix)
+
+
+def _classes(found: Gathered) -> Iterator[Finding]:
+    world = found.world
+    if found.lacks(CLASSES, SLICES) or found.lacks_all(NODES):
+        return
+    classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)
+    evaluate_selectors(found, (text for each in classes for text in each.selectors if text))
+    for each in classes:
+        subject = f"DeviceClass {each.name}"
+        try:
+            analysis = analyze(Request(name="", device_class=each.name), world)
+        except (NotEvaluatedError, ValueError) as error:
+            yield Finding(
+                object=subject,
+                what=f"DeviceClass {each.name} is not checked: {error}",
+                fix=_HELPER_FIX,
+                problem=False,
+            )
+            continue
+        if analysis.errors:
+            error = analysis.errors[0]
+            yield Finding(
+                object=subject,
+                what=f"DeviceClass {each.name} fails on device {'/'.join(error.device)}: "
+                f"{error.text}",
+                fix=f"kubectl edit deviceclass {each.name}: test that a key exists before you read "
+                "it, or compare device.driver first",
+            )
+        elif not analysis.matching:
+            yield Finding(
+                object=subject,
+                what=f"DeviceClass {each.name} selects none of the "
+                f"{analysis.published} published devices",
+                fix=f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
+                "its driver publishes devices",
+                problem=False,
+            )
+
+
+def check_gaps(gaps: Iterable[Gap]) -> Iterator[Finding]:
+    """Report what could not be checked, each with the permission that is missing."""
+    for gap in gaps:
+        subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"
+        if gap.kind == "selectors":
+            fix = "pip install 'drakit[kubectl]'"
+        elif gap.forbidden and gap.kind.startswith("/"):
+            fix = _grant(gap.kind.strip("/"), f"--verb=get --non-resource-url={gap.kind}")
+        elif gap.forbidden and gap.kind == "subjectaccessreviews":
+            fix = _grant("reviews", f"--verb=create --resource={_resource(gap)}")
+        elif gap.forbidden:
+            fix = _grant(gap.kind, f"--verb=get,list --resource={_resource(gap)}")
+        elif gap.where:
+            fix = "correct or delete the object, or ask its owner"
+        subject = "Your permissions" if gap.forbidden else subject
+        yield Finding(object=subject, what=str(gap), fix=fix, problem=False)
+
+
+def _grant(name: str, role: str) -> str:
+    """Return the command that lets a user read something in all namespaces."""
+    role_name = f"drakit-user-{name}"
+    return (
+        f"ask an administrator: kubectl create clusterrole {role_name} {role} && kubectl create "
+        f"clusterrolebinding {role_name} --clusterrole={role_name} --user=USER"
+    )
+
+
+def _resource(gap: Gap) -> str:
+    return f"{gap.kind}.{gap.group}" if gap.group else gap.kind

@@ -1,0 +1,262 @@
+"""
+The commands: connect, gather, compute, print; return the exit code.
+
+It must not know how an answer is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.kubectl import claims, devices, doctor
+from drakit_cli.kubectl import explain as explaining
+from drakit_cli.kubectl.access import find_denied
+from drakit_cli.kubectl.capabilities import find_capabilities
+from drakit_cli.kubectl.evaluating import with_gates
+from drakit_cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
+from drakit_cli.kubectl.kinds import (
+    CLAIMS,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    QUOTAS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+    Kind,
+)
+from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.releases import find_releases
+from drakit_daemon.kube import ConfigError, Session, connect
+from drakit_daemon.kube.session import Timeouts
+from drakit_explain.cel import choice
+from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.pending import Verdict
+
+__all__ = ("run",)
+
+Answer = TypeVar("Answer")
+
+_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES)
+_OF_DOCTOR = (TEMPLATES, *_OF_EXPLAIN)
+
+_TIMEOUTS = Timeouts(connect_seconds=10, request_seconds=30)
+"""A user may be far from the cluster."""
+
+_KINDS = {
+    "pod": "pod",
+    "pods": "pod",
+    "po": "pod",
+    "claim": "claim",
+    "claims": "claim",
+} | dict.fromkeys(("resourceclaim", "resourceclaims"), "claim")
+_COUNTS = (
+    *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
+    *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
+)
+_COLOURS = {
+    Verdict.BLOCKED: "bad",
+    Verdict.BROKEN: "bad",
+    Verdict.DELETING: "bad",
+    Verdict.UNDECIDED: "unsure",
+    Verdict.FITS: "good",
+    Verdict.NOT_PENDING: "good",
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command that was parsed."""
+    logging.getLogger("drakit_daemon").setLevel(logging.ERROR)
+    if options.command == "completion":
+        from drakit_cli.kubectl.completion import script
+
+        print(script(options.shell))
+        return 0
+    if not choice.is_installed():  # the other dependencies may have come with another extra
+        raise ImportError("no evaluator of CEL selectors is installed")
+    return _COMMANDS[options.command](options, Output(format=options.output))
+
+
+def _fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
+    """Connect as the user, and ask in the user's namespace."""
+
+    async def fetch() -> Answer:
+        try:
+            session = await connect(
+                _kubeconfig(options.kubeconfig, os.environ),
+                context=options.context,
+                user_agent="kubectl-drakit",
+                timeouts=_TIMEOUTS,
+            )
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+        async with session:
+            return await ask(session, options.namespace or session.namespace or "default")
+
+    return asyncio.run(fetch())
+
+
+def _kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Prefer the user's kubeconfig to the service account of a pod, as kubectl does."""
+    if given is not None:
+        return given
+    if listed := environ.get("KUBECONFIG"):
+        return Path(listed)
+    default = Path(environ.get("HOME", "/root"), ".kube", "config")
+    return default if default.is_file() else None
+
+
+def _explain(options: argparse.Namespace, output: Output) -> int:
+    word, slash, name = options.target.partition("/")
+    kind = _KINDS.get(word)
+    if kind is None or not slash or not name or "/" in name:
+        raise UsageError(f"{options.target!r} is neither pod/NAME nor claim/NAME")
+    report = _explain_pod(options, name) if kind == "pod" else _explain_claim(options, name)
+    if output.for_programs:
+        output.data(report.body())
+    else:
+        _print_report(report, output)
+    return 1 if report.wrong else 0
+
+
+def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
+    async def ask(session: Session, namespace: str) -> tuple[PodFacts, bool, Gathered]:
+        pod, settled = await read_pod(session, namespace, name)
+        named = [each.claim or each.generated for each in pod.claims]
+        named.append(pod.extended_claim)
+        names = {
+            CLAIMS: [each for each in named if each],
+            TEMPLATES: [each.template for each in pod.claims if each.template],
+        }
+        kinds = [TEMPLATES, *_OF_EXPLAIN]
+        if any(each.template and not each.generated for each in pod.claims):
+            kinds += [NAMESPACES, QUOTAS]  # they decide whether a claim can be created
+            names[NAMESPACES] = [namespace]
+        local = [TEMPLATES, QUOTAS]
+        found = await gather(session, kinds, namespace=namespace, names=names, local=local)
+        found = await with_gates(session, found, explaining.selectors_of(pod, found))
+        return pod, settled, found
+
+    pod, settled, found = _fetch(options, ask)
+    return explaining.explain_pod(pod, found, settled=settled)
+
+
+def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
+    async def ask(session: Session, namespace: str) -> tuple[ClaimFacts, Gathered]:
+        kinds = (PODS, *_OF_EXPLAIN)
+        found = await gather(
+            session, kinds, namespace=namespace, names={CLAIMS: [name]}, local=[PODS]
+        )
+        claim = found.world.claim(namespace, name)
+        if claim is not None:
+            found = await with_gates(session, found, explaining.selectors_of(claim, found))
+            return claim, found
+        if found.lacks_all(CLAIMS):
+            raise UnreachableError(f"no permission to read claim {namespace}/{name}")
+        raise CommandError(f'claim "{name}" does not exist in namespace "{namespace}"')
+
+    return explaining.explain_claim(*_fetch(options, ask))
+
+
+def _devices(options: argparse.Namespace, output: Output) -> int:
+    found = _gather(options, (SLICES, CLAIMS, NODES, RULES))
+    if found.lacks_all(SLICES):
+        raise UnreachableError(_gap_of(found, SLICES))
+    if output.for_programs:
+        output.data(devices.body(found))
+    else:
+        devices.show(found, output)
+    return 1 if any(each.problem for each in devices.pool_rows(found)) else 0
+
+
+def _claims(options: argparse.Namespace, output: Output) -> int:
+    async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
+        local = () if options.all_namespaces else (CLAIMS,)
+        return namespace, await gather(session, (CLAIMS,), namespace=namespace, local=local)
+
+    namespace, found = _fetch(options, ask)
+    only = None if options.all_namespaces else namespace
+    if output.for_programs:
+        output.data(claims.body(found, only))
+    else:
+        claims.show(found, only, output)
+    return 0
+
+
+def _doctor(options: argparse.Namespace, output: Output) -> int:
+    async def ask(session: Session, namespace: str) -> doctor.Examined:
+        found = await gather(session, _OF_DOCTOR, namespace=namespace)
+        releases, capabilities = await asyncio.gather(
+            find_releases(session, namespace), find_capabilities(session)
+        )
+        found = replace(found, gates=capabilities.of_selectors)
+        denied, gaps = await find_denied(session, releases)
+        return doctor.Examined(
+            found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps
+        )
+
+    diagnosis = doctor.diagnose(_fetch(options, ask))
+    if output.for_programs:
+        output.data(diagnosis.body())
+    else:
+        diagnosis.show(output)
+    return 1 if diagnosis.wrong else 0
+
+
+def _gather(options: argparse.Namespace, kinds: Sequence[Kind]) -> Gathered:
+    async def ask(session: Session, namespace: str) -> Gathered:
+        return await gather(session, kinds, namespace=namespace)
+
+    return _fetch(options, ask)
+
+
+def _gap_of(found: Gathered, kind: Kind) -> str:
+    return next(gap.what for gap in found.gaps if gap.kind == kind.plural)
+
+
+_COMMANDS = {"explain": _explain, "devices": _devices, "claims": _claims, "doctor": _doctor}
+
+
+def _print_report(report: explaining.Report, output: Output) -> None:
+    for sentence in report.lines:
+        output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=_COLOURS[report.verdict])
+    for claim in report.claims:
+        output.line()
+        output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
+        if claim.allocated or not claim.requests:
+            output.line("allocated" if claim.allocated else "not allocated", indent=2)
+            continue
+        rows: list[list[str]] = []
+        for each in claim.requests:
+            request = each.analysis.request
+            numbers = [str(number) for number in explaining.counts(each).values()]
+            rows.append([each.name, request.device_class, explaining.wanted(request), *numbers])
+        output.table(
+            _COUNTS,
+            rows,
+            indent=2,
+        )
+        for each in claim.requests:
+            for text in explaining.notes(each, wide=output.wide):
+                output.line(text, indent=2)
+    output.lines(
+        "Nodes that cannot be used",
+        (f"{_named(names, wide=output.wide)}: {why}" for why, names in report.nodes.items()),
+    )
+    output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
+    output.lines("Not evaluated", report.unknown)
+
+
+def _named(names: tuple[str, ...], *, wide: bool) -> str:
+    most = len(names) if wide else 3
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,240 @@
+"""
+``kubectl drakit doctor``: findings about a cluster, each with a remedy.
+
+A *problem* keeps pods from devices, or a release from its work. A *note* may be intended. Only
+problems make the exit code 1. Only what the API shows is checked. It does not show which drivers a
+kubelet has registered, except by the readiness of drakit's node plugin.
+
+It must not know sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from drakit_cli.kubectl.access import Denied
+from drakit_cli.kubectl.capabilities import Capabilities
+from drakit_cli.kubectl.cluster_checks import check_cluster, check_gaps
+from drakit_cli.kubectl.finding import Finding
+from drakit_cli.kubectl.gather import Gap, Gathered
+from drakit_cli.kubectl.kinds import SLICES
+from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.pools import PoolRow, pool_rows
+from drakit_cli.kubectl.release_checks import check_releases
+from drakit_cli.kubectl.releases import Releases, Workload
+
+__all__ = ("Diagnosis", "Examined", "diagnose")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """Everything that the doctor looks at."""
+
+    found: Gathered
+    releases: Releases
+    capabilities: Capabilities
+    denied: Sequence[Denied]
+    gaps: Sequence[Gap]
+    """Further gaps, beside those of the checks."""
+
+    @property
+    def all_gaps(self) -> list[Gap]:
+        return [*self.found.gaps, *self.releases.gaps, *self.capabilities.gaps, *self.gaps]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverRow:
+    """A driver, by what it publishes."""
+
+    name: str
+    nodes: int
+    pools: int
+    devices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRow:
+    """A driver on a node."""
+
+    node: str
+    driver: str
+    pools: int = 0
+    devices: int = 0
+    registered: str
+    """Whether the kubelet has registered it: "yes", "no" or "unknown"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The answer of the doctor."""
+
+    examined: Examined
+    drivers: tuple[DriverRow, ...]
+    nodes: tuple[NodeRow, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> bool:
+        return any(each.problem for each in self.findings)
+
+    def body(self) -> dict[str, Any]:
+        """Write it for programs."""
+        examined = self.examined
+        return {
+            "api": {"served": list(examined.found.served), "used": examined.found.version},
+            "kubernetes": examined.capabilities.version,
+            "featureGates": dict(examined.capabilities.gates),
+            "drivers": [asdict(each) for each in self.drivers],
+            "nodes": [asdict(each) for each in self.nodes],
+            "nodePlugins": [
+                {
+                    "namespace": each.namespace,
+                    "release": each.release,
+                    "pod": each.name,
+                    "node": each.node,
+                    "ready": each.ready,
+                }
+                for each in examined.releases.pods
+            ],
+            "releases": [
+                {
+                    "namespace": each.namespace,
+                    "release": each.release,
+                    "kind": each.kind,
+                    "name": each.name,
+                    "component": each.component,
+                    "version": each.version,
+                    "desired": each.desired,
+                    "ready": each.ready,
+                }
+                for each in examined.releases.workloads
+            ],
+            "findings": [
+                {
+                    "severity": each.severity,
+                    "object": each.object,
+                    "finding": each.what,
+                    "fix": each.fix,
+                }
+                for each in self.findings
+            ],
+        }
+
+    def show(self, output: Output) -> None:
+        """Print it."""
+        self._show_api(output)
+        if self.drivers:
+            output.line()
+            output.table(
+                ("DRIVER", "NODES", "POOLS", "DEVICES"),
+                [
+                    [each.name, str(each.nodes), str(each.pools), str(each.devices)]
+                    for each in self.drivers
+                ],
+            )
+        if self.nodes and output.wide:
+            output.line()
+            output.table(
+                ("NODE", "DRIVER", "POOLS", "DEVICES", "REGISTERED"),
+                [
+                    [each.node, each.driver, str(each.pools), str(each.devices), each.registered]
+                    for each in self.nodes
+                ],
+            )
+        if self.examined.releases.workloads:
+            output.line()
+            output.table(
+                ("NAMESPACE", "RELEASE", "COMPONENT", "VERSION", "READY"),
+                [_cells(each) for each in self.examined.releases.workloads],
+            )
+        self._show_findings(output)
+
+    def _show_api(self, output: Output) -> None:
+        found, capabilities = self.examined.found, self.examined.capabilities
+        output.line(f"Kubernetes {capabilities.version.removeprefix('v') or 'of unknown version'}")
+        served = ", ".join(found.served) or "unknown"
+        output.line(f"API group resource.k8s.io: served in {served}; used here: {found.version}")
+        off = [name for name, enabled in capabilities.gates.items() if not enabled]
+        if output.wide:
+            on = [name for name, enabled in capabilities.gates.items() if enabled]
+            output.line(f"Enabled feature gates of the API server: {', '.join(on) or 'unknown'}")
+        if capabilities.gates:
+            output.line(f"Disabled feature gates of the API server: {', '.join(off) or 'none'}")
+
+    def _show_findings(self, output: Output) -> None:
+        for problem, colour in ((True, "bad"), (False, "unsure")):
+            for each in self.findings:
+                if each.problem is problem:
+                    output.line()
+                    output.line(f"{each.severity}: {each.what}", colour=colour)
+                    if output.wide:
+                        output.line(f"object: {each.object}", indent=2)
+                    output.line(f"fix: {each.fix}", indent=2)
+        if not self.wrong:
+            output.line()
+            output.line("No problems found.", colour="good")
+
+
+def diagnose(examined: Examined) -> Diagnosis:
+    """Check everything that is known."""
+    found, releases = examined.found, examined.releases
+    rows = pool_rows(found)
+    findings = check_cluster(found, rows)
+    findings += check_releases(
+        releases,
+        capabilities=examined.capabilities,
+        denied=examined.denied,
+        rows=None if found.lacks_all(SLICES) else rows,
+    )
+    findings += check_gaps(examined.all_gaps)
+    return Diagnosis(
+        examined=examined,
+        drivers=tuple(_drivers(rows)),
+        nodes=tuple(_nodes(rows, releases)),
+        findings=tuple(findings),
+    )
+
+
+def _drivers(rows: Iterable[PoolRow]) -> Iterator[DriverRow]:
+    by_driver: dict[str, list[PoolRow]] = {}
+    for row in rows:
+        by_driver.setdefault(row.identity.driver, []).append(row)
+    for name, pools in sorted(by_driver.items()):
+        yield DriverRow(
+            name=name,
+            nodes=len({row.node for row in pools if row.named}),
+            pools=len({row.identity for row in pools}),
+            devices=sum(len(row.devices) for row in pools),
+        )
+
+
+def _nodes(rows: Iterable[PoolRow], releases: Releases) -> Iterator[NodeRow]:
+    published: dict[tuple[str, str], list[PoolRow]] = {}
+    for row in rows:
+        if row.named:
+            published.setdefault((row.node, row.identity.driver), []).append(row)
+    ready: dict[tuple[str, str], bool] = {}
+    for release in releases.releases:
+        for pod in release.pods:
+            for driver in release.values.claimed:
+                key = (pod.node, driver)
+                # A driver of device plugins is registered when the first of them is.
+                if driver in release.values.drivers or key in published:
+                    ready[key] = ready.get(key, False) or pod.ready
+    words = {True: "yes", False: "no", None: "unknown"}
+    for node, driver in sorted(published.keys() | ready.keys()):
+        pools = published.get((node, driver), [])
+        yield NodeRow(
+            node=node,
+            driver=driver,
+            pools=len(pools),
+            devices=sum(len(row.devices) for row in pools),
+            registered=words[ready.get((node, driver))],
+        )
+
+
+def _cells(each: Workload) -> list[str]:
+    ready = f"{each.ready}/{each.desired}"
+    return [each.namespace, each.release, each.component, each.version, ready]

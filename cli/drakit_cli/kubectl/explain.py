@@ -1,0 +1,350 @@
+"""
+The problems of a pod or a claim, as rows: the explanation of :mod:`drakit_explain`, narrowed to
+the objects that the user may read.
+
+A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
+
+It must not know sessions, or how an answer is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drakit_cli.kubectl.evaluating import evaluate_selectors
+from drakit_cli.kubectl.gather import Gathered
+from drakit_cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
+from drakit_explain.availability import Availability
+from drakit_explain.broken import broken_claim
+from drakit_explain.certainty import certain
+from drakit_explain.codes import Reason, no_remedy
+from drakit_explain.deletion import claim_stays
+from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
+from drakit_explain.nodes import NodeProblem, Unusable
+from drakit_explain.pending import (
+    ClaimReport,
+    Explainer,
+    Explanation,
+    RequestReport,
+    Verdict,
+    waits,
+)
+
+__all__ = ("Report", "explain_claim", "explain_pod", "selectors_of")
+
+_NODE_RULES = {
+    NodeProblem.SELECTOR: "node selector or affinity excludes them",
+    NodeProblem.TAINT: "taint {} is not tolerated",
+    NodeProblem.CORDONED: "cordoned",
+    NodeProblem.RESOURCES: "too little {} left",
+    NodeProblem.CLAIM: "allocated claim {} is not available there",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """The explanation of a pod or a claim."""
+
+    kind: str
+    namespace: str
+    name: str
+    verdict: Verdict
+    sentences: tuple[str, ...]
+    remedy: str = ""
+    """Changes of which each is proven to be enough."""
+
+    codes: tuple[str, ...] = ()
+    claims: tuple[ClaimReport, ...] = ()
+    nodes: Mapping[str, tuple[str, ...]]
+    """Nodes that cannot be used, by reason."""
+
+    fits_on: str = ""
+    scheduler: str = ""
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The sentences, and the remedy if there is one."""
+        return (*self.sentences, self.remedy) if self.remedy else self.sentences
+
+    @property
+    def wrong(self) -> bool:
+        return self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+
+    def body(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return {
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "reasons": [
+                {"code": code, "sentence": text}
+                for code, text in zip(self.codes, self.sentences, strict=False)
+            ],
+            "remedy": self.remedy,
+            "message": "; ".join(self.lines),
+            "claims": [_claim_body(each) for each in self.claims],
+            "fitsOn": self.fits_on,
+            "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
+            "schedulerMessage": self.scheduler,
+            "notEvaluated": list(self.unknown),
+        }
+
+
+def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
+    """Return the selectors that must be evaluated before a pod or a claim is explained."""
+    pod = _alone(asked) if isinstance(asked, ClaimFacts) else asked
+    return Explainer(found.world).expressions(pod) if waits(pod) else []
+
+
+def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
+    """
+    Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
+
+    :param settled: nothing about the pod has changed for a while.
+    """
+    subject = f"pod {pod.namespace}/{pod.name}"
+    evaluate_selectors(found, selectors_of(pod, found))
+    explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
+    return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+
+
+def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
+    """Explain a claim: its state, or what a pod without other rules would find."""
+    subject = f"claim {claim.namespace}/{claim.name}"
+    pod = _alone(claim)
+    if claim.deleting or claim.allocated:
+        explanation = _placed_claim(claim, found)
+    else:
+        evaluate_selectors(found, selectors_of(claim, found))
+        explanation = Explainer(found.world, name_all_holders=True).explain(pod)
+    report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
+    if report.verdict is Verdict.NOT_PENDING:
+        return replace(report, sentences=_claim_state(claim, subject))
+    if report.verdict is Verdict.UNDECIDED and claim.allocated:
+        undecided = "it is unknown whether its devices have a problem"
+        return replace(report, sentences=(*_claim_state(claim, subject), undecided))
+    return report
+
+
+def _alone(claim: ClaimFacts) -> PodFacts:
+    """Return a pod that has a claim, and no other rules."""
+    return PodFacts(
+        namespace=claim.namespace,
+        name=claim.name,
+        uid="",
+        claims=(PodClaim(name=claim.name, claim=claim.name),),
+    )
+
+
+def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
+    if claim.deleting:
+        reasons = claim_stays(claim, found.world, all_pods=not found.lacks(PODS))
+        verdict = Verdict.DELETING if reasons else Verdict.NOT_PENDING
+        return Explanation(verdict=verdict, reasons=reasons)
+    reasons = broken_claim(claim, found.world)
+    verdict = Verdict.BROKEN if reasons else Verdict.NOT_PENDING
+    return Explanation(verdict=verdict, reasons=reasons)
+
+
+def _claim_state(claim: ClaimFacts, subject: str) -> tuple[str, ...]:
+    if claim.deleting:
+        return (f"{subject} is being deleted",)
+    names = ", ".join(dict.fromkeys("/".join(each.device) for each in claim.results))
+    pods = ", ".join(sorted(claim.reserved_for))
+    used = f"it is reserved for pod {pods}" if pods else "no pod uses it"
+    return f"{subject} is allocated: {names or 'no device'}", used
+
+
+def wanted(request: Request) -> str:
+    """Return how many devices a request asks for."""
+    return "all" if request.every else str(request.count)
+
+
+def holders(found: Availability) -> list[str]:
+    """Name the claims that hold devices, hardware or shares of a request."""
+    claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
+    return sorted(holder(claim) for claim in claims.values())
+
+
+def holder(claim: ClaimFacts) -> str:
+    """Name a claim and its pods."""
+    pods = ", ".join(f"pod {name}" for name in sorted(claim.reserved_for)) or "no pod"
+    return f"claim {claim.namespace}/{claim.name} ({pods})"
+
+
+def _state(pod: PodFacts, subject: str) -> str:
+    """Describe a pod that is scheduled, or not to be scheduled."""
+    if pod.deleting:
+        return f"{subject} is being deleted"
+    if pod.gated:
+        return f"{subject} has scheduling gates: the scheduler ignores it until they are removed"
+    phase = f"(phase {pod.phase or 'unknown'})"
+    if pod.node is None:
+        return f"{subject} is not waiting for devices {phase}"
+    return f"{subject} is scheduled to node {pod.node} {phase}; its devices have no known problem"
+
+
+def _report(
+    explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
+) -> Report:
+    reasons = certain(explanation.reasons, found.world)
+    verdict = _narrowed(explanation, reasons, found, pod)
+    if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
+        # A fact that is not seen may prevent each remedy.
+        explanation = replace(explanation, find_remedy=no_remedy)
+    remedy = explanation.remedy if reasons else ""
+    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if reasons and len(reasons) < len(explanation.reasons):
+        unknown.append(
+            "there may be more reasons, which depend on objects that you have no permission to list"
+        )
+    return Report(
+        kind=kind,
+        namespace=pod.namespace,
+        name=pod.name,
+        verdict=verdict,
+        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject)),
+        remedy=remedy,
+        codes=tuple(each.code.value for each in reasons),
+        # Without slices, all counts are zero and mean nothing.
+        claims=() if found.lacks_all(SLICES) else explanation.claims,
+        nodes=_grouped(explanation.nodes),
+        fits_on=explanation.fits_on,
+        scheduler="" if pod.node else pod.scheduling_message,
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _narrowed(
+    explanation: Explanation, reasons: Sequence[Reason], found: Gathered, pod: PodFacts
+) -> Verdict:
+    """Return the verdict, or "undecided" where it depends on what the user may not see."""
+    verdict = explanation.verdict
+    if explanation.reasons and not reasons:
+        return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
+    if verdict is Verdict.FITS and explanation.fits_on:
+        uncertain = found.lacks(CLAIMS, NODES, SLICES, RULES)
+    elif verdict is Verdict.NOT_PENDING and pod.node and pod.claims:
+        uncertain = found.lacks_all(SLICES) or found.lacks_all(CLAIMS)
+    else:
+        uncertain = False
+    return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _sentences(
+    verdict: Verdict,
+    reasons: Sequence[Reason],
+    explanation: Explanation,
+    pod: PodFacts,
+    kind: str,
+    subject: str,
+) -> list[str]:
+    match verdict:
+        case Verdict.FITS:
+            return [_fits(pod, kind, subject, explanation)]
+        case Verdict.NOT_PENDING:
+            return [_state(pod, subject)]
+        case Verdict.UNDECIDED if pod.node:
+            return [f"it is unknown whether the devices of {subject} have a problem"]
+        case Verdict.UNDECIDED:
+            where = (
+                f", but devices on node {explanation.fits_on} match" if explanation.fits_on else ""
+            )
+            verb = "scheduled" if kind == "Pod" else "allocated"
+            return [f"it is unknown whether {subject} can be {verb}{where}"]
+        case _:
+            waits = f"pod {pod.namespace}/{pod.name} waits: "
+            alone = f"{subject} cannot be allocated: "
+            start = waits if kind == "Pod" else alone
+            texts = [each.sentence if explanation.remedy else each.text for each in reasons]
+            return [
+                start + text.removeprefix(waits) if text.startswith(waits) else text
+                for text in texts
+            ]
+
+
+def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
+    if not pod.claims:
+        return f"{subject} uses no ResourceClaim, so it is not waiting for devices"
+    if not explanation.fits_on:
+        return f"all claims of {subject} are allocated, so it is not waiting for devices"
+    then = "if it stays pending, devices are not the cause"
+    if kind != "Pod":
+        then = "it is allocated when a pod that uses it is scheduled"
+    return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
+
+
+def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:
+    groups: dict[str, list[str]] = {}
+    for name, problem in sorted(nodes.items()):
+        if problem is not None:
+            text = _NODE_RULES[problem.problem].format(problem.detail)
+            groups.setdefault(text, []).append(name)
+    return {reason: tuple(names) for reason, names in groups.items()}
+
+
+def counts(report: RequestReport) -> dict[str, int]:
+    """Return the counts of a request by the words of the table."""
+    found, analysis = report.found, report.analysis
+    return {
+        "published": analysis.published,
+        "matching": analysis.matching,
+        "free": found.free,
+        "allocated": found.releasable,
+        "tainted": found.tainted.devices,
+        "elsewhere": found.elsewhere.devices,
+        "tooSmall": found.small,
+    }
+
+
+def _claim_body(claim: ClaimReport) -> dict[str, Any]:
+    return {
+        "origin": claim.origin,
+        "claim": claim.claim,
+        "allocated": claim.allocated,
+        "requests": [_request_body(each) for each in claim.requests],
+    }
+
+
+def _request_body(report: RequestReport) -> dict[str, Any]:
+    found, analysis = report.found, report.analysis
+    return {
+        "name": report.name,
+        "deviceClass": analysis.request.device_class,
+        "wants": wanted(analysis.request),
+        **counts(report),
+        "rejected": [
+            {"by": owner, "expression": expression, "devices": number}
+            for owner, expression, number in analysis.rejected
+        ],
+        "selectorErrors": [
+            {"device": "/".join(error.device), "error": error.text} for error in analysis.errors
+        ],
+        "holders": holders(found),
+        "taints": sorted(found.tainted.words),
+    }
+
+
+def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
+    """Return the lines below the table of a request."""
+    found, analysis = report.found, report.analysis
+    texts = [
+        f"{owner} rejects {number} of {analysis.published}: {expression}"
+        for owner, expression, number in analysis.rejected
+        if number or wide
+    ]
+    texts += _cut([f"selector error: {each.text}" for each in analysis.errors], wide=wide)
+    texts += _cut([f"allocated to {each}" for each in holders(found)], wide=wide)
+    if words := sorted(found.tainted.words):
+        texts.append(f"tainted with {', '.join(words)}")
+    return [f"{report.name}: {text}" for text in texts]
+
+
+def _cut(texts: Sequence[str], *, wide: bool) -> list[str]:
+    most = len(texts) if wide else 3
+    rest = len(texts) - most
+    return [*texts[:most], *([f"and {rest} more (-o wide)"] if rest > 0 else [])]

@@ -1,0 +1,326 @@
+"""
+The facts of a cluster, listed with the permissions of the user.
+
+A kind that may not be listed narrows the answer: it becomes a :class:`Gap`, which names what is not
+checked. So does an object that cannot be read.
+
+It must not know what is computed from the facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from drakit_cli.errors import CommandError
+from drakit_cli.kubectl.kinds import PODS, RULES, Kind
+from drakit_daemon.kube import (
+    ApiError,
+    ForbiddenError,
+    NotFoundError,
+    Session,
+    UnauthorizedError,
+    resource_path,
+)
+from drakit_daemon.kube.discovery import served_versions, version_of
+from drakit_explain.core_projection import project_pod
+from drakit_explain.loads import loads_of
+from drakit_explain.model import PodFacts, TaintRuleFacts
+from drakit_explain.selectors import FeatureGates
+from drakit_explain.world import Fact, World
+from drakit_formats.resource.raw import Object, child, children
+from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
+
+__all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod", "unread")
+
+SETTLE_SECONDS = 30.0
+"""An object that has not changed for this long is settled: kubelet and controllers had time."""
+
+
+class UnreachableError(CommandError):
+    """The API server does not answer, or allows the user nothing that the command needs."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """A kind that could not be read, and the effect on the answer."""
+
+    kind: str
+    """The plural of the kind."""
+
+    group: str = ""
+    """The API group of a kind that may not be listed."""
+
+    where: str = ""
+    """The namespace, or "other namespaces"; empty means everywhere."""
+
+    what: str
+    effect: str
+    forbidden: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.effect}"
+
+
+def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
+    """Return that something that the API server reports about itself is unknown."""
+    forbidden = isinstance(error, ForbiddenError)
+    what = f"{what} of the API server"
+    why = (
+        f"no permission to read {what} ({path})" if forbidden else f"{what} cannot be read: {error}"
+    )
+    return Gap(kind=path, what=why, effect=effect, forbidden=forbidden)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """The facts that the user may see, and what is missing."""
+
+    world: World = field(default_factory=World)
+    version: str = VERSIONS[0]
+    served: tuple[str, ...] = ()
+    gaps: list[Gap] = field(default_factory=list[Gap])
+    gates: FeatureGates = field(default_factory=FeatureGates)
+    """Those of the API server, where they matter and may be read."""
+
+    def lacks(self, *kinds: Kind) -> bool:
+        """Return whether something of one of these kinds is unknown."""
+        return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
+
+    def lacks_all(self, kind: Kind) -> bool:
+        """Return whether no object of a kind is known, because none may be listed."""
+        return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
+
+
+async def find_versions(session: Session) -> tuple[str, ...]:
+    """Return the served versions of the API group; empty if it is not served."""
+    try:
+        return await served_versions(session, GROUP)
+    except ForbiddenError:
+        return VERSIONS[:1]
+    except ApiError as error:
+        raise UnreachableError(str(error)) from None
+
+
+async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFacts, bool]:
+    """
+    Read one pod, and whether it is settled: nothing about it has changed for a while.
+
+    :raises CommandError: it cannot be read.
+    """
+    path = resource_path("v1", "pods", namespace=namespace, name=name)
+    try:
+        body = await session.get(path)
+        return project_pod(body), _is_settled(body, datetime.now(UTC))
+    except NotFoundError:
+        raise CommandError(f'pod "{name}" does not exist in namespace "{namespace}"') from None
+    except ApiError as error:
+        raise UnreachableError(_sentence(error)) from None
+    except _UNREADABLE as error:
+        raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
+
+
+def _is_settled(body: Object, now: datetime) -> bool:
+    metadata = child(body, "metadata")
+    times = [
+        *(metadata.get(key) for key in ("creationTimestamp", "deletionTimestamp")),
+        *(each.get("lastTransitionTime") for each in children(body, "status", "conditions")),
+    ]
+    changed = max(datetime.fromisoformat(str(each)) for each in times if each)
+    return (now - changed).total_seconds() > SETTLE_SECONDS
+
+
+async def gather(
+    session: Session,
+    kinds: Iterable[Kind],
+    *,
+    namespace: str,
+    names: Mapping[Kind, Iterable[str]] | None = None,
+    local: Collection[Kind] = (),
+) -> Gathered:
+    """
+    List kinds in all namespaces; what may not be listed there, in one namespace or by name.
+
+    :param names: of objects in the namespace, which are read one by one if the kind may not be
+        listed.
+    :param local: kinds of which only objects of the namespace matter.
+    """
+    served = await find_versions(session)
+    version = next((each for each in VERSIONS if each in served), None)
+    if version is None:
+        has = f"only {', '.join(served)}" if served else "no version"
+        raise UnreachableError(
+            f"the API server serves {has} of the API group {GROUP}, and drakit needs one of "
+            f"{', '.join(VERSIONS)}: enable one, or upgrade the cluster"
+        )
+    reader = _Reader(session, Gathered(version=version, served=served), namespace, local)
+    chosen = list(kinds)
+    named = names or {}
+    await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
+    if chosen and all(reader.found.lacks_all(kind) for kind in chosen if kind is not RULES):
+        raise UnreachableError(str(reader.found.gaps[0].what))
+    world = reader.found.world
+    if PODS in chosen and PODS not in local and not reader.found.lacks(PODS):
+        world.loads = loads_of(world.of(PodFacts).values())
+    return reader.found
+
+
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+"""Errors that the projection of a malformed object raises."""
+
+
+class _Reader:
+    def __init__(
+        self, session: Session, found: Gathered, namespace: str, local: Collection[Kind]
+    ) -> None:
+        self.found = found
+        self._session = session
+        self._namespace = namespace
+        self._local = local
+
+    async def read(self, kind: Kind, names: tuple[str, ...]) -> None:
+        if kind is RULES:
+            await self._rules()
+            return
+        try:
+            await self._list(kind, self._namespace if kind in self._local else None)
+        except ForbiddenError as error:
+            await self._narrower(kind, names, error)
+        except ApiError as error:
+            self._fail(kind, error)
+
+    async def _narrower(self, kind: Kind, names: tuple[str, ...], error: ApiError) -> None:
+        """Read what the user may read of a kind that may not be listed everywhere."""
+        if kind.namespaced and kind not in self._local:
+            try:
+                await self._list(kind, self._namespace)
+            except ForbiddenError:
+                pass
+            except ApiError as other:
+                self._fail(kind, other)
+                return
+            else:
+                self._gap(kind, "other namespaces")
+                return
+        missing = [name for name in names if not await self._get(kind, name)]
+        if names and not missing:
+            self._gap(kind, "other objects")
+        else:
+            self._fail(kind, error)
+
+    async def _get(self, kind: Kind, name: str) -> bool:
+        """Read one object; return whether it is known now whether it exists."""
+        namespace = self._namespace if kind.namespaced else None
+        path = resource_path(self._api(kind), kind.plural, namespace=namespace, name=name)
+        try:
+            body = await self._session.get(path)
+        except NotFoundError:
+            return True
+        except ApiError:
+            return False
+        self._keep(kind, [self._project(kind, body, self.found.version)])
+        return True
+
+    async def _list(self, kind: Kind, namespace: str | None, version: str = "") -> None:
+        version = version or self.found.version
+        path = resource_path(self._api(kind, version), kind.plural, namespace=namespace)
+        listing = await self._session.read_list(
+            path, lambda body: self._project(kind, body, version)
+        )
+        self._keep(kind, listing.items)
+        for skipped in listing.skipped:
+            self._keep(kind, [self._unread(kind, skipped.metadata)])
+
+    async def _rules(self) -> None:
+        """List DeviceTaintRules, in the first served version that has them."""
+        known = [each for each in RULE_VERSIONS if each in self.found.served]
+        try:
+            version = await version_of(self._session, GROUP, RULES.plural, known)
+            if version is not None:
+                await self._list(RULES, None, version)
+        except ApiError as error:
+            self._fail(RULES, error)
+
+    def _keep(self, kind: Kind, facts: Iterable[Fact | None]) -> None:
+        for fact in facts:
+            if fact is not None:
+                self.found.world.apply(fact)
+
+    def _project(self, kind: Kind, body: dict[str, Any], version: str) -> Fact | None:
+        metadata = child(body, "metadata")
+        try:
+            fact = kind.project(body, version)
+        except _UNREADABLE:
+            return self._unread(kind, metadata)
+        if isinstance(fact, TaintRuleFacts) and fact.unsupported:
+            self.found.gaps.append(
+                Gap(
+                    kind=RULES.plural,
+                    where=fact.name,
+                    what=f"DeviceTaintRule {fact.name} selects devices by class or CEL",
+                    effect="its taint is not checked",
+                )
+            )
+        return fact
+
+    def _unread(self, kind: Kind, metadata: Object) -> Fact | None:
+        """Return the fact that an object exists; its content allows no conclusion."""
+        name = str(metadata.get("name"))
+        self.found.gaps.append(
+            Gap(
+                kind=kind.plural,
+                where=name,
+                what=f"{kind.word[:-1]} {name} cannot be read",
+                effect="it is not checked",
+            )
+        )
+        try:
+            return kind.project({**kind.unknown, "metadata": metadata}, VERSIONS[0])
+        except _UNREADABLE:
+            return None
+
+    def _gap(self, kind: Kind, where: str) -> None:
+        gap = Gap(
+            kind=kind.plural,
+            group=kind.group,
+            where=where,
+            what=f"no permission to list {kind.word} of {where}",
+            effect=kind.effect,
+            forbidden=True,
+        )
+        if where != "other objects":  # those of this question are known
+            self.found.gaps.append(gap)
+
+    def _fail(self, kind: Kind, error: ApiError) -> None:
+        if isinstance(error, UnauthorizedError):
+            raise UnreachableError(_sentence(error))
+        forbidden = isinstance(error, ForbiddenError)
+        self.found.world.hidden |= {kind.type}
+        what = (
+            f"no permission to list {kind.word}"
+            if forbidden
+            else f"{kind.word}: {_sentence(error)}"
+        )
+        self.found.gaps.append(
+            Gap(
+                kind=kind.plural,
+                group=kind.group,
+                what=what,
+                effect=kind.effect,
+                forbidden=forbidden,
+            )
+        )
+
+    def _api(self, kind: Kind, version: str = "") -> str:
+        return f"{kind.group}/{version or self.found.version}" if kind.group else "v1"
+
+
+def _sentence(error: ApiError) -> str:
+    if isinstance(error, ForbiddenError):
+        return error.message
+    return str(error)

@@ -1,0 +1,83 @@
+"""
+Writes answers: tables and sentences for people, JSON and YAML for programs.
+
+Colour only on a terminal, and not with ``NO_COLOR``. Text of the cluster is printed without control
+characters.
+
+It must not know clusters, or what an answer means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import yaml
+
+from drakit_cli.tables import table, visible
+
+__all__ = ("Output", "plural")
+
+_COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
+
+
+def plural(number: int, word: str) -> str:
+    """Return a number and its word, as in ``1 node`` and ``2 nodes``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """The stream and the format of a command's output."""
+
+    format: str = ""
+    stream: TextIO | None = None
+
+    @property
+    def for_programs(self) -> bool:
+        return self.format in ("json", "yaml")
+
+    @property
+    def wide(self) -> bool:
+        return self.format == "wide"
+
+    def data(self, body: Mapping[str, Any]) -> None:
+        """Print an answer for programs."""
+        if self.format == "json":
+            self._print(json.dumps(body, indent=2, ensure_ascii=True))
+        else:
+            self._print(yaml.safe_dump(body, sort_keys=False, allow_unicode=False).rstrip())
+
+    def line(self, text: str = "", *, colour: str = "", indent: int = 0) -> None:
+        """Print one line of text."""
+        shown = f"{' ' * indent}{visible(text)}"
+        if colour and self._coloured():
+            shown = f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m"
+        self._print(shown)
+
+    def lines(self, head: str, texts: Iterable[str]) -> None:
+        """Print lines below a heading, if there are any."""
+        found = list(texts)
+        if found:
+            self.line()
+            self.line(f"{head}:", colour="head")
+            for text in found:
+                self.line(text, indent=2)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
+        """Print a table."""
+        for line in table(head, rows).splitlines():
+            self._print(f"{' ' * indent}{line}")
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream or sys.stdout)
+
+    def _coloured(self) -> bool:
+        stream = self.stream or sys.stdout
+        return (
+            stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )

@@ -1,0 +1,315 @@
+"""
+Checks of drakit's releases: their pods, permissions, and values that do not fit the cluster or each
+other.
+
+It must not know sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from drakit_cli.kubectl.access import Denied
+from drakit_cli.kubectl.capabilities import Capabilities
+from drakit_cli.kubectl.finding import Finding, shortened
+from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.pools import PoolRow
+from drakit_cli.kubectl.releases import (
+    NODEPLUGIN,
+    OPERATOR,
+    Release,
+    Releases,
+    UnpulledImage,
+    Workload,
+)
+
+__all__ = ("check_releases",)
+
+OLDEST = (1, 34)
+"""The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gate:
+    """A feature gate that a value needs."""
+
+    name: str
+    default_since: int | None
+    """The minor version of Kubernetes 1 that enables it by default; None if none does."""
+
+    needed: Callable[[Release], bool]
+    without: str
+    option: str = ""
+    """The option of helm whose value does without; empty if there is none."""
+
+
+_GATES = (
+    _Gate(
+        name="DRADeviceTaints",
+        default_since=36,
+        needed=lambda release: release.workload(NODEPLUGIN) is not None,
+        without="unhealthy devices are still allocated",
+    ),
+    _Gate(
+        name="DRAPartitionableDevices",
+        default_since=36,
+        needed=lambda release: release.values.partitions,
+        without="partitions are not published",
+        option="--set-json 'simulated.config.gpu.partitions=[]'",
+    ),
+    _Gate(
+        name="DRAConsumableCapacity",
+        default_since=36,
+        needed=lambda release: release.values.shares,
+        without="claims cannot share a device",
+        option="--set simulated.config.nic.count=0,simulated.config.cpu.grouping=devices",
+    ),
+    _Gate(
+        name="DRAListTypeAttributes",
+        default_since=None,
+        needed=lambda release: release.values.lists,
+        without="drakit publishes devices without list attributes",
+        option="--set simulated.config.nic.listAttributes=false",
+    ),
+    _Gate(
+        name="DRAExtendedResource",
+        default_since=36,
+        needed=lambda release: bool(release.values.plugin_driver),
+        without="pods can request device plugins' devices only with claims, not in "
+        "resources.limits",
+    ),
+)
+
+
+def check_releases(
+    installed: Releases,
+    *,
+    capabilities: Capabilities,
+    denied: Iterable[Denied],
+    rows: Sequence[PoolRow] | None,
+) -> list[Finding]:
+    """Check everything that is known. The pools are None if they may not be listed."""
+    findings: list[Finding] = []
+    if not installed.releases and not installed.gaps:
+        findings.append(
+            Finding(
+                object="Release",
+                what="no release of drakit is installed",
+                fix="if this cluster should have one, follow https://drakit.github.io/drakit/latest/"
+                "admin/install/: helm install drakit charts/drakit -n drakit-system -f values.yaml",
+                problem=False,
+            )
+        )
+    for each in installed.releases:
+        findings += [
+            *_images(each),
+            *_pods(each),
+            *_versions(each),
+            *_kubernetes(each, capabilities),
+            *_gates(each, capabilities),
+            *(_unpublished(each, rows) if rows is not None else ()),
+        ]
+    return [*findings, *_permissions(denied), *_conflicts(installed), *_kubelets(installed)]
+
+
+def _subject(each: Workload) -> str:
+    return f"{each.kind} {each.namespace}/{each.name}"
+
+
+def _of(release: Release) -> str:
+    return f"Release {release.namespace}/{release.name}"
+
+
+def _upgrade(release: Release, value: str) -> str:
+    return f"{_same_values(release)} --set {value}"
+
+
+def _same_values(release: Release) -> str:
+    return (
+        f"helm upgrade {release.name} charts/drakit -n {release.namespace} "
+        "--reset-then-reuse-values"
+    )
+
+
+def _pods(release: Release) -> Iterator[Finding]:
+    unready = sorted({pod.node or "none" for pod in release.pods if not pod.ready})
+    for each in release.workloads:
+        if each.ready < each.desired:
+            where, hint = "", ""
+            if each.component == NODEPLUGIN:
+                where = f"; not ready on {shortened(unready)}" if unready else ""
+                hint = (
+                    '. If it reports "the kubelet has not registered the driver", set '
+                    "nodeplugin.kubeletRoot to the --root-dir of the kubelet"
+                )
+            yield Finding(
+                object=_subject(each),
+                what=f"{_subject(each)}: {each.ready} of {plural(each.desired, 'pod')} "
+                f"ready{where}",
+                fix=f"kubectl -n {each.namespace} describe {each.ref}, and read the log: kubectl "
+                f"-n {each.namespace} logs {each.ref}{hint}",
+            )
+
+
+MAX_MESSAGE = 300
+"""Characters of a registry's answer in a finding."""
+
+
+def _images(release: Release) -> Iterator[Finding]:
+    """Find images that nodes cannot pull, each once."""
+    pods: dict[str, list[UnpulledImage]] = {}
+    for each in release.unpulled:
+        pods.setdefault(each.image, []).append(each)
+    for image, waiting in sorted(pods.items()):
+        first = waiting[0]
+        names = sorted(each.pod for each in waiting)
+        answer = f": {first.message[:MAX_MESSAGE]}" if first.message else ""
+        yield Finding(
+            object=f"Pod {release.namespace}/{first.pod}",
+            what=f"{plural(len(names), 'pod')} in namespace {release.namespace} cannot pull image "
+            f"{image} ({shortened(names)}): {first.reason}{answer}",
+            fix="check that the image exists, that the nodes can reach the registry, and that "
+            "imagePullSecrets has the registry's credentials. To use another image: "
+            + _upgrade(release, "image.repository=REPOSITORY --set image.tag=TAG")
+            + ". If helm install still waits, stop it first with Ctrl+C",
+        )
+
+
+def _versions(release: Release) -> Iterator[Finding]:
+    versions = sorted({each.version for each in release.workloads})
+    if len(versions) > 1:
+        yield Finding(
+            object=_of(release),
+            what=f"release {release.name} in namespace {release.namespace} has components of "
+            f"versions {', '.join(versions)}",
+            fix=f"complete the upgrade: {_same_values(release)}",
+        )
+
+
+def _kubernetes(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
+    if capabilities.minor is not None and capabilities.minor < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield Finding(
+            object=_of(release),
+            what=f"release {release.name} in namespace {release.namespace} needs Kubernetes "
+            f"{oldest}, but the API server is {capabilities.version}",
+            fix=f"upgrade the cluster to Kubernetes {oldest} or newer",
+        )
+
+
+def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
+    for gate in _GATES:
+        known = capabilities.gates.get(gate.name)
+        if known is None and capabilities.minor is not None:
+            # Gates may not be read, or the API server is older or newer than this one.
+            since = gate.default_since
+            known = since is not None and capabilities.minor >= (1, since)
+        if known is False and gate.needed(release):
+            how = "is disabled" if gate.name in capabilities.gates else "is disabled by default"
+            instead = f", or {_same_values(release)} {gate.option}" if gate.option else ""
+            yield Finding(
+                object=_of(release),
+                what=f"release {release.name} in namespace {release.namespace} uses the feature "
+                f"gate {gate.name}, which {how}: {gate.without}",
+                fix=f"start API server, scheduler, controller manager and kubelets with "
+                f"--feature-gates={gate.name}=true{instead}",
+                problem=False,
+            )
+
+
+def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]:
+    """Find nodes whose node plugin is ready, but which lack the pools of its drivers."""
+    published = {(row.identity.driver, row.node) for row in rows}
+    drivers = release.values.drivers
+    plugin = release.workload(NODEPLUGIN)
+    for pod in release.pods:
+        if not pod.ready or plugin is None or pod.configuration != plugin.configuration:
+            continue  # a pod of an update that is under way has other drivers
+        log = f"kubectl -n {pod.namespace} logs {pod.name}"
+        missing = [driver for driver in sorted(drivers) if (driver, pod.node) not in published]
+        for driver in missing:
+            yield Finding(
+                object=f"Node {pod.node}",
+                what=f"the node plugin of release {release.name} is ready on node {pod.node}, but "
+                f"driver {driver} publishes no ResourceSlice there",
+                fix=log,
+            )
+        if not drivers and pod.node not in {node for _, node in published}:
+            yield Finding(
+                object=f"Node {pod.node}",
+                what=f"node {pod.node} has a node plugin, but no ResourceSlice is published for "
+                f"the node",
+                fix=f"if the node has devices: {log}",
+                problem=False,
+            )
+
+
+def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
+    for each in denied:
+        workload, release = each.workload, each.release
+        names = [str(permission) for permission in each.permissions]
+        yield Finding(
+            object=_subject(workload),
+            what=f"the service account {workload.namespace}/{workload.service_account} of the "
+            f"{workload.component} is not allowed to {shortened(names)}",
+            fix=f"restore the chart's roles: {_same_values(release)}",
+        )
+
+
+_UNSET = {"hostdev": "false", "backends": "null"}
+"""What disables a driver that cannot be renamed, by the section of its value."""
+
+
+def _conflicts(installed: Releases) -> Iterator[Finding]:
+    """Find releases that get in each other's way."""
+    for one, other in combinations(installed.releases, 2):
+        names = f"releases {one.namespace}/{one.name} and {other.namespace}/{other.name}"
+        if one.workload(OPERATOR) and other.workload(OPERATOR):
+            yield Finding(
+                object=_of(other),
+                what=f"{names} both run an operator, so Events are written twice",
+                fix=_upgrade(other, "operator.enabled=false"),
+                problem=False,
+            )
+        if not (shared := sorted(one.nodes & other.nodes)):
+            continue
+        on = f"node{'s' if len(shared) > 1 else ''} {shortened(shared)}"
+        for name, value in sorted(other.values.claimed.items()):
+            if name in one.values.claimed:
+                setting = f"{value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
+                yield Finding(
+                    object=_of(other),
+                    what=f"{names} both run driver {name} on {on}: only one of them can serve it",
+                    fix=f"disable or rename it in one of them: {_upgrade(other, setting)}",
+                )
+        for path, value in sorted(other.values.directories.items()):
+            if path in one.values.directories:
+                yield Finding(
+                    object=_of(other),
+                    what=f"{names} both use the directory {path} on {on}",
+                    fix=_upgrade(other, f"{value}=DIRECTORY"),
+                )
+
+
+def _kubelets(installed: Releases) -> Iterator[Finding]:
+    """Compare the kubelet's directory of the node plugin with that of other plugins."""
+    others: dict[str, list[str]] = {}
+    for each in installed.others:
+        others.setdefault(each.kubelet_root, []).append(_subject(each))
+    for release in installed.releases:
+        plugin = release.workload(NODEPLUGIN)
+        if plugin is None or not plugin.kubelet_root or not others:
+            continue
+        if plugin.kubelet_root not in others:
+            root, names = next(iter(sorted(others.items())))
+            yield Finding(
+                object=_of(release),
+                what=f"release {release.name} in namespace {release.namespace} uses the kubelet "
+                f"directory {plugin.kubelet_root}, but {shortened(names)} "
+                f"{'uses' if len(names) == 1 else 'use'} {root}",
+                fix="if that is the --root-dir of the kubelet: "
+                + _upgrade(release, f"nodeplugin.kubeletRoot={root}"),
+                problem=False,
+            )

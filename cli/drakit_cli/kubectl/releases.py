@@ -1,0 +1,349 @@
+"""
+The releases of drakit in a cluster: their workloads, their configuration, and the node plugin's
+pods.
+
+It must not know what is right or wrong with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import yaml
+
+from drakit_cli.kubectl.gather import Gap
+from drakit_cli.kubectl.values import Values, nodeplugin_values
+from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
+from drakit_formats.resource.raw import Object, child, children, text
+
+__all__ = (
+    "NODEPLUGIN",
+    "OPERATOR",
+    "PluginPod",
+    "Release",
+    "Releases",
+    "UnpulledImage",
+    "Workload",
+    "find_releases",
+)
+
+PART_OF = ("app.kubernetes.io/part-of", "drakit")
+SELECTOR = "=".join(PART_OF)
+NODEPLUGIN = "nodeplugin"
+OPERATOR = "operator"
+
+REGISTRY = "/plugins_registry"
+"""The directory below the kubelet's root directory in which plugins register."""
+
+_PULL_REASONS = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+    }
+)
+"""Reasons of the kubelet for a container that waits for its image."""
+
+_CHECKSUM = "checksum/config"
+"""The annotation of pods by which the chart restarts them when their configuration changes."""
+
+Fact = TypeVar("Fact")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A Deployment or DaemonSet."""
+
+    kind: str
+    namespace: str
+    name: str
+    release: str
+    """The name of its release; empty if drakit's chart did not create it."""
+
+    component: str
+    version: str
+    desired: int
+    ready: int
+    service_account: str = "default"
+    kubelet_root: str = ""
+    """The kubelet's root directory, as its mounts name it; empty if it registers no plugin."""
+
+    configuration: str = ""
+    """The checksum of its configuration file."""
+
+    @property
+    def ref(self) -> str:
+        return f"{self.kind.lower()}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnpulledImage:
+    """An image that a node cannot pull."""
+
+    pod: str
+    node: str
+    image: str
+    reason: str
+    message: str
+    """The answer of the registry or the runtime."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginPod:
+    """A pod of a node plugin. It is ready when the kubelet has registered all of its drivers."""
+
+    namespace: str
+    name: str
+    release: str
+    node: str
+    ready: bool
+    configuration: str = ""
+    """The checksum of the configuration file with which it started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """One release: what is known of it."""
+
+    namespace: str
+    name: str
+    workloads: tuple[Workload, ...] = ()
+    pods: tuple[PluginPod, ...] = ()
+    unpulled: tuple[UnpulledImage, ...] = ()
+    values: Values = field(default_factory=Values)
+    """The node plugin's values; empty if they are unknown."""
+
+    lease: str = ""
+    """The Lease of the operator; empty if it is unknown."""
+
+    def workload(self, component: str) -> Workload | None:
+        """Return the workload of a component."""
+        return next((each for each in self.workloads if each.component == component), None)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes on which its node plugin has a pod."""
+        return frozenset(pod.node for pod in self.pods)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Releases:
+    """The installed releases, as far as the user may read them."""
+
+    releases: tuple[Release, ...] = ()
+    others: tuple[Workload, ...] = ()
+    """DaemonSets of others that register plugins with the kubelet, such as CSI drivers."""
+
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return tuple(each for release in self.releases for each in release.workloads)
+
+    @property
+    def pods(self) -> tuple[PluginPod, ...]:
+        return tuple(each for release in self.releases for each in release.pods)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pod:
+    """A pod of any component: a node plugin's, or what its containers wait for."""
+
+    namespace: str
+    release: str
+    plugin: PluginPod | None
+    unpulled: tuple[UnpulledImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Configuration:
+    namespace: str
+    release: str
+    values: Values = field(default_factory=Values)
+    lease: str = ""
+
+
+async def find_releases(session: Session, namespace: str) -> Releases:
+    """List the objects of drakit's releases, in one namespace where the user may not list all."""
+    gaps: list[Gap] = []
+
+    async def read(
+        api: str, plural: str, keep: Callable[[Object], Fact], *, selector: str = SELECTOR
+    ) -> list[Fact]:
+        params = {"labelSelector": selector} if selector else {}
+        for where in (None, namespace):
+            path = resource_path(api, plural, namespace=where)
+            try:
+                found = await session.read_list(path, keep, params=params)
+            except ForbiddenError:
+                continue
+            except ApiError as error:
+                gaps.append(Gap(kind=plural, what=str(error), effect="they are not checked"))
+                return []
+            if where is not None:
+                gaps.append(_gap(api, plural, f" in namespaces other than {where}"))
+            return found.items
+        gaps.append(_gap(api, plural, ""))
+        return []
+
+    deployments, daemons, pods, configurations = await asyncio.gather(
+        read("apps/v1", "deployments", _deployment),
+        # Without a selector: DaemonSets of others show where the kubelet registers plugins.
+        read("apps/v1", "daemonsets", _daemon_set, selector=""),
+        read("v1", "pods", _pod),
+        read("v1", "configmaps", _configuration),
+    )
+    ours = [*deployments, *(each for each in daemons if each is not None and each.release)]
+    return Releases(
+        releases=tuple(_releases(ours, pods, [each for each in configurations if each])),
+        others=tuple(each for each in daemons if each is not None and not each.release),
+        gaps=tuple(gaps),
+    )
+
+
+def _releases(
+    workloads: Iterable[Workload],
+    pods: Iterable[_Pod],
+    configurations: Iterable[_Configuration],
+) -> Iterable[Release]:
+    by_release: dict[tuple[str, str], list[Workload]] = {}
+    for each in sorted(workloads, key=lambda each: each.name):
+        by_release.setdefault((each.namespace, each.release), []).append(each)
+    by_pods: dict[tuple[str, str], list[_Pod]] = {}
+    for each in pods:
+        by_pods.setdefault((each.namespace, each.release), []).append(each)
+    files: dict[tuple[str, str], list[_Configuration]] = {}
+    for each in configurations:
+        files.setdefault((each.namespace, each.release), []).append(each)
+    for (namespace, name), mine in sorted(by_release.items()):
+        known = files.get((namespace, name), [])
+        own = by_pods.get((namespace, name), [])
+        plugins = [each.plugin for each in own if each.plugin is not None]
+        yield Release(
+            namespace=namespace,
+            name=name,
+            workloads=tuple(mine),
+            pods=tuple(sorted(plugins, key=lambda pod: (pod.node, pod.name))),
+            unpulled=tuple(image for each in own for image in each.unpulled),
+            values=next((each.values for each in known if each.values != Values()), Values()),
+            lease=next((each.lease for each in known if each.lease), ""),
+        )
+
+
+def _gap(api: str, plural: str, where: str) -> Gap:
+    effect = "releases of drakit may be missing in this answer"
+    if plural == "configmaps":
+        which = " in these namespaces" if where else ""
+        effect = f"the values of releases{which} are not checked"
+    return Gap(
+        kind=plural,
+        group=api.rpartition("/")[0],
+        where=where,
+        what=f"no permission to list {plural}{where}",
+        effect=effect,
+        forbidden=True,
+    )
+
+
+def _deployment(body: Object) -> Workload:
+    desired = child(body, "spec").get("replicas")
+    return _workload(
+        body,
+        "Deployment",
+        desired=1 if desired is None else int(desired),
+        ready=int(child(body, "status").get("readyReplicas") or 0),
+    )
+
+
+def _daemon_set(body: Object) -> Workload | None:
+    status = child(body, "status")
+    found = _workload(
+        body,
+        "DaemonSet",
+        desired=int(status.get("desiredNumberScheduled") or 0),
+        ready=int(status.get("numberReady") or 0),
+    )
+    return found if found.release or found.kubelet_root else None
+
+
+def _workload(body: Object, kind: str, *, desired: int, ready: int) -> Workload:
+    metadata, pod = child(body, "metadata"), child(body, "spec", "template", "spec")
+    key, value = PART_OF
+    labels = child(metadata, "labels")
+    if labels.get(key) != value:
+        labels = child({})  # whatever they are, they name no release of ours
+    return Workload(
+        kind=kind,
+        namespace=text(metadata, "namespace"),
+        name=text(metadata, "name"),
+        release=text(labels, "app.kubernetes.io/instance"),
+        component=text(labels, "app.kubernetes.io/component"),
+        version=text(labels, "app.kubernetes.io/version"),
+        desired=desired,
+        ready=ready,
+        service_account=text(pod, "serviceAccountName") or "default",
+        kubelet_root=_kubelet_root(pod),
+        configuration=text(body, "spec", "template", "metadata", "annotations", _CHECKSUM),
+    )
+
+
+def _kubelet_root(pod: Object) -> str:
+    for volume in children(pod, "volumes"):
+        path = text(volume, "hostPath", "path").rstrip("/")
+        if path.endswith(REGISTRY):
+            return path.removesuffix(REGISTRY)
+    return ""
+
+
+def _pod(body: Object) -> _Pod:
+    metadata = child(body, "metadata")
+    namespace, name = text(metadata, "namespace"), text(metadata, "name")
+    labels, node = child(metadata, "labels"), text(body, "spec", "nodeName")
+    release = text(labels, "app.kubernetes.io/instance")
+    conditions = {each.get("type"): each for each in children(body, "status", "conditions")}
+    plugin = PluginPod(
+        namespace=namespace,
+        name=name,
+        release=release,
+        node=node,
+        ready=text(conditions.get("Ready", {}), "status") == "True",
+        configuration=text(metadata, "annotations", _CHECKSUM),
+    )
+    is_plugin = text(labels, "app.kubernetes.io/component") == NODEPLUGIN
+    return _Pod(
+        namespace=namespace,
+        release=release,
+        plugin=plugin if is_plugin else None,
+        unpulled=tuple(
+            UnpulledImage(
+                pod=name,
+                node=node,
+                image=text(container, "image"),
+                reason=text(waiting, "reason"),
+                message=" ".join(text(waiting, "message").split()),
+            )
+            for container in children(body, "status", "containerStatuses")
+            if text(waiting := child(container, "state", "waiting"), "reason") in _PULL_REASONS
+        ),
+    )
+
+
+def _configuration(body: Object) -> _Configuration | None:
+    metadata = child(body, "metadata")
+    component = text(metadata, "labels", "app.kubernetes.io/component")
+    known = _Configuration(
+        namespace=text(metadata, "namespace"),
+        release=text(metadata, "labels", "app.kubernetes.io/instance"),
+    )
+    try:
+        content: Any = yaml.safe_load(text(body, "data", f"{component}.yaml"))
+        if component == OPERATOR:
+            return replace(known, lease=text(content, "election", "leaseName"))
+        return replace(known, values=nodeplugin_values(content))
+    except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
+        return None  # the daemon cannot read it either: its pods are not ready, which is reported

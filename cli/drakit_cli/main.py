@@ -1,0 +1,335 @@
+"""
+``drakit``: its commands and exit codes.
+
+0: done, no problems found. 1: problems were found, or the command failed. 2: wrong usage or invalid
+settings. Results go to standard output, error messages to standard error.
+
+It must not know what the commands do: each one is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from drakit_cli.errors import CommandError
+
+__all__ = ("main",)
+
+# argparse has no public name for it.
+_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+
+DEFAULT_CONFIG = Path("/etc/drakit/nodeplugin.yaml")
+"""The path at which the chart mounts the node plugin's configuration."""
+
+_EXTRAS = {"conformance": "drakit[testing]"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    module, _, function = cast("str", options.command).rpartition(".")
+    try:
+        run = cast("Callable[..., int]", getattr(import_module(f"drakit_cli.{module}"), function))
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except ImportError as error:
+        print(
+            f"this command needs the extra {_EXTRAS.get(module, 'drakit[nodeplugin]')}: {error}",
+            file=sys.stderr,
+        )
+        return 2
+    except BrokenPipeError:
+        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="drakit",
+        description="Inspects drakit on this node, and helps you write drivers.",
+        epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or settings.",
+    )
+    commands = _group(parser)
+    node = _group(commands.add_parser("node", help="inspect the node plugin's data on this node"))
+    _add_checkpoint(node)
+    _add_host_devices(node)
+    _add_report(node)
+    _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
+    _add_new(commands)
+    _add_conformance(commands)
+    _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
+    version = commands.add_parser(
+        "version",
+        help="print the versions of drakit, Python and SQLite",
+        description="Prints the versions of drakit, Python and SQLite.",
+    )
+    version.set_defaults(command="version.show")
+    return parser
+
+
+def _group(parser: argparse.ArgumentParser) -> _Group:
+    return parser.add_subparsers(required=True, metavar="COMMAND")
+
+
+def _add_lint(group: _Group) -> None:
+    lint = group.add_parser(
+        "lint",
+        help="find problems in CDI files",
+        description="Finds parts of CDI files that runtimes reject, or that two runtimes interpret "
+        "differently. Checks all directories as one set, as a runtime does, so that it finds "
+        "conflicts between them.",
+    )
+    lint.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="a file or directory; list directories in ascending order of precedence (default: "
+        "/etc/cdi /var/run/cdi)",
+    )
+    _add_json(lint)
+    lint.set_defaults(command="cdi.lint")
+
+
+def _add_new(group: _Group) -> None:
+    new = group.add_parser(
+        "new",
+        help="create a project for a new driver",
+        description="Creates a project for a new driver: package, tests, Dockerfile, chart values, "
+        "and a workflow that tests it. The generated driver works without changes. Never "
+        "overwrites existing files.",
+    )
+    new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
+    new.add_argument(
+        "--driver",
+        metavar="DRIVER",
+        help="name of the driver, in a domain that you own (default: NAME.example.com)",
+    )
+    new.add_argument(
+        "--directory", type=Path, metavar="DIR", help="directory of the project (default: NAME)"
+    )
+    new.add_argument(
+        "--image",
+        help="repository of the image, without the suffix -nodeplugin (default: "
+        "registry.example.com/NAME)",
+    )
+    new.set_defaults(command="new.new")
+
+
+def _add_setup(group: _Group) -> None:
+    crds = group.add_parser(
+        "crds",
+        help="install or upgrade the CustomResourceDefinitions",
+        description="Installs or upgrades drakit's CustomResourceDefinitions by server-side apply. "
+        "Does not change definitions that another release owns.",
+    )
+    crds.set_defaults(command="setup.crds")
+    policies = group.add_parser(
+        "policies",
+        help="apply the HostDevicePolicies of a release",
+        description="Applies the HostDevicePolicies in the file for a release of the chart, and "
+        "deletes policies of this release that are not in the file. Does not change other "
+        "policies.",
+    )
+    policies.add_argument(
+        "--file",
+        type=Path,
+        help="YAML file that maps names of policies to their specs (default: no policies)",
+    )
+    policies.set_defaults(command="setup.policies")
+    for command in (crds, policies):
+        command.add_argument(
+            "--release",
+            required=True,
+            metavar="NAMESPACE/NAME",
+            help="release of the chart that owns the objects",
+        )
+        command.add_argument(
+            "--kubeconfig",
+            type=Path,
+            metavar="FILE",
+            help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
+        )
+        command.add_argument("--context", help="kubeconfig context (default: the current context)")
+
+
+def _add_conformance(group: _Group) -> None:
+    conformance = group.add_parser(
+        "conformance",
+        help="test a driver against the driver contract",
+        description="Runs a driver on a simulated node, and tests it against each rule of the "
+        "driver contract. Prints each violated rule, and the kubelet behavior that is the reason "
+        "for the rule.",
+    )
+    conformance.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="a Python driver (module:Class, or the name of an installed driver), a running "
+        "backend (unix:/path/to.sock), or a program that the kit starts (backend:COMMAND or "
+        "device-plugin:COMMAND; {directory} stands for its directory)",
+    )
+    conformance.add_argument(
+        "--config",
+        dest="driver_config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with the configuration of a Python driver, or with the entry of a backend "
+        "(backends.allowed) or device plugin (devicePlugins.plugins); {root} stands for the node's "
+        "directory",
+    )
+    conformance.add_argument(
+        "--parameters",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with opaque parameters for the claims",
+    )
+    conformance.add_argument(
+        "--setup",
+        metavar="COMMAND",
+        help="command to run before the first start and after each reboot; $DRAKIT_ROOT is the "
+        "node's directory, and a reboot empties $DRAKIT_ROOT/run",
+    )
+    conformance.add_argument(
+        "--unplug",
+        metavar="COMMAND",
+        help="command that removes at least one device while the driver is running; at least one "
+        "device must remain; $DRAKIT_ROOT is the node's directory",
+    )
+    conformance.add_argument(
+        "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
+    )
+    conformance.add_argument("--list", action="store_true", help="print the rules")
+    conformance.add_argument(
+        "--junit", type=Path, metavar="FILE", help="also write the results to a file, as JUnit XML"
+    )
+    conformance.set_defaults(command="conformance.conformance")
+
+
+def _add_checkpoint(group: _Group) -> None:
+    checkpoint = _group(group.add_parser("checkpoint", help="inspect the prepared claims"))
+    show = checkpoint.add_parser(
+        "show",
+        help="print the entries of the checkpoints",
+        description="Prints the entries of the checkpoints. Writes nothing. You can run it "
+        "while the node plugin is running.",
+    )
+    show.set_defaults(command="checkpoint.show")
+    verify = checkpoint.add_parser(
+        "verify",
+        help="check the checkpoints and the CDI files",
+        description="Checks the checkpoints, and compares the CDI files with their entries. Writes "
+        "nothing. Exits with 1 if a check fails.",
+    )
+    verify.set_defaults(command="checkpoint.verify")
+    forget = _group(group.add_parser("claim", help="release the devices of a claim")).add_parser(
+        "forget",
+        help="release a claim's devices without calling the driver",
+        description="Removes the entry and the CDI file of a claim. Does not call the driver, so "
+        "the driver's side effects remain. You can run it while the node plugin is running.",
+    )
+    forget.add_argument("uid", metavar="UID", help="UID of the ResourceClaim")
+    forget.add_argument(
+        "--force",
+        action="store_true",
+        help="also release devices that a container uses or might use",
+    )
+    forget.set_defaults(command="claim.forget")
+    for command in (show, verify):
+        _add_json(command)
+    for command in (show, verify, forget):
+        command.add_argument("--driver", metavar="NAME", help="only this driver")
+        _add_place(command)
+
+
+def _add_host_devices(group: _Group) -> None:
+    devices = group.add_parser(
+        "devices",
+        help="list the device nodes that policies can publish",
+        description="Lists the device nodes on this node. For each one, prints the policy that "
+        "matches it, or the reason why hostdev does not publish it. "
+        "Uses the policies in the configuration file, and this node's copy of the cluster's "
+        "policies. Writes nothing.",
+    )
+    devices.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="only these device nodes: paths under /dev, or links to them (default: all)",
+    )
+    devices.add_argument("--subsystem", metavar="NAME", help="only devices of this subsystem")
+    devices.add_argument(
+        "--policy",
+        action="store_true",
+        help="for each device, print a policy that publishes only that device",
+    )
+    devices.add_argument(
+        "--labels",
+        metavar="KEY=VALUE,...",
+        help="labels of this node; without them, policies with a node selector are ignored",
+    )
+    devices.set_defaults(command="host_devices.devices")
+    _add_json(devices)
+    _add_place(devices)
+
+
+def _add_report(group: _Group) -> None:
+    report = group.add_parser(
+        "report",
+        help="collect the data for a bug report",
+        description="Collects this node's data for a bug report: versions, configuration, "
+        "policies, devices, claims, sockets, CDI files, and mounts. Leaves out opaque parameters, "
+        "environment variables, and the configuration of vendors' drivers. Writes only the output "
+        "file.",
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to a file; the suffix .tar.gz creates an archive (default: print the text)",
+    )
+    report.set_defaults(command="report.report")
+    _add_place(report)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_argument_group("paths on the node")
+    place.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"configuration file of the node plugin (default: {DEFAULT_CONFIG})",
+    )
+    place.add_argument(
+        "--kubelet-root",
+        type=Path,
+        metavar="DIR",
+        help="root directory of the kubelet; overrides the configuration file",
+    )
+    place.add_argument(
+        "--cdi-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of CDI specs; overrides the configuration file",
+    )
+    parser.set_defaults(default_config=DEFAULT_CONFIG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""
+``drakit new``: the project of a driver, which works as it is written.
+
+``templates/`` has the content of the files. This module has the list of files, derives the names in
+them from the project's name, and writes them: all or none, and never over another file.
+
+It must not know the driver contract: the project's own tests check it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import os
+import re
+import shlex
+import string
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from drakit_cli.errors import CommandError, UsageError
+from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
+
+__all__ = ("Project", "new", "project_of", "render")
+
+MAX_NAME = 40
+"""Characters of a project's name: the chart makes longer names of it, which have 63 at most."""
+
+MAX_ENTRY = 20
+"""Characters of the name of an entry in ``backends.allowed``."""
+
+MAX_DRIVER = 63
+"""Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
+
+PROJECT_VERSION = "0.1.0"
+
+FILES: Mapping[str, str] = {
+    "pyproject.toml": "pyproject.toml.in",
+    "README.md": "readme.md.in",
+    "src/{package}/__init__.py": "init.py.in",
+    "src/{package}/driver.py": "driver.py.in",
+    "tests/test_driver.py": "test_driver.py.in",
+    "tests/test_conformance.py": "test_conformance.py.in",
+    "Dockerfile": "dockerfile.in",
+    ".dockerignore": "dockerignore.in",
+    "values.yaml": "values.yaml.in",
+    "deviceclass.yaml": "deviceclass.yaml.in",
+    "pod.yaml": "pod.yaml.in",
+    ".github/workflows/ci.yaml": "ci.yaml.in",
+    ".gitignore": "gitignore.in",
+}
+"""The files of a project, and the template of each."""
+
+_TAKEN = frozenset(
+    {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "setup", "version"}
+)
+"""Names of drakit's own drivers, packages and commands."""
+
+_NOT_PACKAGES = frozenset(
+    {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
+    | {"google", "grpc", "pydantic", "pytest", "ruff", "tests", "yaml"}
+)
+"""Packages that a driver or its tests import, and that the project's package would hide."""
+
+_NOT_TEXTS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
+"""Words that YAML does not read as text."""
+
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9][-A-Za-z0-9.]*(?::[0-9]{{1,5}})?/)?{_COMPONENT}(?:/{_COMPONENT})*"
+)
+
+
+class _Template(string.Template):
+    # `$` is a sign of Dockerfiles, shells and workflows, `@` one of workflows.
+    delimiter = "@@"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """The names in a project; templates can use the fields."""
+
+    name: str
+    """The name of the project, its entry point, its release and its namespace: ``rack-lamps``."""
+
+    driver: str
+    """The driver's name: ``lamps.example.com``."""
+
+    image: str
+    """The image's repository in the chart's values, without the component: ``…/rack-lamps``."""
+
+    package: str
+    """``rack_lamps``."""
+
+    class_name: str
+    """``RackLampsDriver``."""
+
+    prefix: str
+    """The prefix of a container's variables: ``RACK_LAMPS``."""
+
+    directory: str
+    """The directory of the example's devices on a node."""
+
+    plugin: str
+    """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
+
+    version: str
+    base: str
+    """The node plugin's image."""
+
+
+def new(options: argparse.Namespace) -> int:
+    """Write the project, and print the next steps."""
+    project = project_of(
+        options.name, driver=options.driver, image=options.image, drakit=version("drakit")
+    )
+    folder: Path = options.directory or Path(project.name)
+    texts = render(project)
+    _write(folder, texts)
+    there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
+    print(
+        f"driver {project.driver}: {len(texts)} files in {folder}\n"
+        f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
+        f"{there}"
+        f"  python3 -m venv ~/drakit-venv\n"
+        f"  source ~/drakit-venv/bin/activate\n"
+        f"  pip install \"$DRAKIT[testing]\" --editable '.[dev]'\n"
+        f"  pytest\n"
+        f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
+        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
+        f"build the image, install the driver and start a pod with a device."
+    )
+    print(
+        f"\nThis driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
+        f"write a backend in another language instead, it needs this entry in drakit's values:\n"
+        f"\n{_backend_entry(project)}"
+    )
+    if _is_example(project.driver):
+        print(
+            "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
+            "driver, create the project again with --driver and a domain that you own."
+        )
+    return 0
+
+
+def _backend_entry(project: Project) -> str:
+    """Return the values that a backend needs if its edits are those of the project's driver."""
+    name = project.name[:MAX_ENTRY].rstrip("-")
+    return (
+        f"backends:\n"
+        f"  enabled: true\n"
+        f"  allowed:\n"
+        f"    {name}:\n"
+        f"      driver: {project.driver}\n"
+        f"      mounts: {{{project.directory}: ro}}\n"
+        f'      env: ["{project.prefix}_*"]'
+    )
+
+
+# ------------------------------------------------------------ names
+
+
+def project_of(name: str, *, driver: str | None, image: str | None, drakit: str) -> Project:
+    """
+    Return the names in a project; raise UsageError if one of them is malformed.
+
+    :param drakit: the version of drakit for which the project is written.
+    """
+    if problem := _name_problem(name):
+        raise UsageError(f"the project's name {name!r} {problem}")
+    driver = driver or f"{name}.example.com"
+    if problem := _driver_problem(driver):
+        raise UsageError(f"--driver {driver!r} {problem}")
+    image = image or f"registry.example.com/{name}"
+    if problem := _image_problem(image):
+        raise UsageError(f"--image {image!r} {problem}")
+    camel = "".join(word.capitalize() for word in name.split("-"))
+    return Project(
+        name=name,
+        driver=driver,
+        image=image,
+        package=name.replace("-", "_"),
+        # With its suffix it differs from all names that the module imports.
+        class_name=f"{camel}Driver",
+        prefix=name.replace("-", "_").upper(),
+        # A driver's name contains a dot, so that it is no directory of the host's own.
+        directory=f"/var/lib/{driver}",
+        plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
+        version=PROJECT_VERSION,
+        base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{_release(drakit)}",
+    )
+
+
+def _name_problem(name: str) -> str | None:
+    if len(name) > MAX_NAME or not is_dns_label(name) or not name[0].isalpha():
+        better = (
+            re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:MAX_NAME].strip("-")
+        )
+        return (
+            f"must be a letter followed by at most {MAX_NAME - 1} lower-case letters, digits and "
+            f"single dashes"
+            + (f"; try {better}" if better and _name_problem(better) is None else "")
+        )
+    if "--" in name:
+        return f"has two dashes in a row; try {re.sub('-+', '-', name)}"
+    package = name.replace("-", "_")
+    if package in _TAKEN:
+        return "is reserved for drakit; choose another one"
+    if package in _NOT_TEXTS or keyword.iskeyword(package):
+        return "has a meaning in YAML or Python; choose another one"
+    if package in _NOT_PACKAGES or package in sys.stdlib_module_names:
+        return f"would hide the Python package {package}; choose another one"
+    return None
+
+
+def _driver_problem(driver: str) -> str | None:
+    # It is the vendor in CDI names, too, and those begin with a letter.
+    if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
+        return (
+            f"must be a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
+            "dots "
+            f"that begins with a letter; for example lamps.example.com"
+        )
+    if "." not in driver:
+        return f"has no domain; append a domain that you own, as in {driver}.example.com"
+    if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
+        return "is in drakit's own domain; use a domain that you own"
+    return None
+
+
+def _is_example(driver: str) -> bool:
+    return f".{driver}".endswith(".example.com")
+
+
+def _image_problem(image: str) -> str | None:
+    if _IMAGE.fullmatch(image):
+        return None
+    last = image.rpartition("/")[2]
+    if ":" in last or "@" in last:
+        return "has a tag or a digest; omit it, because values.yaml sets the tag"
+    return "is not an image repository; use a name such as registry.example.com/lamps"
+
+
+def _release(drakit: str) -> str:
+    """Return the release of a version, also of a development version: 0.1.0 of 0.1.0.dev0."""
+    numbers = re.match(r"\d+(?:\.\d+)*", drakit)
+    found = [int(number) for number in numbers[0].split(".")] if numbers else []
+    return ".".join(map(str, [*found, 0, 0, 0][:3]))
+
+
+# ------------------------------------------------------------ files
+
+
+def render(project: Project) -> Mapping[str, str]:
+    """Return the project's files, by their paths in its folder."""
+    words = asdict(project)
+    words["class"] = words["class_name"]
+    templates = files("drakit_cli") / "templates"
+    return {
+        path.format(package=project.package): _Template(
+            (templates / name).read_text(encoding="utf-8")
+        ).substitute(words)
+        for path, name in FILES.items()
+    }
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Create a folder and write files into it; all or none, and none over another file."""
+    if in_the_way := _in_the_way(folder, list(texts)):
+        raise CommandError(
+            f"{folder} has {', '.join(in_the_way)} already, and existing files are not "
+            "overwritten; name another directory with --directory"
+        )
+    undo: list[Callable[[], None]] = []
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            _make_folder(path.parent, undo)
+            with path.open("x", encoding="utf-8", newline="\n") as file:
+                undo.append(path.unlink)
+                file.write(text)
+    except BaseException as error:
+        for step in reversed(undo):
+            with suppress(OSError):
+                step()
+        if isinstance(error, OSError):
+            raise CommandError(
+                f"{error.filename or folder} cannot be written: {os.strerror(error.errno or 0)}; "
+                f"the files written so far were removed"
+            ) from error
+        raise
+
+
+def _in_the_way(folder: Path, names: list[str]) -> list[str]:
+    """Return the existing files, and files in place of folders."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise CommandError(f"{folder} is not a directory; name another one with --directory")
+    found: set[str] = set()
+    for name in names:
+        if os.path.lexists(folder / name):
+            found.add(name)
+        for parent in Path(name).parents:
+            # A link might lead out of the folder.
+            there = folder / parent
+            if (
+                parent.name
+                and os.path.lexists(there)
+                and (there.is_symlink() or not there.is_dir())
+            ):
+                found.add(str(parent))
+    return sorted(found)
+
+
+def _make_folder(folder: Path, undo: list[Callable[[], None]]) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent, undo)
+        folder.mkdir()
+        undo.append(folder.rmdir)

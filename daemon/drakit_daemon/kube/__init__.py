@@ -1,0 +1,57 @@
+"""
+One session to the Kubernetes API: configuration, requests, lists, watches, queue, lease, events.
+
+Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` knows claims
+and slices. Reflector, queue, lease and events are optional modules of their own.
+
+It must not know drivers, devices, or which daemon uses it. Only :mod:`.lean` may import the client
+library, and never loads its models: they cost 30 MiB on every node.
+"""
+
+from __future__ import annotations
+
+# isort: split
+from drakit_daemon.kube import (
+    aiohttp_import as aiohttp_import,
+)  # before everything that imports aiohttp
+
+# isort: split
+from drakit_daemon.kube.config import ConfigError
+from drakit_daemon.kube.errors import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreadableError,
+)
+from drakit_daemon.kube.listing import Listing, Skipped
+from drakit_daemon.kube.paths import resource_path
+from drakit_daemon.kube.session import Session, connect
+from drakit_daemon.kube.watch import WatchEvent
+
+__all__ = (
+    "AlreadyExistsError",
+    "ApiError",
+    "ConfigError",
+    "ConflictError",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "Listing",
+    "NotFoundError",
+    "Session",
+    "Skipped",
+    "TooManyRequestsError",
+    "UnauthorizedError",
+    "UnavailableError",
+    "UnreadableError",
+    "WatchEvent",
+    "connect",
+    "resource_path",
+)

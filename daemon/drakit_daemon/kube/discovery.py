@@ -1,0 +1,83 @@
+"""
+Finds the served versions of an API group and of its resources, without full discovery.
+
+The callers know what the versions mean.
+
+It must not know kinds, or remember an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from drakit_daemon.kube.errors import NotFoundError
+
+__all__ = ("Reader", "VersionNotServedError", "served_version", "served_versions", "version_of")
+
+
+class VersionNotServedError(Exception):
+    """The API server serves a group in no version that we know. The text is a sentence for logs."""
+
+    def __init__(self, *, group: str, known: Sequence[str], served: Sequence[str]) -> None:
+        wanted = ", ".join(known)
+        has = f"serves it in {', '.join(served)}" if served else "does not serve it at all"
+        super().__init__(
+            f"drakit needs the API group {group} in one of the versions {wanted}, and the API "
+            "server "
+            f"{has}; enable one of them (--runtime-config={group}/{known[0]}=true) or upgrade the "
+            "cluster"
+        )
+        self.group: str = group
+        self.known: tuple[str, ...] = tuple(known)
+        self.served: tuple[str, ...] = tuple(served)
+
+
+class Reader(Protocol):
+    """The request that is needed of a session."""
+
+    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """Get an object. Raises ApiError."""
+        ...
+
+
+async def served_versions(
+    session: Reader, group: str, *, timeout_seconds: float | None = None
+) -> tuple[str, ...]:
+    """Return the versions of a group that the API server serves; empty if it has no such group."""
+    try:
+        answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)
+    except NotFoundError:
+        return ()
+    versions: list[dict[str, Any]] = answer.get("versions") or []
+    return tuple(str(version.get("version")) for version in versions)
+
+
+async def version_of(
+    session: Reader, group: str, plural: str, versions: Sequence[str]
+) -> str | None:
+    """Return the first of these served versions that has a resource; None if none has it."""
+    for version in versions:
+        try:
+            answer = await session.get(f"/apis/{group}/{version}")
+        except NotFoundError:  # an upgrade has just removed it
+            continue
+        resources: list[dict[str, Any]] = answer.get("resources") or []
+        if any(each.get("name") == plural for each in resources):
+            return version
+    return None
+
+
+async def served_version(
+    session: Reader, group: str, known: Sequence[str], *, timeout_seconds: float | None = None
+) -> str:
+    """
+    Return the first of the known versions that the API server serves (``v1``, without the group).
+
+    Raises VersionNotServedError if it serves none, ApiError if it does not answer.
+    """
+    served = await served_versions(session, group, timeout_seconds=timeout_seconds)
+    for version in known:
+        if version in served:
+            return version
+    raise VersionNotServedError(group=group, known=known, served=served)

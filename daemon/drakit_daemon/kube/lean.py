@@ -1,0 +1,315 @@
+"""
+The only importer of kubernetes-asyncio, for what is tedious to write: the rules of in-cluster and
+kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
+
+The usual import of any of its modules imports all of its models: 32 MiB more on every node, and up
+to two seconds. So its packages are registered as empty ones that only know their folder, and the
+few modules that we need are imported below them. urllib3, which the library needs only for basic
+authentication, is loaded when it is first used: a MiB less. All this relies on the library's
+private layout: if that changes, the library is imported as usual, and one log line reports it.
+
+It must not know requests, errors and objects. Everything untyped in the library ends here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    # For the reader and for import-linter; at run time see _library().
+    import kubernetes_asyncio as kubernetes_asyncio
+
+__all__ = ("ClusterAccess", "ConfigError", "Connection", "load_in_cluster", "load_kubeconfig")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_ROOT = "kubernetes_asyncio"
+_EMPTY_PACKAGES = (_ROOT, f"{_ROOT}.client", f"{_ROOT}.client.models", f"{_ROOT}.config")
+_LOAD_TIMEOUT_SECONDS = 30.0
+"""An exec plugin may ask a cloud for a token; one that hangs must not hang the daemon."""
+
+_import_lock = threading.Lock()
+"""Two loops in two threads may connect at the same time."""
+
+
+class ConfigError(Exception):
+    """There is no usable configuration of the API server; the text names the places."""
+
+
+@dataclass(kw_only=True)
+class ClusterAccess:
+    """The API server's address and credentials, from one configuration."""
+
+    server: str
+    authorization: str | None
+    """The value of the Authorization header; None with client certificates or without users."""
+    configuration: Any
+    loader: Any = None
+    """The library's kubeconfig loader; None in a cluster."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the kubeconfig's context names; empty if it names none."""
+        found = self.loader and self.loader.current_context
+        return str(found["context"].get("namespace") or "") if found else ""
+
+    async def renew(self, *, refused: bool) -> str | None:
+        """
+        Ask the kubeconfig's source for credentials: file, exec plugin or OIDC.
+
+        A plugin whose token has no time of expiry runs again only if that token was refused.
+        """
+        loader = self.loader
+        if loader is None:
+            return self.authorization
+        if not refused and _has_endless_token(loader):
+            return self.authorization
+        if refused and hasattr(loader, "exec_plugin_expiry"):
+            del loader.exec_plugin_expiry  # else it is answered from the loader's memory
+        await _in_thread(loader._load_authentication)
+        self.authorization = getattr(loader, "token", None)
+        return self.authorization
+
+
+class Connection:
+    """A pool of connections with the TLS and proxy settings of a configuration."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        *,
+        headers: Mapping[str, str],
+        middlewares: tuple[aiohttp.ClientMiddlewareType, ...],
+    ) -> None:
+        """Open nothing yet; needs a running loop."""
+        self.server: str = access.server
+        self._pool: Any = _library().rest.RESTClientObject(access.configuration)
+        # A session of our own on the library's pool: it needs headers and middlewares.
+        self.http: aiohttp.ClientSession = aiohttp.ClientSession(
+            connector=self._pool.pool_manager.connector,
+            connector_owner=False,
+            headers=dict(headers),
+            middlewares=middlewares,
+            # Not `trust_env`: that would read the environment, and a .netrc, in threads, at
+            # each request; half of what a request costs.
+            proxy=_proxy_for(access, configured=self._pool.proxy),
+        )
+        self.server_hostname: str | None = self._pool.server_hostname
+
+    async def close(self) -> None:
+        await self.http.close()
+        await self._pool.close()
+
+
+async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
+    """Use a pod's service account. Its token is not kept here: it is replaced every hour."""
+    return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
+
+
+async def load_kubeconfig(path: str, *, context: str | None = None) -> ClusterAccess:
+    """
+    Use a kubeconfig's current context, or the given one.
+
+    ``path`` may be a list, as in ``$KUBECONFIG``.
+    """
+    library = await asyncio.to_thread(_library)
+    kube_config = await asyncio.to_thread(library.import_config, "kube_config")
+    configuration = _configuration(library)
+
+    async def load() -> Any:
+        return await kube_config.load_kube_config(
+            config_file=path, context=context, client_configuration=configuration
+        )
+
+    try:
+        loader = await _in_thread(load)
+    except TimeoutError:
+        raise ConfigError(
+            f"kubeconfig {path}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
+            f"run its exec plugin manually to see why it blocks"
+        ) from None
+    except Exception as error:  # the library raises anything from AssertionError to YAMLError
+        raise ConfigError(f"kubeconfig {path}: {_reason(error)}") from None
+    return ClusterAccess(
+        server=configuration.host,
+        authorization=getattr(loader, "token", None),
+        configuration=configuration,
+        loader=loader,
+    )
+
+
+def _load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
+    library = _library()
+    incluster_config = library.import_config("incluster_config")
+    configuration = _configuration(library)
+    loader = incluster_config.InClusterConfigLoader(
+        token_filename=str(token),
+        cert_filename=str(ca),
+        try_refresh_token=False,
+        environ=dict(environ),
+    )
+    try:
+        loader.load_and_set(configuration)
+    except Exception as error:
+        raise ConfigError(f"service account in {token.parent}: {_reason(error)}") from None
+    return ClusterAccess(server=configuration.host, authorization=None, configuration=configuration)
+
+
+async def _in_thread(work: Any) -> Any:
+    """
+    Run a coroutine of the library in a loop and thread of its own.
+
+    It reads and writes files and starts programs, which must not stop the caller's loop.
+    """
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(work(), _LOAD_TIMEOUT_SECONDS)
+
+    def run_apart() -> Any:
+        return asyncio.run(bounded())
+
+    return await asyncio.to_thread(run_apart)
+
+
+def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
+    # A pod never reaches the Service of the API server through a proxy, and clusters
+    # exclude it by a CIDR in NO_PROXY, which Python does not honour.
+    if access.loader is None:
+        return None
+    return configured or _proxy_of_environment(access.server)
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    """Find the proxy for the one server that we ask (``HTTPS_PROXY``, ``NO_PROXY``)."""
+    url = urllib.parse.urlsplit(server)
+    if urllib.request.proxy_bypass(url.netloc):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
+
+
+def _has_endless_token(loader: Any) -> bool:
+    user = getattr(loader, "_user", None)
+    return user is not None and "exec" in user and not hasattr(loader, "exec_plugin_expiry")
+
+
+def _reason(error: Exception) -> str:
+    # YAML errors quote the file with its tokens: only their type is reported.
+    if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
+        return str(error)
+    return f"it cannot be read ({type(error).__name__})"
+
+
+def _configuration(library: _Library) -> Any:
+    configuration = library.configuration.Configuration()
+    # From Python 3.13 on certificates must name their authority's key. Those of many clusters do
+    # not; they are verified as strictly as by every Go client.
+    configuration.disable_strict_ssl_verification = True
+    return configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Library:
+    configuration: Any
+    rest: Any
+
+    @staticmethod
+    def import_config(name: str) -> Any:
+        """Import a module of the library's ``config``, when it is first needed."""
+        with _import_lock:
+            return importlib.import_module(f"{_ROOT}.config.{name}")
+
+
+_loaded: _Library | None = None
+
+
+def _library() -> _Library:
+    """Import what we need of the library, once."""
+    global _loaded
+    with _import_lock:
+        if _loaded is None:
+            try:
+                _loaded = _import_lean() if _ROOT not in sys.modules else _import_usual()
+            except Exception as error:
+                logger.warning(
+                    "the reduced import of kubernetes-asyncio failed; memory use is higher",
+                    extra={"error": repr(error)},
+                )
+                for name in [name for name in sys.modules if name.partition(".")[0] == _ROOT]:
+                    del sys.modules[name]
+                _loaded = _import_usual()
+        return _loaded
+
+
+def _import_lean() -> _Library:
+    spec = importlib.util.find_spec(_ROOT)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"{_ROOT} is not installed, or is not a package")
+    folder = Path(spec.submodule_search_locations[0])
+    packages: dict[str, Any] = {}
+    for name in _EMPTY_PACKAGES:
+        package = ModuleType(name, "Registered empty by drakit_daemon.kube.lean.")
+        package.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
+        packages[name] = sys.modules[name] = package
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(packages[parent], child, package)
+    with _urllib3_on_first_use():
+        configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
+    rest = importlib.import_module(f"{_ROOT}.client.rest")
+    # The config modules import these two names of the package. ApiClient is only an annotation
+    # there, and the real one would cost 2 MiB.
+    packages[f"{_ROOT}.client"].Configuration = configuration.Configuration
+    packages[f"{_ROOT}.client"].ApiClient = object
+    return _Library(configuration=configuration, rest=rest)
+
+
+@contextmanager
+def _urllib3_on_first_use() -> Generator[None]:
+    """
+    Give importers a module that imports urllib3 when an attribute is read.
+
+    Not by importlib's LazyLoader: before Python 3.12.3, threads that use a module first at the same
+    time break it. No other importer gets the module.
+    """
+    module = "urllib3"
+    if module in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(module, "Imports urllib3 on first use.")
+
+    def withdraw() -> None:
+        if sys.modules.get(module) is stand_in:
+            del sys.modules[module]
+
+    def attribute(name: str) -> Any:
+        withdraw()
+        return getattr(importlib.import_module(module), name)
+
+    stand_in.__getattr__ = attribute
+    sys.modules[module] = stand_in
+    try:
+        yield
+    finally:
+        withdraw()
+
+
+def _import_usual() -> _Library:
+    return _Library(
+        configuration=importlib.import_module(f"{_ROOT}.client.configuration"),
+        rest=importlib.import_module(f"{_ROOT}.client.rest"),
+    )

@@ -1,0 +1,276 @@
+"""
+Follows a collection without end: all its objects, then every change, despite errors.
+
+A watch that ends is resumed at the last version (bookmarks included); one that cannot be resumed
+(410) or is denied (403, 404) starts with all objects again: a list in pages, or a stream of them
+(WatchList, KEP-3157) where the API server has it. Errors are retried with backoff. Of each object
+the reflector keeps only what the consumer needs, so that no whole collection is in memory.
+
+It must not know kinds, or other watchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from drakit_daemon.backoff import Backoff
+from drakit_daemon.kube.errors import (
+    ApiError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnavailableError,
+)
+from drakit_daemon.kube.listing import Listing, SkippedLog
+from drakit_daemon.kube.watch import WatchEvent
+
+__all__ = (
+    "PAGE_SIZE",
+    "Applied",
+    "Change",
+    "Collection",
+    "Deleted",
+    "Reflector",
+    "Replaced",
+)
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+KeptT = TypeVar("KeptT")
+
+PAGE_SIZE = 500
+"""Objects of a page of the list, as in Kubernetes' own clients; pages that are too large shrink."""
+
+HEALTHY_SECONDS = 12.0
+"""A watch that lasted this long, or received anything, is resumed at once when it ends: servers end
+watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop. It
+is longer than a session waits for an answer (10 s), so a server that hangs is a failure, too."""
+
+_ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+_ALL_SENT = "k8s.io/initial-events-end"
+"""The annotation of the bookmark after all objects."""
+
+_NOT_SUPPORTED = (400, 422)
+"""The answers of an API server whose feature WatchList is off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replaced(Generic[KeptT]):
+    """All objects: those that the consumer knows and that are missing here have been deleted."""
+
+    items: list[KeptT]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Applied(Generic[KeptT]):
+    """An object is new, or has changed. It may be repeated."""
+
+    object: KeptT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deleted(Generic[KeptT]):
+    """An object is gone, or no longer matches the selectors; this is its last state."""
+
+    object: KeptT
+
+
+Change = Replaced[KeptT] | Applied[KeptT] | Deleted[KeptT]
+
+
+class Collection(Protocol):
+    """The requests that the reflector needs of a session."""
+
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], KeptT],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[KeptT]: ...
+
+    def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[WatchEvent]: ...
+
+
+class Reflector(Generic[KeptT]):
+    """Follows one collection of one session. One consumer reads its changes."""
+
+    def __init__(
+        self,
+        session: Collection,
+        path: str,
+        *,
+        keep: Callable[[dict[str, Any]], KeptT],
+        keep_unreadable: Callable[[Mapping[str, Any], str], KeptT] | None = None,
+        params: Mapping[str, str] | None = None,
+        streams: bool = False,
+        on_error: Callable[[ApiError], None] = lambda error: None,
+        retry_seconds: float = 0.5,
+        retry_limit_seconds: float = 30.0,
+    ) -> None:
+        """
+        :param keep: returns what is needed of an object.
+        :param keep_unreadable: returns what is known of an object that cannot be read, from its
+            metadata and the reason. Without it, such objects are logged and skipped.
+        :param streams: all objects are requested by a watch, where the API server supports it.
+        :param on_error: called after each failed list or watch.
+        """
+        self._session = session
+        self._path = path
+        self._keep = keep
+        self._keep_unreadable = keep_unreadable
+        self._params = dict(params or {})
+        self._streams = streams
+        self._on_error = on_error
+        self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
+        self._version: str | None = None
+        self._heard_at: float | None = None
+        self._failing_since: float | None = None
+        self._skipped = SkippedLog()
+        self.synced: bool = False
+        """Whether the collection has been listed once."""
+        self.last_error: ApiError | None = None
+        """Why it is not watching at the moment; None if it is, or is about to start."""
+
+    def silent_seconds(self) -> float:
+        """Seconds since the server last sent anything, bookmarks included; for health checks."""
+        if self._heard_at is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    def failing_seconds(self) -> float:
+        """Seconds since it has not been watching because of errors; 0 if it is."""
+        if self._failing_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._failing_since
+
+    async def changes(self) -> AsyncGenerator[Change[KeptT]]:
+        """Yield :class:`Replaced` first and after each gap, otherwise one change at a time."""
+        while True:
+            try:
+                if self._version is None and not self._streams:
+                    yield await self._list()
+                async with aclosing(self._watched()) as watched:
+                    async for change in watched:
+                        yield change
+            except (GoneError, ForbiddenError, NotFoundError) as error:
+                # The consumer may drop what is denied, so after a denial it needs all objects, too.
+                self._version = None
+                await self._wait(error)
+            except ApiError as error:
+                if self._streams and self._version is None and error.status in _NOT_SUPPORTED:
+                    self._streams = False
+                    continue
+                await self._wait(error)
+
+    async def _list(self) -> Replaced[KeptT]:
+        listing = await self._session.read_list(
+            self._path, self._keep, params=self._params, page_size=PAGE_SIZE
+        )
+        skipped = [self._unreadable(each.metadata, each.reason) for each in listing.skipped]
+        self._heard(listing.resource_version)
+        self.synced = True
+        return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
+
+    async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
+        """One watch. Returns if it may be resumed at once, otherwise raises the reason. Until all
+        objects are there, nothing has recovered."""
+        loop = asyncio.get_running_loop()
+        began, events = loop.time(), 0
+        all_first = self._version is None
+        first: dict[str, KeptT] = {}
+        healthy = None if all_first else loop.call_later(HEALTHY_SECONDS, self._recovered)
+        try:
+            stream = self._session.watch(
+                self._path,
+                resource_version=self._version or "",
+                params=self._params | (_ALL_FIRST if all_first else {}),
+            )
+            async with aclosing(stream):
+                async for event in stream:
+                    metadata: Mapping[str, Any] = event.object["metadata"]
+                    events += 1
+                    if all_first and event.type == "BOOKMARK":
+                        all_first = _ALL_SENT not in (metadata.get("annotations") or {})
+                        if not all_first:
+                            self._recovered()
+                            self._heard(metadata["resourceVersion"])
+                            self.synced = True
+                            yield Replaced(items=list(first.values()))
+                            first = {}
+                        continue
+                    if not all_first:
+                        self._recovered()
+                        self._heard(metadata["resourceVersion"])
+                    for kept in self._kept(event):
+                        if all_first:
+                            first.pop(metadata["uid"], None)
+                            if event.type != "DELETED":
+                                first[metadata["uid"]] = kept
+                        elif event.type == "DELETED":
+                            yield Deleted(object=kept)
+                        else:
+                            yield Applied(object=kept)
+        finally:
+            if healthy is not None:
+                healthy.cancel()
+        if all_first:
+            # The server ends watches after some minutes. Pages need not come in one of them.
+            self._streams = False
+            why = "the watch ended before all objects were sent"
+            raise UnavailableError.no_answer("WATCH", self._path, why=why)
+        if not events and loop.time() - began < HEALTHY_SECONDS:
+            why = "the watch ended at once, without an event"
+            raise UnavailableError.no_answer("WATCH", self._path, why=why)
+
+    def _kept(self, event: WatchEvent) -> list[KeptT]:
+        """Return what is kept of an event's object: nothing of a bookmark."""
+        if event.type == "BOOKMARK":
+            return []
+        if event.unreadable and (event.type != "DELETED" or self._keep_unreadable is not None):
+            return self._unreadable(event.object["metadata"], event.unreadable)
+        return [self._keep(event.object)]
+
+    def _unreadable(self, metadata: Mapping[str, Any], reason: str) -> list[KeptT]:
+        if self._keep_unreadable is not None:
+            return [self._keep_unreadable(metadata, reason)]
+        self._skipped.log(metadata, reason, path=self._path)
+        return []
+
+    def _heard(self, version: str) -> None:
+        self._version = version
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def _recovered(self) -> None:
+        self._backoff.succeeded()
+        self._failing_since = None
+        if self.last_error is not None:
+            logger.info("watching again", extra={"path": self._path})
+            self.last_error = None
+
+    async def _wait(self, error: ApiError) -> None:
+        seconds = self._backoff.next_seconds()
+        if isinstance(error, TooManyRequestsError | UnavailableError):
+            seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
+        # A single failure of a watch is normal: a server restarts, a balancer cuts an idle
+        # connection. It is worth a warning when the next attempt fails too.
+        level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
+        logger.log(
+            level,
+            "cannot list or watch, retrying",
+            extra={"path": self._path, "error": str(error), "seconds": round(seconds, 1)},
+        )
+        self.last_error = error
+        if self._failing_since is None:
+            self._failing_since = asyncio.get_running_loop().time()
+        self._on_error(error)
+        await asyncio.sleep(seconds)

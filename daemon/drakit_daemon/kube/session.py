@@ -1,0 +1,389 @@
+"""
+One session to one API server: requests on paths, answered with plain dictionaries or typed errors.
+
+Every request has a timeout and sends the current credentials. If the server rejects them, they are
+read again, once. Nothing else is retried: the caller decides whether and when. :mod:`.reflector`
+follows a collection without end.
+
+It must not know kinds. It belongs to the loop that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import orjson
+
+from drakit_daemon.kube.answer import Answer, read_answer
+from drakit_daemon.kube.config import Credentials, find_cluster
+from drakit_daemon.kube.errors import UnavailableError, error_of_response
+from drakit_daemon.kube.lean import ClusterAccess, Connection
+from drakit_daemon.kube.listing import Listing, read_list
+from drakit_daemon.kube.watch import WatchEvent, read_events
+
+__all__ = ("Session", "Timeouts", "connect")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """The time limits of the session's waits."""
+
+    connect_seconds: float = 3.0
+    """For a connection: a node without network must know it before the kubelet's deadline."""
+
+    request_seconds: float = 10.0
+    """For a whole request with its answer, unless the caller sets another limit."""
+
+    watch_seconds: int = 300
+    """After this the server ends a watch, so that watches spread over its replicas again."""
+
+    watch_silence_seconds: float = 70.0
+    """The server sends a bookmark each minute: a watch that is silent for longer is dead."""
+
+
+_DRY_RUN = {"dryRun": "All"}
+
+MAX_REQUESTS = 16
+"""Concurrent requests, without watches. A TLS connection costs 256 KiB while it is kept, and 64 of
+them do not answer 64 reads sooner (median) than 16."""
+
+MAX_LINE = 1 << 20
+"""Bytes in a line of a text."""
+
+PAGE_SIZE = 100
+"""Objects per page: with full slices, 3 MiB of JSON."""
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Kept = TypeVar("Kept")
+
+
+async def connect(
+    kubeconfig: Path | None = None,
+    *,
+    user_agent: str,
+    context: str | None = None,
+    timeouts: Timeouts | None = None,
+) -> Session:
+    """
+    Return a session: with the kubeconfig, else as the pod's service account, else as the user.
+
+    Nothing is sent yet. Raises ConfigError if there is no usable configuration.
+    """
+    access, credentials = await find_cluster(kubeconfig, context=context)
+    return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
+
+
+class Session:
+    """Requests to one API server. Close it, or use it as an async context manager."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        credentials: Credentials,
+        *,
+        user_agent: str,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.timeouts: Timeouts = timeouts or Timeouts()
+        self._credentials = credentials
+        self._places = asyncio.Semaphore(MAX_REQUESTS)
+        self._connection = Connection(
+            access,
+            headers={"User-Agent": user_agent, "Accept": "application/json"},
+            middlewares=(self._authorize,),
+        )
+        self.server: str = access.server
+        """The API server's URL."""
+        self.namespace: str = access.namespace
+        """The namespace of the kubeconfig's context; empty if it names none."""
+        self.http: aiohttp.ClientSession = self._connection.http
+        """The HTTP client of the session, for frameworks with requests of their own (Kopf)."""
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def get(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Get an object, or one page of a collection."""
+        answer = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        return answer.body
+
+    async def create(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Create an object in a collection. A dry run has the same answer, but stores nothing."""
+        params = _DRY_RUN if dry_run else None
+        answer = await self._request(
+            "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
+        )
+        return answer.body
+
+    async def replace(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Replace an object. Raises ConflictError if it has a resourceVersion that is not current.
+        For a dry run see `create`."""
+        params = _DRY_RUN if dry_run else None
+        answer = await self._request(
+            "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
+        )
+        return answer.body
+
+    async def patch(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Change parts of an object, by a merge patch."""
+        answer = await self._request(
+            "PATCH",
+            path,
+            body=body,
+            content_type="application/merge-patch+json",
+            timeout_seconds=timeout_seconds,
+        )
+        return answer.body
+
+    async def apply(
+        self, path: str, body: Mapping[str, Any], *, field_manager: str, force: bool = True
+    ) -> dict[str, Any]:
+        """Server-side apply: own exactly these fields, and create the object if it is missing."""
+        answer = await self._request(
+            "PATCH",
+            path,
+            params={"fieldManager": field_manager, "force": "true" if force else "false"},
+            body=body,
+            content_type="application/apply-patch+yaml",  # JSON is YAML
+        )
+        return answer.body
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, resource_version: str | None = None
+    ) -> dict[str, Any]:
+        """Delete an object. Raises ConflictError if it differs from the one the caller has seen."""
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {name: value for name, value in wanted.items() if value is not None}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
+        answer = await self._request("DELETE", path, body=body if preconditions else None)
+        return answer.body
+
+    async def list(
+        self, path: str, *, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
+    ) -> Listing[dict[str, Any]]:
+        """List a collection in pages."""
+        return await self.read_list(path, lambda item: item, params=params, page_size=page_size)
+
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], Kept],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Listing[Kept]:
+        """List a collection in pages, and keep the result of ``keep`` for each object."""
+
+        async def fetch(
+            params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
+        ) -> Answer:
+            return await self._request(
+                "GET",
+                path,
+                params=params,
+                accept=_METADATA_ONLY if metadata_only else None,
+                max_bytes=max_bytes,
+                one_metadata=metadata_only,
+            )
+
+        return await read_list(fetch, keep, params=params or {}, page_size=page_size)
+
+    async def lines(self, path: str) -> AsyncGenerator[bytes]:
+        """Get a text that can be large, such as metrics, line by line."""
+        timeout = aiohttp.ClientTimeout(
+            total=self.timeouts.request_seconds, sock_connect=self.timeouts.connect_seconds
+        )
+        async with self._opened("GET", path, timeout=timeout, accept="text/plain") as response:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_LINE:
+                    why = f"a line has more than {MAX_LINE} bytes"
+                    raise UnavailableError.no_answer("GET", path, why=why)
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
+
+    async def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[WatchEvent]:
+        """
+        Watch a collection over one connection, until the server ends it; then the watch returns.
+
+        Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
+        the connection broke or is silent: resume from the last version.
+        """
+        query = {
+            **(params or {}),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(self.timeouts.watch_seconds),
+        }
+        silence = self.timeouts.watch_silence_seconds
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.timeouts.connect_seconds, sock_read=silence
+        )
+        async with self._opened("WATCH", path, params=query, timeout=timeout) as response:
+            async for event in read_events(response.content.iter_any(), path=path):
+                yield event
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        accept: str | None = None,
+        max_bytes: int | None = None,
+        one_metadata: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> Answer:
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_seconds or self.timeouts.request_seconds,
+            sock_connect=self.timeouts.connect_seconds,
+        )
+        data = None if body is None else orjson.dumps(body)
+        async with (
+            self._place(method, path, seconds=timeout.total),
+            self._opened(
+                method,
+                path,
+                params=params,
+                data=data,
+                content_type=content_type,
+                accept=accept,
+                timeout=timeout,
+            ) as response,
+        ):
+            chunks = response.content.iter_any()
+            return await read_answer(
+                chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
+            )
+
+    @asynccontextmanager
+    async def _place(
+        self, method: str, path: str, *, seconds: float | None
+    ) -> AsyncGenerator[None]:
+        """Wait for one of the connections for requests; watches do not count."""
+        try:
+            async with asyncio.timeout(seconds if self._places.locked() else None):
+                await self._places.acquire()
+        except TimeoutError:
+            why = f"{MAX_REQUESTS} other requests already wait for an answer"
+            raise UnavailableError.no_answer(method, path, why=why) from None
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: aiohttp.ClientTimeout,
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        content_type: str | None = None,
+        accept: str | None = None,
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request; yield a successful response, or raise the error that it means."""
+        headers: dict[str, str] = {}
+        if data and content_type:
+            headers["Content-Type"] = content_type
+        if accept:
+            headers["Accept"] = accept
+        try:
+            async with asyncio.timeout(timeout.total or self.timeouts.request_seconds):
+                response = await self.http.request(
+                    "GET" if method == "WATCH" else method,
+                    self.server + path,
+                    params=params,
+                    data=data,
+                    headers=headers,
+                    timeout=timeout,
+                    allow_redirects=False,  # there are none, and a token must not follow one
+                    server_hostname=self._connection.server_hostname,
+                )
+            async with response:
+                if response.status >= 300:
+                    raise error_of_response(
+                        response.status,
+                        await response.read(),
+                        method=method,
+                        path=path,
+                        retry_after=response.headers.get("Retry-After"),
+                    )
+                yield response
+        except TimeoutError:
+            seconds = timeout.total or timeout.sock_read or 0
+            why = f"nothing within {seconds:g} s"
+            raise UnavailableError.no_answer(method, path, why=why) from None
+        except (aiohttp.ClientError, OSError) as error:
+            # Without its cause: the representation of some aiohttp errors holds our headers.
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise UnavailableError.no_answer(method, path, why=why) from None
+
+    async def _authorize(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Middleware of every request: send the current token, and after a 401 once a new one."""
+        value = await self._credentials.current()
+        _set_authorization(request, value)
+        response = await send(request)
+        if response.status == 401 and await self._credentials.replace(value):
+            response.release()
+            _set_authorization(request, await self._credentials.current())
+            response = await send(request)
+        return response
+
+
+def _set_authorization(request: aiohttp.ClientRequest, value: str | None) -> None:
+    if value is not None:
+        request.headers["Authorization"] = value

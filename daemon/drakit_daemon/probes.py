@@ -1,0 +1,118 @@
+"""
+Probes and metrics of a daemon: two HTTP servers, so that a flood on one does not affect the other.
+
+The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
+pod network can read a probe's answer, so it is only a status; the log has the reasons.
+
+Connections and their limits belong to :mod:`.httpserver`. It must not know the checks or
+the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Protocol
+
+from drakit.settings import Listen
+from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.logs import ProblemLog
+from drakit_daemon.metrics import CONTENT_TYPE, CollectorRegistry, text_of
+
+__all__ = ("Probed", "StatusServers")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.5
+"""The time limit of a check: less than the deadline of its request."""
+
+REPORT_SECONDS = 5.0
+"""The minimum pause between two log lines of one probe, in case its result flaps."""
+
+
+class Probed(Protocol):
+    """A daemon, as probes and metrics see it."""
+
+    async def liveness_problems(self) -> Sequence[str]:
+        """Return the reasons to restart the process; empty if it is healthy."""
+        ...
+
+    async def readiness_problems(self) -> Sequence[str]:
+        """Return the reasons why the daemon cannot do its work; empty if it is ready."""
+        ...
+
+    async def measure(self) -> None:
+        """Update the gauges that nothing else updates."""
+        ...
+
+
+class StatusServers:
+    """Serves a daemon's probes and metrics, each at its own address, from `start` to `stop`."""
+
+    def __init__(self, *, listen: Listen, probed: Probed, registry: CollectorRegistry) -> None:
+        healthz = _Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
+        readyz = _Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
+
+        async def metrics() -> Answer:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await probed.measure()
+            return Answer(body=text_of(registry), content_type=CONTENT_TYPE)
+
+        self.probes: HttpServer = HttpServer(
+            listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}
+        )
+        self.metrics: HttpServer = HttpServer(listen=listen.metrics, routes={"/metrics": metrics})
+
+    async def start(self) -> None:
+        """Listen; an OSError names the setting and the address that cannot be used."""
+        for name, server in (("probes", self.probes), ("metrics", self.metrics)):
+            try:
+                await server.start()
+            except OSError as error:
+                await self.stop()
+                raise OSError(
+                    f"listen.{name}: {server.listen} cannot be used ({error}); choose another "
+                    f"address"
+                ) from error
+        # Port 0 lets the kernel choose a free port; only the log has its number.
+        logger.info(
+            "probes and metrics served",
+            extra={"probes_port": self.probes.port, "metrics_port": self.metrics.port},
+        )
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self.probes.stop()
+        await self.metrics.stop()
+
+
+class _Probe:
+    """One probe: its check, and the log of its result."""
+
+    def __init__(
+        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
+    ) -> None:
+        self.path = path
+        self._check = check
+        self._failed = failed
+        self._log = ProblemLog(
+            logger,
+            "probe fails",
+            recovered="probe succeeds again",
+            fact="reason",
+            facts={"probe": path},
+            pause_seconds=REPORT_SECONDS,
+        )
+
+    async def answer(self) -> Answer:
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                reasons = await self._check()
+        except TimeoutError:
+            reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
+        self._log.report("; ".join(reasons) or None)
+        if reasons:
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
+        return Answer(body=b"ok\n")

@@ -1,8 +1,0 @@
-"""
-``resource.k8s.io`` as plain data: claims, node selectors, devices and quantities.
-
-Pure functions over JSON as the API server gives it, projected to small frozen types. Everything
-here follows ``resource.k8s.io/v1``.
-
-It must not know clients, gRPC, files, or what is done with a claim.
-"""

@@ -1,0 +1,493 @@
+"""
+How many devices there are for a request, and what stands in the way of the others.
+
+Each device is counted once, under the obstacle that lasts longest: a node that the pod cannot use,
+then taints, then holders, since a release does not help a tainted device. The counts explain;
+:mod:`.search` decides whether a pod fits.
+
+It must not know clients, or how a sentence is made of the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from drakit_explain.allocation import (
+    NotEvaluatedError,
+    Selected,
+    not_supported,
+    tolerates,
+)
+from drakit_explain.capacity import short_capacities
+from drakit_explain.constraints import counters_of
+from drakit_explain.devices import DeviceKind, bits
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceFacts,
+    DeviceID,
+    PoolID,
+    Request,
+    SliceFacts,
+    TaintFacts,
+    Toleration,
+)
+from drakit_explain.nodes import Unusable
+from drakit_explain.pools import Counter, NodePool
+from drakit_explain.world import Reachable, World
+
+__all__ = ("Analysis", "Availability", "Hardware", "Obstacle", "SelectorError", "analyze", "needed")
+
+_OPERATORS = ("", "Equal", "Exists")
+
+MAX_PLACEMENTS = 8
+"""Sets of nodes for which the results of a request are kept."""
+
+NAMED_HOLDERS = 3
+"""Holders that are kept per namespace: an Event names at most this many."""
+
+
+@dataclass(slots=True)
+class Obstacle:
+    """Devices that are unavailable for one kind of reason."""
+
+    devices: int = 0
+    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+    """The claims that must release something, by UID."""
+
+    words: set[str] = field(default_factory=set[str])
+    """Keys of taints, names of capacities, or reasons against nodes."""
+
+    def add(
+        self, devices: int = 1, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()
+    ) -> None:
+        self.devices += devices
+        for claim in claims:
+            self.claims[claim.uid] = claim
+        self.words.update(words)
+
+    def merge(self, other: Obstacle) -> None:
+        self.devices += other.devices
+        self.claims |= other.claims
+        self.words |= other.words
+
+
+@dataclass(slots=True)
+class Availability:
+    """Devices of a request: free, or behind an obstacle."""
+
+    free: int = 0
+    small: int = 0
+    """Devices that can never have the requested capacity; `total` does not include them."""
+
+    tainted: Obstacle = field(default_factory=Obstacle)
+    effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Key and effect of each taint of `tainted`."""
+
+    rules: set[str] = field(default_factory=set[str])
+    """DeviceTaintRules that add taints of `tainted`."""
+
+    allocated: Obstacle = field(default_factory=Obstacle)
+    partitioned: Obstacle = field(default_factory=Obstacle)
+    """Other devices use the hardware that they need."""
+
+    used_up: Obstacle = field(default_factory=Obstacle)
+    """They are shared, and too little of them is left."""
+
+    elsewhere: Obstacle = field(default_factory=Obstacle)
+    """Only nodes that the pod cannot use reach them."""
+
+    most_free: tuple[str, int] = ("", 0)
+    """The node with the most free devices, the first by name of several, and their number."""
+
+    @property
+    def total(self) -> int:
+        return self.free + self.tainted.devices + self.releasable + self.elsewhere.devices
+
+    @property
+    def releasable(self) -> int:
+        """Devices that become available when claims release devices."""
+        return self.allocated.devices + self.partitioned.devices + self.used_up.devices
+
+    def merge(self, other: Availability) -> None:
+        self.free += other.free
+        self.small += other.small
+        for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
+            getattr(self, name).merge(getattr(other, name))
+        self.effects |= other.effects
+        self.rules |= other.rules
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorError:
+    """A device on which a selector fails; a search that reaches it ends."""
+
+    device: DeviceID
+    text: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class SliceCount:
+    """The devices of one slice for a request; valid until the slice or its pool changes."""
+
+    reach: Reachable
+    stamp: int
+    """The world's revision at the last change of an allocation in the pool."""
+
+    rejected: tuple[int, ...]
+    """For each selector that was reached: the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    free: int = 0
+    small: int = 0
+    held: int = 0
+    """Devices that `holders` have."""
+
+    holders: Mapping[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+    found: Availability | None = None
+    """If the slice has taints, counters or shares, in place of the four numbers above."""
+
+    def merge_into(self, result: Availability) -> None:
+        if self.found is not None:
+            result.merge(self.found)
+            return
+        result.free += self.free
+        result.small += self.small
+        if self.held:
+            result.allocated.devices += self.held
+            result.allocated.claims.update(self.holders)
+
+    @property
+    def available(self) -> int:
+        return self.free if self.found is None else self.found.free
+
+    @property
+    def total(self) -> int:
+        """Devices without those that are too small."""
+        return self.free + self.held if self.found is None else self.found.total
+
+    @property
+    def too_small(self) -> int:
+        return self.small if self.found is None else self.found.small
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """The devices of the whole cluster for one request, regardless of the pod."""
+
+    request: Request
+    revision: int
+    """The world's revision."""
+
+    selectors: tuple[tuple[str, str], ...]
+    """In order: the owner, and the expression."""
+
+    counts: Mapping[str, SliceCount]
+    """By the slice's name."""
+
+    published: int
+    rejected: tuple[tuple[str, str, int], ...]
+    """For each selector in order: its owner, itself, and the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    matching: int
+    free_by_node: Mapping[str, int]
+    """How many devices each node could give to the request alone."""
+
+    matching_by_node: Mapping[str, int]
+    """How many devices of each node match, available or not."""
+
+    by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
+        default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
+    )
+    """Results by the nodes that a pod can use: most pods can use the same nodes."""
+
+    def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
+        """
+        Return what a pod finds on its nodes.
+
+        :param nodes: all nodes, each with the reason why the pod cannot use it.
+        """
+        for known, found in self.by_nodes:
+            if known is nodes:
+                return found
+        found = self._for_nodes(nodes)
+        self.by_nodes.insert(0, (nodes, found))
+        del self.by_nodes[MAX_PLACEMENTS:]
+        return found
+
+    def _for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
+        result = Availability()
+        bad = {name for name, reason in nodes.items() if reason is not None}
+        for count in self.counts.values():
+            if bad and bad.issuperset(count.reach.nodes):
+                if total := count.total:
+                    reasons = [nodes[name] for name in count.reach.nodes]
+                    words = {_word(reason) for reason in reasons if reason is not None}
+                    result.elsewhere.add(total, words=words)
+                result.small += count.too_small
+            else:
+                count.merge_into(result)
+        usable = ((-free, name) for name, free in self.free_by_node.items() if name not in bad)
+        less, name = min(usable, default=(0, ""))
+        result.most_free = (name, -less)
+        return result
+
+    def nodes_with(self, number: int) -> set[str]:
+        """Return the nodes that could give so many devices to the request alone."""
+        return {name for name, free in self.free_by_node.items() if free >= number}
+
+
+def _word(reason: Unusable) -> str:
+    return f"{reason.problem.value} {reason.detail}".strip()
+
+
+def needed(request: Request, found: Availability | None = None) -> int:
+    """Return how many devices there must be at least; "all" means at least one."""
+    if request.every and found is not None:
+        return max(found.total, 1)
+    return max(request.count, 1)
+
+
+def analyze(request: Request, world: World, *, before: Analysis | None = None) -> Analysis:
+    """
+    Count the devices of the cluster for a request.
+
+    :param before: an earlier analysis of the request in this world: slices that have not changed
+        are not counted again.
+
+    Raises :class:`NotEvaluatedError` where a selector has no outcome.
+    """
+    if request.unsupported:
+        raise NotEvaluatedError(not_supported(request, request.name))
+    for toleration in request.tolerations:
+        if toleration.operator not in _OPERATORS:
+            raise NotEvaluatedError(
+                f"operator {toleration.operator} of a toleration is unknown to this version"
+            )
+    selectors = world.expressions(request)
+    known: Mapping[str, SliceCount] = {}
+    # Rules concern all slices, and seldom change.
+    if before is not None and before.revision >= world.rules_revision:
+        known = before.counts if before.selectors == selectors else {}
+    counting = _Counting(request, world, selectors)
+    counts: dict[str, SliceCount] = {}
+    for reach in world.reachable():
+        count = known.get(reach.slice.name)
+        if count is None or count.reach is not reach or count.stamp != world.stamp(reach.pool):
+            count = counting.count(reach)
+        counts[reach.slice.name] = count
+    rejected = [0] * len(selectors)
+    for count in counts.values():
+        for number, devices in enumerate(count.rejected):
+            rejected[number] += devices
+    return Analysis(
+        request=request,
+        revision=world.revision,
+        selectors=selectors,
+        counts=counts,
+        published=sum(len(count.reach.slice.devices) for count in counts.values()),
+        rejected=tuple(
+            (owner, expression, number)
+            for (owner, expression), number in zip(selectors, rejected, strict=True)
+        ),
+        errors=tuple(error for count in counts.values() for error in count.errors),
+        matching=sum(count.total + count.too_small for count in counts.values()),
+        free_by_node=_free_by_node(request, counts.values()),
+        matching_by_node=_matching_by_node(counts.values()),
+    )
+
+
+def _matching_by_node(counts: Iterable[SliceCount]) -> dict[str, int]:
+    matching: dict[str, int] = {}
+    for count in counts:
+        if total := count.total:
+            for node in count.reach.nodes:
+                matching[node] = matching.get(node, 0) + total
+    return matching
+
+
+def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, int]:
+    free: dict[str, int] = {}
+    taken: set[str] = set()
+    for count in counts:
+        if number := count.available:
+            for node in count.reach.nodes:
+                free[node] = free.get(node, 0) + number
+        if request.every and count.available < count.total:
+            taken.update(count.reach.nodes)
+    return {node: number for node, number in free.items() if node not in taken}
+
+
+class _Counting:
+    """Counts the devices of slices for one request."""
+
+    def __init__(
+        self, request: Request, world: World, selectors: Sequence[tuple[str, str]]
+    ) -> None:
+        self._request = request
+        self._world = world
+        self._selectors = selectors
+        self._sorting = _Sorting(request, world)
+        self._passed: dict[object, Selected] = {}
+        """By the number of devices and the outcomes of all selectors: slices share them."""
+
+    def count(self, reach: Reachable) -> SliceCount:
+        of = reach.slice
+        selected = self._select(of)
+        count = SliceCount(
+            reach=reach,
+            stamp=self._world.stamp(reach.pool),
+            rejected=selected.rejected,
+            errors=tuple(
+                SelectorError(
+                    DeviceID(of.driver, of.pool, of.devices.names[index]), text, tuple(reach.nodes)
+                )
+                for index, text in selected.errors.items()
+            ),
+        )
+        if selected.matches:
+            self._sorting.sort(count, selected.matches)
+        return count
+
+    def _select(self, of: SliceFacts) -> Selected:
+        """Return the devices that pass all selectors."""
+        index = self._world.selectors
+        try:
+            evaluated = [index.evaluated(each, of) for _, each in self._selectors]
+        except KeyError:
+            return self._world.selected(self._request, of)  # its error names what is missing
+        key = (len(of.devices), *map(id, evaluated))
+        if key not in self._passed:
+            self._passed[key] = self._world.selected(self._request, of)
+        return self._passed[key]
+
+
+class _Sorting:
+    """Sorts the devices of one request."""
+
+    def __init__(self, request: Request, world: World) -> None:
+        self._request = request
+        self._world = world
+        self._hardware = Hardware(world)
+        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+
+    def sort(self, count: SliceCount, matches: int) -> None:
+        """Sort devices of a slice."""
+        reach, world = count.reach, self._world
+        of = reach.slice
+        if not reach.plain or world.has_taint_rules:
+            count.found = Availability()
+            for index in bits(matches):
+                device = of.devices[index]
+                identity = DeviceID(of.driver, of.pool, device.name)
+                self._sort_one(reach.pool, identity, device, count.found)
+            return
+        fitting = matches
+        for kind, mask, _ in of.devices.groups if self._request.capacity else ():
+            if not self._can_fit(kind):
+                fitting &= ~mask
+        held = 0 if self._request.admin_access else fitting & world.allocated_in(of)
+        count.free, count.small = (fitting ^ held).bit_count(), (matches ^ fitting).bit_count()
+        if held:
+            count.held, count.holders = held.bit_count(), world.holders_in(of, held)
+
+    def _can_fit(self, kind: DeviceKind) -> bool:
+        known = self._fits.get(id(kind))
+        if known is None:
+            short = short_capacities(kind.capacity, self._request.capacity, used=())
+            known = self._fits[id(kind)] = (kind, short is not None)
+        return known[1]
+
+    def _sort_one(
+        self, pool: NodePool, identity: DeviceID, device: DeviceFacts, found: Availability
+    ) -> None:
+        world = self._world
+        request = self._request
+        shareable = device.kind.shareable
+        sharers = world.sharers(identity) if shareable else ()
+        consumed = world.consumed(identity) if sharers else None
+        short = short_capacities(
+            device.kind.capacity, request.capacity, used=[consumed] if consumed else ()
+        )
+        if short is None:
+            found.small += 1
+            return
+        taints = world.taints(identity, device)
+        if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
+            found.tainted.add(words=(taint.key for taint in obstacles))
+            found.effects.update((taint.key, taint.effect) for taint in obstacles)
+            found.rules.update(world.taint_rules(identity, obstacles))
+        elif request.admin_access:
+            found.free += 1  # it consumes nothing
+        elif (holder := world.holder(identity)) is not None:
+            found.allocated.add(claims=(holder,))
+        elif short:
+            words = (name.removeprefix(f"{identity.driver}/") for name in short)
+            found.used_up.add(claims=sharers, words=words)
+        # A shared device already consumes its counters.
+        elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
+            found.small += 1
+        elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
+            found.partitioned.add(claims=claims)
+        else:
+            found.free += 1
+
+
+def _not_tolerated(
+    taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
+) -> list[TaintFacts]:
+    return [
+        taint
+        for taint in taints
+        if not any(tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The amount taken of a counter, and its holders."""
+
+    amount: int = 0
+    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+
+
+class Hardware:
+    """The rest of each pool's counters beside allocated partitions. Each pool is read once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pools: dict[PoolID, dict[Counter, _Taken]] = {}
+
+    def in_the_way(self, pool: NodePool, device: DeviceFacts) -> list[ClaimFacts] | None:
+        """Return the claims that hold the device's hardware; None if enough is left."""
+        if not device.consumes:
+            return None
+        if pool.identity not in self._pools:
+            self._pools[pool.identity] = self._taken(pool)
+        taken = self._pools[pool.identity]
+        found: list[ClaimFacts] = []
+        short = False
+        for counter, need in counters_of(device):
+            used = taken.get(counter)
+            if (used.amount if used else 0) + need > pool.counters.get(counter, 0):
+                short = True
+                found.extend(used.claims.values() if used else ())
+        return found if short else None
+
+    def _taken(self, pool: NodePool) -> dict[Counter, _Taken]:
+        taken: dict[Counter, _Taken] = {}
+        driver, name = pool.identity
+        for each in (*pool.slices, *pool.elsewhere):
+            for device in each.devices:
+                if not device.consumes:
+                    continue
+                identity = DeviceID(driver, name, device.name)
+                holder = self._world.holder(identity)
+                claims = [holder] if holder is not None else self._world.sharers(identity)
+                for counter, amount in counters_of(device) if claims else ():
+                    entry = taken.setdefault(counter, _Taken())
+                    entry.amount += amount
+                    entry.claims.update({claim.uid: claim for claim in claims})
+        return taken

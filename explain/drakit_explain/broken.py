@@ -1,0 +1,411 @@
+"""
+The problems of allocated claims: of pods that have a node and do not start, or that run.
+
+The allocation is compared with the node, the pools and devices, their taints, the binding
+conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being
+updated, or a kind that may not be listed, allows no conclusion.
+
+Why a pod has no node yet is found in :mod:`.pending`. It must not know clients, clocks, Events, or
+how devices are allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from drakit_explain.allocation import tolerates
+from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceFacts,
+    DeviceID,
+    NodeFacts,
+    PodClaim,
+    PodFacts,
+    PoolID,
+    Result,
+    SliceFacts,
+    TaintFacts,
+)
+from drakit_explain.pending_claims import of_other_pod
+from drakit_explain.pools import NodeView, place_includes
+from drakit_explain.world import World
+from drakit_formats.resource.raw import children
+
+__all__ = (
+    "MAX_CONSUMERS",
+    "broken_claim",
+    "broken_pod",
+    "device_of_result",
+    "is_placed",
+    "node_of_claim",
+    "node_problem",
+    "not_bindable",
+    "published_device",
+)
+
+MAX_CONSUMERS = 256
+"""Entries of ``status.reservedFor`` of a claim: the API's limit."""
+
+_UNHEALTHY = "drakit.dev/unhealthy"
+_STOPPED = "drakit.dev/stopped"
+_GONE = "drakit.dev/gone"
+_EVICTED = "DeletionByDeviceTaintManager"
+
+
+def is_placed(pod: PodFacts) -> bool:
+    """Return whether a pod has a node on which its claims are, or should be, in use."""
+    return pod.node is not None and not pod.deleting and pod.phase not in ("Succeeded", "Failed")
+
+
+def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ...]:
+    """
+    Return what is wrong with the claims of a pod that has a node.
+
+    :param settled: the pod has had its node for a while, so that a state that is normal for a
+        moment is a problem.
+    """
+    if pod.node is None or not is_placed(pod):
+        return ()
+    found = list(_of_pod(pod, pod.node, world, settled=settled))
+    starting = pod.phase == "Pending"
+    if (
+        not found
+        and settled
+        and starting
+        and not pod.sandbox
+        and (pod.claims or pod.extended_claim)
+    ):
+        found.append(_not_prepared(pod.node))
+    start = f"pod {pod.namespace}/{pod.name} "
+    start += f"cannot start on node {pod.node}" if starting else f"runs on node {pod.node}, but"
+    separator = ": " if starting else " "
+    return tuple(
+        Reason(code=each.code, sentence=f"{start}{separator}{each.what}", regarding=pod.reference)
+        for each in dict.fromkeys(found)
+    )
+
+
+def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) -> tuple[Reason, ...]:
+    """
+    Return what is wrong with an allocated claim, whether a pod uses it or not.
+
+    :param node: the node on which a pod uses it; by default the only one of its allocation.
+    """
+    if not claim.allocated:
+        return ()
+    node = node or node_of_claim(claim)
+    problem = _node_problem(node, world) if node is not None else None
+    found = [problem] if problem is not None else list(_of_devices(claim, node, world))
+    start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but"
+    return tuple(
+        Reason(code=each.code, sentence=f"{start} {each.what}", regarding=claim.reference)
+        for each in dict.fromkeys((*found, *_binding(claim)))
+    )
+
+
+def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts]) -> Iterator[Finding]:
+    """Return why the scheduler cannot give a node to a pod whose claims are allocated."""
+    for claim in claims:
+        yield from _binding(claim)
+        if len(claim.consumers) >= MAX_CONSUMERS and not _reserved(claim, pod):
+            yield _full(claim)
+
+
+def node_of_claim(claim: ClaimFacts) -> str | None:
+    """Return the only node of an allocation, by its name; None if it is for several."""
+    terms = children(claim.nodes or {}, "nodeSelectorTerms")
+    fields = children(terms[0], "matchFields") if len(terms) == 1 else []
+    for each in fields:
+        values: Sequence[str] = each.get("values") or ()
+        if each.get("operator") == "In" and len(values) == 1:
+            return values[0]
+    return None
+
+
+# ---- the pod
+
+
+def _of_pod(pod: PodFacts, node: str, world: World, *, settled: bool) -> Iterator[Finding]:
+    if problem := _node_problem(node, world):
+        yield problem
+        return
+    if pod.disruption == _EVICTED:
+        yield Finding(
+            code=Code.EVICTION_BY_TAINT,
+            what="Kubernetes evicts it because of a taint of one of its devices; if a controller "
+            "owns the pod, it creates a new one",
+        )
+    for each in pod.claims:
+        if settled or each.claim or each.generated:  # else: it is about to be created
+            yield from _of_pod_claim(each, pod, node, world)
+    if (name := pod.extended_claim) is not None:
+        yield from _of_claim(name, world.claim(pod.namespace, name), pod, node, world)
+
+
+def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Iterator[Finding]:
+    if each.needless:
+        return
+    name = each.claim or each.generated
+    if name is None:
+        yield Finding(
+            code=Code.CLAIM_NOT_ALLOCATED,
+            what=f'no ResourceClaim has been created from template "{each.template}" for its claim '
+            f'"{each.name}"; {_UNSCHEDULED}',
+        )
+        return
+    claim = world.claim(pod.namespace, name)
+    if claim is not None and (problem := of_other_pod(claim, each, pod)):
+        yield problem
+    else:
+        yield from _of_claim(name, claim, pod, node, world)
+
+
+_UNSCHEDULED = (
+    "the scheduler ignores a pod that sets nodeName, so it gets no devices: use a node selector "
+    "instead of nodeName, and create the pod again"
+)
+
+
+def _of_claim(
+    name: str, claim: ClaimFacts | None, pod: PodFacts, node: str, world: World
+) -> Iterator[Finding]:
+    if claim is None:
+        yield Finding(
+            code=Code.RESOURCE_CLAIM_MISSING,
+            what=f'its ResourceClaim "{name}" no longer exists in namespace "{pod.namespace}"; '
+            f"delete the pod and create it again",
+        )
+    elif not claim.allocated:
+        yield Finding(
+            code=Code.CLAIM_NOT_ALLOCATED,
+            what=f"its claim {claim.name} is not allocated; {_UNSCHEDULED}",
+        )
+    else:
+        if not _reserved(claim, pod):
+            yield _not_reserved(claim, pod)
+        yield from _binding(claim)
+        yield from _of_devices(claim, node, world)
+
+
+def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
+    if any(each.resource != "pods" for each in claim.consumers):
+        return True  # a group of pods: its members are unknown here
+    if claim.consumers:
+        return any(each.uid == pod.uid for each in claim.consumers)
+    return pod.name in claim.reserved_for
+
+
+def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Finding:
+    if len(claim.consumers) >= MAX_CONSUMERS:
+        return _full(claim)
+    if any(each.name == pod.name for each in claim.consumers):
+        what = (
+            f"its claim {claim.name} is reserved for an earlier pod of the same name; when that "
+            f"pod has stopped, its entry in status.reservedFor is removed"
+        )
+    else:
+        what = (
+            f"its claim {claim.name} is not reserved for this pod (status.reservedFor), so the "
+            f"kubelet does not prepare the claim; delete the pod and create it again"
+        )
+    return Finding(code=Code.CLAIM_NOT_RESERVED, what=what)
+
+
+def _full(claim: ClaimFacts) -> Finding:
+    return Finding(
+        code=Code.CLAIM_NOT_RESERVED,
+        what=f"its claim {claim.name} is reserved for {MAX_CONSUMERS} pods, the most that the "
+        f"API allows; delete a pod that uses it, or use a second claim",
+    )
+
+
+def _not_prepared(node: str) -> Finding:
+    return Finding(
+        code=Code.NOT_PREPARED,
+        what="its devices have no known problem, but the kubelet has not prepared its claims, "
+        "volumes or network; read its Events (kubectl describe pod), such as "
+        f"FailedPrepareDynamicResources, and the log of the driver on node {node}",
+    )
+
+
+# ---- the claim
+
+
+def _binding(claim: ClaimFacts) -> Iterator[Finding]:
+    for result in claim.results:
+        if result.failed:
+            yield Finding(
+                code=Code.BINDING_FAILED,
+                what=f"{device_of_result(result, claim)} failed its binding condition "
+                f"{', '.join(result.failed)}; the scheduler deallocates the "
+                f"claim and retries; check the "
+                f"controller of driver {result.device.driver} that sets the condition",
+            )
+        elif result.outstanding:
+            yield Finding(
+                code=Code.BINDING_OUTSTANDING,
+                what=f"{device_of_result(result, claim)} waits for its binding condition "
+                f"{', '.join(result.outstanding)}; check the controller of "
+                f"driver {result.device.driver}, which sets it in status.devices of the claim",
+            )
+
+
+def _of_devices(claim: ClaimFacts, node: str | None, world: World) -> Iterator[Finding]:
+    for result in claim.results:
+        yield from _of_result(result, claim, node, world)
+
+
+def _of_result(
+    result: Result, claim: ClaimFacts, node: str | None, world: World
+) -> Iterator[Finding]:
+    pool = result.device.of_pool
+    slices = world.slices_of_pool(pool)
+    if not slices:
+        if world.unreadable():
+            return  # one of those may be the pool
+        if node is not None and not _publishes(pool.driver, node, world):
+            yield _no_driver(pool.driver, node, claim)
+        else:
+            yield _no_pool(pool, claim)
+        return
+    device = published_device(result.device, world)
+    if device is not None:
+        taints = world.taints(result.device, device)
+        yield from _of_taints(result, taints, claim, node)
+    elif _is_complete(slices):
+        yield Finding(
+            code=Code.DEVICE_GONE,
+            what=f"{device_of_result(result, claim)} is no longer published; connect the "
+            f"device again, or delete the pod and the claim, so that another device is allocated",
+        )
+
+
+def _of_taints(
+    result: Result, taints: Sequence[TaintFacts], claim: ClaimFacts, node: str | None
+) -> Iterator[Finding]:
+    keys = {taint.key for taint in taints}
+    device = device_of_result(result, claim)
+    if _GONE in keys:
+        yield Finding(
+            code=Code.DEVICE_GONE,
+            what=f"{device} is gone: its driver no longer lists it; connect the device "
+            f"again, or delete the pod and the claim, so that another device is allocated",
+        )
+    if _UNHEALTHY in keys:
+        yield Finding(
+            code=Code.DEVICE_UNHEALTHY,
+            what=f"{device} is unhealthy; check the device, or delete the pod and the claim, so "
+            f"that another device is allocated",
+        )
+    if _STOPPED in keys:
+        where = f"on node {node}" if node is not None else "on its node"
+        yield Finding(
+            code=Code.DRIVER_UNAVAILABLE,
+            what=f"{device} cannot be used, because its driver has stopped {where}; check the "
+            f"driver's log",
+        )
+    for taint in taints:
+        if taint.effect != "NoExecute":
+            continue
+        # The controller that evicts pods ignores tolerations without the effect; the scheduler
+        # does not.
+        applying = [
+            each
+            for each in result.tolerations
+            if each.effect == taint.effect and tolerates(each, taint)
+        ]
+        if any(each.seconds is None for each in applying):
+            continue
+        when = "Kubernetes evicts the pods that use it"
+        if applying:
+            longest = max(each.seconds or 0 for each in applying)
+            when += f" after the {longest} s that the request tolerates"
+        yield Finding(
+            code=Code.EVICTION_BY_TAINT,
+            what=f"{device} has the taint {taint.key} with effect NoExecute, so {when}; resolve "
+            f"the cause of the taint, or tolerate its key and effect NoExecute in the request",
+        )
+
+
+def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:
+    return Finding(
+        code=Code.DRIVER_UNAVAILABLE,
+        what=f"driver {driver} of its claim {claim.name} publishes no devices on node {node}; "
+        f"check that the driver is running on that node and is registered with the kubelet",
+    )
+
+
+def _no_pool(pool: PoolID, claim: ClaimFacts) -> Finding:
+    return Finding(
+        code=Code.POOL_GONE,
+        what=f"pool {pool.pool} of driver {pool.driver}, from which claim {claim.name} is "
+        f"allocated, is no longer published; check the driver, or delete the pod and the claim, so "
+        f"that another device is allocated",
+    )
+
+
+def device_of_result(result: Result, claim: ClaimFacts) -> str:
+    """Name an allocated device, as the subject of a clause."""
+    driver, pool, device = result.device
+    return (
+        f"device {device} (driver {driver}, pool {pool}), which is allocated to claim "
+        f'{claim.name}, request "{result.request}",'
+    )
+
+
+def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
+    """Return a device as its pool's newest generation has it."""
+    current = _newest(world.slices_of_pool(device.of_pool))
+    return next(
+        (one for each in current for one in each.devices if one.name == device.device), None
+    )
+
+
+def _newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
+    newest = max((each.generation for each in slices), default=0)
+    return [each for each in slices if each.generation == newest]
+
+
+def _is_complete(slices: Collection[SliceFacts]) -> bool:
+    current = _newest(slices)
+    return bool(current) and len(current) == current[0].pool_slices
+
+
+# ---- the node
+
+
+def node_problem(name: str, world: World) -> Code | None:
+    """Return whether a node is gone or not ready; None where nodes may not be listed."""
+    if not world.of(NodeFacts):
+        return None
+    node = world.node(name)
+    if node is None:
+        return Code.NODE_GONE
+    return None if node.ready else Code.NODE_NOT_READY
+
+
+def _node_problem(name: str, world: World) -> Finding | None:
+    problem = node_problem(name, world)
+    if problem is Code.NODE_GONE:
+        return Finding(
+            code=problem,
+            what=f"node {name} no longer exists; Kubernetes deletes its pods after some minutes, "
+            f"or use kubectl delete --force",
+        )
+    if problem is Code.NODE_NOT_READY:
+        return Finding(
+            code=problem,
+            what=f"node {name} is not ready; check its kubelet (kubectl describe node {name})",
+        )
+    return None
+
+
+def _publishes(driver: str, node: str, world: World) -> bool:
+    facts = world.node(node)
+    view = NodeView(node, facts.labels if facts is not None else {})
+    return any(
+        each.driver == driver
+        and (each.by_device or bool(each.counter_sets) or place_includes(each.place, view))
+        for each in world.slices()
+    )

@@ -1,0 +1,98 @@
+"""
+Reads the feature gates of a cluster that change what a CEL selector means.
+
+The API server's metrics name its gates; the scheduler, which evaluates selectors, normally has the
+same ones. Nothing else in the API shows them: its schemas have the fields of a gate that is off.
+
+It must not know who evaluates selectors, or when the gates are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Protocol
+
+from drakit_explain.selectors import FeatureGates
+
+__all__ = ("GatesUnknownError", "depend_on_gates", "gates_of", "read_all_gates", "read_gates")
+
+PATH = "/metrics"
+
+READ_SECONDS = 15.0
+"""Longest wait for the metrics. A large API server needs seconds to write them."""
+
+MAX_BYTES = 64 << 20
+"""Bytes that are read before the gates. Metrics are sorted, and the gates are in the middle."""
+
+METRIC = b"kubernetes_feature_enabled"
+_OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
+"""The fields and functions of selectors that only exist with a gate."""
+
+_LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
+
+
+class GatesUnknownError(Exception):
+    """The API server's metrics do not have its feature gates, or are too large or too slow."""
+
+
+class TextReader(Protocol):
+    """The request that is needed of a session."""
+
+    def lines(self, path: str) -> AsyncGenerator[bytes]:
+        """Get a text, line by line. Raises ApiError."""
+        ...
+
+
+async def read_gates(session: TextReader) -> FeatureGates:
+    """
+    Read the gates of the API server that concern selectors.
+
+    A gate that it does not name is off: this version of Kubernetes does not have it.
+
+    :raises GatesUnknownError: it names none at all.
+    :raises ApiError: it does not answer, or its metrics may not be read.
+    """
+    return gates_of(await read_all_gates(session))
+
+
+def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
+    """Return the gates that concern selectors, of all that an API server names."""
+    return FeatureGates(
+        consumable_capacity=enabled.get("DRAConsumableCapacity", False),
+        list_attributes=enabled.get("DRAListTypeAttributes", False),
+    )
+
+
+def depend_on_gates(expressions: Iterable[str]) -> bool:
+    """Return whether a selector uses what a feature gate adds."""
+    return any(_OF_GATES.search(each) for each in expressions)
+
+
+async def read_all_gates(session: TextReader) -> dict[str, bool]:
+    """Read all gates of the API server, by name. Raises as `read_gates` does."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await _read(session)
+    except TimeoutError:
+        why = f"{PATH} of the API server is not read within {READ_SECONDS:.0f} s"
+        raise GatesUnknownError(why) from None
+
+
+async def _read(session: TextReader) -> dict[str, bool]:
+    enabled: dict[str, bool] = {}
+    size = 0
+    async with aclosing(session.lines(PATH)) as lines:
+        async for line in lines:
+            size += len(line)
+            if size > MAX_BYTES:
+                raise GatesUnknownError(f"{PATH} of the API server has more than {MAX_BYTES} bytes")
+            if found := _LINE.match(line):
+                enabled[found[1].decode()] = found[2] == b"1"
+            elif enabled and not line.startswith(METRIC):
+                break  # all of a metric is in one place, and the rest can be many MiB
+    if not enabled:
+        raise GatesUnknownError(f"{PATH} of the API server has no {METRIC.decode()}")
+    return enabled

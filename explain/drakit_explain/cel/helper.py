@@ -1,0 +1,279 @@
+"""
+The helper program ``drakit-cel``: Kubernetes' own CEL compiler, asked over a pipe.
+
+One JSON object a line each way (``operator/cel/main.go``). The program is stateless: one that dies,
+hangs or gives a malformed answer is replaced, and the question is asked once more. A new process
+must first answer an empty question. So a failure has one of two causes: the program (then the next
+start waits for a backoff), or the question (then other questions are answered as before).
+
+It must not know slices, claims, or why a selector is evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from drakit_daemon.backoff import Backoff
+from drakit_explain.selectors import FeatureGates, Outcome, Reads
+
+__all__ = ("Helper", "HelperError", "QuestionError", "find_helper")
+
+NAME = "drakit-cel"
+
+ANSWER_SECONDS = 10.0
+"""Longest wait for one answer: 2,000 devices take 10 to 100 ms, and the program itself gives up
+after 1 s."""
+
+FIRST_PAUSE_SECONDS = 1.0
+"""Pause after a start that failed; it doubles with each further one."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+
+QUESTION_SECONDS = 300.0
+"""Pause before a question that ended two processes is asked again."""
+
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer; one of 2,000 devices has some kilobytes."""
+
+CHUNK = 1 << 16
+
+PROBE = {"reads": {"expressions": list[str]()}}
+"""A question that every working program answers at once."""
+
+Parsed = TypeVar("Parsed")
+
+
+class HelperError(Exception):
+    """The helper gives no answer; the text names the reason."""
+
+    def __init__(self, text: str, *, retry_seconds: float) -> None:
+        super().__init__(text)
+        self.retry_seconds: float = retry_seconds
+        """After this time the same question may get an answer."""
+
+
+class QuestionError(HelperError):
+    """The helper works, but two processes did not answer this question."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, retry_seconds=QUESTION_SECONDS)
+
+
+def find_helper(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Find the program: ``DRAKIT_CEL`` names it, or it is on the ``PATH``."""
+    if named := environ.get("DRAKIT_CEL"):
+        return Path(named)
+    found = shutil.which(NAME, path=environ.get("PATH"))
+    return Path(found) if found else None
+
+
+class Helper:
+    """One helper process, started on first use. Not for threads: one question at a time."""
+
+    def __init__(
+        self,
+        program: Path,
+        *,
+        gates: FeatureGates | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """``backoff`` is for starts that fail."""
+        self._program = str(program)
+        self._gates = gates or FeatureGates()
+        self._answer_seconds = answer_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._backoff = backoff or Backoff(
+            first_seconds=FIRST_PAUSE_SECONDS, limit_seconds=LONGEST_PAUSE_SECONDS
+        )
+        self._problem = ""
+        self._start_at = 0.0
+
+    def use(self, gates: FeatureGates) -> None:
+        """Evaluate with these feature gates from now on."""
+        if gates != self._gates:
+            self.close()
+            self._gates = gates
+
+    def reads(self, expressions: Sequence[str]) -> list[Reads]:
+        """Return what expressions read."""
+
+        def parse(answer: Any) -> list[Reads]:
+            return [
+                Reads(
+                    error=each.get("error", ""),
+                    everything=each.get("everything", False),
+                    attributes=frozenset(each.get("attributes", ())),
+                    capacity=frozenset(each.get("capacity", ())),
+                    shareable=each.get("allowMultipleAllocations", False),
+                )
+                for _, each in zip(expressions, answer["reads"], strict=True)
+            ]
+
+        return self.ask({"reads": {"expressions": list(expressions)}}, parse)
+
+    def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+        """Evaluate an expression that compiles for each device."""
+        question = {"expressions": [expression], "devices": list(devices)}
+
+        def parse(answer: Any) -> list[Outcome]:
+            (selection,) = answer["selections"]
+            return _outcomes(selection, count=len(devices))
+
+        return self.ask({"select": question}, parse)
+
+    def ask(
+        self, question: Mapping[str, Any], parse: Callable[[Any], Parsed] = lambda answer: answer
+    ) -> Parsed:
+        """
+        Ask a question, and return its parsed answer.
+
+        :raises QuestionError: the helper does not answer this question.
+        :raises HelperError: the helper answers no question.
+        """
+        process = self._process or self._start()
+        try:
+            return self._exchange(process, question, parse)
+        except OSError as error:
+            self.close()
+            first = error
+        # The process may have died long before, so only the answer of a new one counts.
+        process = self._start()
+        try:
+            return self._exchange(process, question, parse)
+        except OSError as second:
+            self.close()
+            raise QuestionError(f"{self._program}: {second}; before that: {first}") from second
+
+    def close(self) -> None:
+        """End the process, if there is one; the next question starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a process that answers, unless the last start failed recently."""
+        left = self._start_at - time.monotonic()
+        if left > 0:
+            raise HelperError(self._problem, retry_seconds=left)
+        try:
+            process = self._process = subprocess.Popen(
+                [self._program, *_flags(self._gates)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
+            self._exchange(process, PROBE, _parse_probe)
+        except OSError as error:
+            self.close()
+            seconds = self._backoff.next_seconds()
+            self._start_at = time.monotonic() + seconds
+            self._problem = f"{self._program} does not work: {error}"
+            raise HelperError(self._problem, retry_seconds=seconds) from error
+        self._backoff.succeeded()
+        return process
+
+    def _exchange(
+        self,
+        process: subprocess.Popen[bytes],
+        question: Mapping[str, Any],
+        parse: Callable[[Any], Parsed],
+    ) -> Parsed:
+        """Write a question and read its answer; OSError means that the process is of no use."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = json.dumps(question, ensure_ascii=False, separators=(",", ":"))
+        end = time.monotonic() + self._answer_seconds
+        if select.select([process.stdout], [], [], 0)[0] and process.poll() is None:
+            raise OSError("the process wrote more than one answer")
+        _write(process.stdin.fileno(), line.encode(errors="surrogatepass") + b"\n", end)
+        text = _read_line(process.stdout.fileno(), end)
+        try:
+            answer = json.loads(text)
+            failure = answer.get("error")
+            if failure is None:
+                return parse(answer)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise OSError(f"malformed answer ({type(error).__name__}: {error})") from error
+        raise QuestionError(f"{self._program}: {failure}")
+
+
+_PLAIN = {
+    "t": Outcome(selected=True),
+    "f": Outcome(),
+    "u": Outcome(unknown="the selector takes too much time", expensive=True),
+}
+
+
+def _flags(gates: FeatureGates) -> list[str]:
+    return [
+        f"-consumable-capacity={str(gates.consumable_capacity).lower()}",
+        f"-list-attributes={str(gates.list_attributes).lower()}",
+    ]
+
+
+def _parse_probe(answer: Any) -> None:
+    if answer != {"reads": []}:
+        raise ValueError("not the answer to an empty question")
+
+
+def _outcomes(selection: Mapping[str, Any], *, count: int) -> list[Outcome]:
+    if error := selection.get("error"):
+        return [Outcome(error=error)] * count
+    letters = selection.get("outcomes", "")
+    texts, numbers = selection.get("errors", []), selection.get("errorOf", [])
+    if len(letters) != count or letters.count("e") != len(numbers):
+        raise ValueError(f"{len(letters)} outcomes for {count} devices")
+    errors = iter([texts[number] if number >= 0 else "CEL error" for number in numbers])
+    return [Outcome(error=next(errors)) if letter == "e" else _PLAIN[letter] for letter in letters]
+
+
+def _write(descriptor: int, data: bytes, end: float) -> None:
+    os.set_blocking(descriptor, False)
+    left = memoryview(data)
+    while left:
+        _wait(descriptor, end, write=True)
+        left = left[os.write(descriptor, left[:CHUNK]) :]
+
+
+def _read_line(descriptor: int, end: float) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while not parts or not parts[-1].endswith(b"\n"):
+        _wait(descriptor, end, write=False)
+        part = os.read(descriptor, CHUNK)
+        if not part:
+            raise BrokenPipeError("the process ended")
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER:
+            raise OSError(f"an answer has more than {MAX_ANSWER} bytes")
+    return b"".join(parts)
+
+
+def _wait(descriptor: int, end: float, *, write: bool) -> None:
+    left = end - time.monotonic()
+    ready = select.select(
+        [] if write else [descriptor], [descriptor] if write else [], [], max(left, 0)
+    )
+    if not ready[0] and not ready[1]:
+        raise TimeoutError("no answer in time")

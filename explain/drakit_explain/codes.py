@@ -1,0 +1,136 @@
+"""
+The reasons of explanations: a closed set of words, for Events, metrics and scripts.
+
+It must not know how a reason is found or reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from drakit_explain.model import ObjectReference
+
+__all__ = ("Code", "Finding", "Reason", "no_remedy")
+
+
+class Code(StrEnum):
+    """Why a pod waits, or what is wrong with an object."""
+
+    DEVICE_CLASS_MISSING = "DeviceClassMissing"
+    RESOURCE_CLAIM_MISSING = "ResourceClaimMissing"
+    RESOURCE_CLAIM_TEMPLATE_MISSING = "ResourceClaimTemplateMissing"
+    NO_DEVICE_PUBLISHED = "NoDevicePublished"
+    DEVICES_ALLOCATED = "DevicesAllocated"
+    """The pod can be scheduled when claims release devices, hardware or capacity."""
+
+    DEVICES_TAINTED = "DevicesTainted"
+    """Too many devices are tainted: a release by other claims is not enough."""
+
+    DEVICES_ON_OTHER_NODES = "DevicesOnOtherNodes"
+    """Devices exist, but only on nodes that the pod cannot use."""
+
+    SELECTOR_FAILED = "SelectorFailed"
+    """A selector fails on a device, and so the scheduler aborts the search on its node."""
+
+    CONSTRAINT_NOT_MET = "ConstraintNotMet"
+    """Enough devices are free on a node, but none that satisfy the claim's constraints."""
+
+    POOL_INVALID = "PoolInvalid"
+    """A pool contradicts itself, and the scheduler allocates nothing from it."""
+
+    POOL_INCOMPLETE = "PoolIncomplete"
+    """Slices of a pool's newest generation are missing, or there are too many."""
+
+    POOL_NAME_CONFLICT = "PoolNameConflict"
+    """Several nodes publish pools with one name: the scheduler takes them for one pool."""
+
+    SLICES_OUTDATED = "ResourceSlicesOutdated"
+    """Slices of an older generation of a pool remain beside the newest one."""
+
+    REQUESTS_COMPETE = "RequestsCompete"
+    """Each request alone could be allocated, but no node has devices for all of them."""
+
+    RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    ADMIN_ACCESS_DENIED = "AdminAccessDenied"
+    CLAIM_OF_OTHER_POD = "ClaimOfOtherPod"
+    CLAIM_BEING_DELETED = "ClaimBeingDeleted"
+    CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
+    """A pod has a node, but its claim has no devices: the scheduler did not place the pod."""
+
+    CLAIM_NOT_RESERVED = "ClaimNotReserved"
+    """A pod has a node, but its claim is not reserved for it, so the kubelet rejects the claim."""
+
+    BINDING_OUTSTANDING = "BindingConditionsOutstanding"
+    BINDING_FAILED = "BindingConditionsFailed"
+    NODE_GONE = "NodeGone"
+    NODE_NOT_READY = "NodeNotReady"
+    DRIVER_UNAVAILABLE = "DriverUnavailable"
+    """The driver of an allocated device publishes nothing on the node, or has stopped there."""
+
+    POOL_GONE = "PoolGone"
+    DEVICE_GONE = "DeviceGone"
+    DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    EVICTION_BY_TAINT = "EvictionByDeviceTaint"
+    NOT_PREPARED = "ClaimsNotPrepared"
+    """No problem is known, but the kubelet has not prepared the claims."""
+
+    CLAIM_IN_USE = "ClaimInUse"
+    """A claim is being deleted, but still reserved for pods."""
+
+    FINALIZER_HOLDS = "FinalizerHolds"
+    """An object is being deleted, but a finalizer prevents it."""
+
+    NOT_UNPREPARED = "ClaimsNotUnprepared"
+    """A pod is being deleted, but the kubelet has not unprepared its claims."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A problem, as a clause of a sentence about an object."""
+
+    code: Code
+    what: str
+    advice: str = ""
+    """General advice, as a clause: a remedy that is proven says more."""
+
+    claims: tuple[str, ...] = ()
+    """The names of the pod's ResourceClaims that are not allocated because of the problem."""
+
+
+def no_remedy() -> str:
+    """Return that no remedy is known."""
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One reason, in a sentence for the Event of an object."""
+
+    code: Code
+    sentence: str
+    regarding: ObjectReference
+    advice: str = ""
+    """General advice, as a clause: a remedy that is proven says more."""
+
+    transient: str = ""
+    """
+    The state that it describes, by a constant key, if this state is normal for a while.
+
+    An Event reports such a state only if it lasts.
+    """
+
+    find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
+    """
+    Search what would be enough to end it, as a clause; empty if nothing is known.
+
+    The search takes long, so only a caller that reports the reason asks for it, before the facts
+    change. All reasons of one explanation share the result.
+    """
+
+    @property
+    def text(self) -> str:
+        """The sentence and the general advice: the whole reason, if no remedy is proven."""
+        return f"{self.sentence}; {self.advice}" if self.advice else self.sentence

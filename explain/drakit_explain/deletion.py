@@ -1,0 +1,185 @@
+"""
+Why a claim or a pod that is being deleted still exists.
+
+Each finding names what prevents the end of the deletion, such as a finalizer. Every deletion takes
+a moment, so the caller decides when to ask.
+
+It must not know clients, clocks, Events, or why a pod does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from drakit_explain.broken import device_of_result, node_problem, published_device
+from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
+from drakit_explain.world import World
+
+__all__ = ("claim_stays", "pod_stays")
+
+_PROTECTION = "resource.kubernetes.io/delete-protection"
+_UNPREPARING = "drakit.dev/unpreparing"
+
+_MAX_NAMED = 3
+
+_CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
+
+
+def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> tuple[Reason, ...]:
+    """
+    Return what prevents the end of a claim's deletion; empty if nothing does.
+
+    :param all_pods: the world contains every pod of the claim's namespace. Then a consumer that
+        the world lacks does not exist.
+    """
+    if not claim.deleting:
+        return ()
+    found: list[Finding] = []
+    if _PROTECTION in claim.finalizers:
+        found += _protected(claim, world, all_pods=all_pods)
+    found += _finalizers(each for each in claim.finalizers if each != _PROTECTION)
+    start = f"ResourceClaim {claim.namespace}/{claim.name}"
+    return _reasons(start, found, claim.reference)
+
+
+def pod_stays(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ...]:
+    """
+    Return what prevents the end of a pod's deletion; empty if nothing does.
+
+    :param settled: its grace period ended a while ago.
+    """
+    if not pod.deleting:
+        return ()
+    found = list(_finalizers(pod.finalizers))
+    if pod.node is not None:
+        of_node = _of_node(pod.node, world)
+        if of_node is not None:
+            found.append(of_node)
+        else:
+            unprepared = list(_not_unprepared(pod, pod.node, world))
+            if not unprepared and not found and settled:
+                unprepared = [_not_stopped(pod, pod.node)]
+            found += unprepared
+    return _reasons(f"pod {pod.namespace}/{pod.name}", found, pod.reference)
+
+
+def _reasons(
+    start: str, found: Iterable[Finding], regarding: ObjectReference
+) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(
+            code=each.code,
+            sentence=f"{start} is being deleted, but {each.what}",
+            regarding=regarding,
+        )
+        for each in dict.fromkeys(found)
+    )
+
+
+def _finalizers(names: Iterable[str]) -> Iterator[Finding]:
+    for name in names:
+        yield Finding(
+            code=Code.FINALIZER_HOLDS,
+            what=f"finalizer {name} blocks the deletion; check the controller that sets this "
+            f"finalizer",
+        )
+
+
+# ---- the claim
+
+
+def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[Finding]:
+    users: list[str] = []
+    for consumer in claim.consumers:
+        pod = world.pod(claim.namespace, consumer.name) if consumer.resource == "pods" else None
+        if pod is not None and pod.uid == consumer.uid:
+            if pod.deleting:
+                yield _waits_for(pod, world)
+            else:
+                users.append(f"pod {pod.name} ({pod.phase})" if pod.phase else f"pod {pod.name}")
+        elif consumer.resource == "pods" and all_pods:
+            yield _stale(consumer)
+        else:
+            users.append(f"{consumer.resource.removesuffix('s')} {consumer.name}")
+    if users:
+        yield Finding(
+            code=Code.CLAIM_IN_USE,
+            what=f"it is reserved for {_cut(users)}; delete them, and Kubernetes deletes the claim",
+        )
+    if not claim.consumers:
+        state = "is still allocated" if claim.allocated else "still has its finalizer"
+        yield Finding(
+            code=Code.CLAIM_IN_USE,
+            what=f"it {state}, though no pod uses it; {_CONTROLLER} corrects this, so check that "
+            f"it is running",
+        )
+
+
+def _waits_for(pod: PodFacts, world: World) -> Finding:
+    problem = _of_node(pod.node, world) if pod.node is not None else None
+    because = f": {problem.what}" if problem is not None else ""
+    return Finding(
+        code=problem.code if problem is not None else Code.CLAIM_IN_USE,
+        what=f"pod {pod.name} still uses the claim and has not finished terminating{because}",
+    )
+
+
+def _stale(consumer: Consumer) -> Finding:
+    return Finding(
+        code=Code.CLAIM_IN_USE,
+        what=f"it is reserved for pod {consumer.name}, which no longer exists; "
+        f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is running",
+    )
+
+
+def _cut(words: list[str]) -> str:
+    rest = len(words) - _MAX_NAMED
+    return ", ".join(words[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+# ---- the pod
+
+
+def _of_node(name: str, world: World) -> Finding | None:
+    problem = node_problem(name, world)
+    if problem is Code.NODE_GONE:
+        return Finding(
+            code=problem,
+            what=f"node {name} no longer exists, so no kubelet confirms that the pod has stopped; "
+            f"delete the pod with kubectl delete --force",
+        )
+    if problem is Code.NODE_NOT_READY:
+        return Finding(
+            code=problem,
+            what=f"node {name} is not ready, so no kubelet confirms that the pod has stopped; "
+            f"repair the node, or delete its Node object if it will not come back",
+        )
+    return None
+
+
+def _not_unprepared(pod: PodFacts, node: str, world: World) -> Iterator[Finding]:
+    names = [each.claim or each.generated for each in pod.claims]
+    for name in (*names, pod.extended_claim):
+        claim = world.claim(pod.namespace, name) if name is not None else None
+        for result in claim.results if claim is not None else ():
+            device = published_device(result.device, world)
+            if device is None or claim is None:
+                continue
+            if any(each.key == _UNPREPARING for each in world.taints(result.device, device)):
+                yield Finding(
+                    code=Code.NOT_UNPREPARED,
+                    what=f"{device_of_result(result, claim)} has not been unprepared; read the "
+                    f"Events of the claim (UnprepareFailed) and the log of the driver on node "
+                    f"{node}",
+                )
+
+
+def _not_stopped(pod: PodFacts, node: str) -> Finding:
+    claims = " or unpreparing its claims" if pod.claims or pod.extended_claim else ""
+    return Finding(
+        code=Code.NOT_UNPREPARED,
+        what=f"the kubelet on node {node} has not finished stopping its containers{claims}; read "
+        f"the Events of the pod and its claims (kubectl describe), such as UnprepareFailed, and "
+        f"the log of the driver on that node",
+    )

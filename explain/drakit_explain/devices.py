@@ -1,0 +1,339 @@
+"""
+The devices of a slice, packed: most values of a slice are those of other slices, too.
+
+A cluster has hundreds of thousands of devices. Their values are kept by column: one column per
+attribute and kind of device. Equal columns are one object, so slices that differ only in a few
+attributes share the rest; a column of unique strings is one string. A device is unpacked when it is
+read.
+
+It must not know JSON, claims, or what is searched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeVar, overload
+
+from drakit_formats.resource.raw import Object
+
+__all__ = (
+    "NO_DEVICES",
+    "Amount",
+    "AttributeFact",
+    "CapacityFacts",
+    "CapacityPolicy",
+    "CounterSetFacts",
+    "DeviceFacts",
+    "DeviceKind",
+    "Devices",
+    "Group",
+    "ListValue",
+    "Place",
+    "TaintFacts",
+    "Version",
+    "bits",
+    "unpacked",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """An amount of a capacity or a counter, as a quantity."""
+
+    name: str
+    quantity: str
+
+
+class Version(str):
+    """A semantic version (API: ``DeviceAttribute.version``): never equal to a plain string."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListValue:
+    """A list attribute (API: ``ints``, ``bools``, ``strings``, ``versions``)."""
+
+    kind: str
+    values: tuple[str | int | bool, ...]
+
+
+AttributeFact = str | int | bool | Version | ListValue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaintFacts:
+    """
+    A taint that repels new pods; its age does not matter.
+
+    Taints that only inform (effect None, or an unknown effect) are left out.
+    """
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityPolicy:
+    """The amounts of a capacity that a claim can take. A request is rounded up to one of them."""
+
+    default: str | None = None
+    valid_values: tuple[str, ...] = ()
+    min: str | None = None
+    max: str | None = None
+    step: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityFacts:
+    name: str
+    """The name as in the slice: requests and allocations must use the same form."""
+
+    value: str
+    policy: CapacityPolicy | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CounterSetFacts:
+    """Amounts that partitions of one piece of hardware share, or what one of them takes of them."""
+
+    name: str
+    counters: tuple[Amount, ...]
+    grouped: bool = False
+    """Only devices with a group in common may take of them (API: ``compatibilityGroups``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The nodes that can use a device: one, all, or those that a selector selects."""
+
+    node: str = ""
+    every: bool = False
+    selector: Object | None = None
+    """API: ``nodeSelector``, raw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceKind:
+    """The part that alike devices have in common: thousands share one object."""
+
+    attributes: tuple[str, ...] = ()
+    """Names of attributes as in the slice; the devices have the values in this order."""
+
+    capacity: tuple[CapacityFacts, ...] = ()
+    shareable: bool = False
+    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
+
+    binding: bool = False
+    """It has binding conditions: its pool comes after those without."""
+
+    binds_to_node: bool = False
+    unusual: bool = False
+    """A value is a list, or of a type that this version does not know: selectors may fail on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFacts:
+    name: str
+    kind: DeviceKind = DeviceKind()
+    values: tuple[AttributeFact | None, ...] = ()
+    """The values of the kind's attributes; None for a type that this version does not know."""
+
+    taints: tuple[TaintFacts, ...] = ()
+    consumes: tuple[CounterSetFacts, ...] = ()
+    """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
+
+    place: Place | None = None
+    """Node selection, if each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
+
+    def attribute(self, name: str, driver: str) -> AttributeFact | None:
+        """Return the value of an attribute by its full name, as the scheduler finds it."""
+        names = self.kind.attributes
+        if name in names:
+            return self.values[names.index(name)]
+        domain, _, identifier = name.partition("/")
+        if domain == driver and identifier in names:
+            return self.values[names.index(identifier)]
+        return None
+
+
+Column = tuple[AttributeFact | None, ...] | str
+"""The values of one attribute; different strings are one string, joined by ``_SEPARATOR``."""
+
+_SEPARATOR = "\n"
+
+_FEW = 8
+"""A column with fewer values is not joined."""
+
+_MAX_SHARED = 4096
+"""Columns that are remembered, so that equal ones are one object."""
+
+_MAX_UNPACKED = 64
+"""Slices whose devices stay unpacked: those that were read last."""
+
+
+class Group(NamedTuple):
+    """The devices of one kind in a slice."""
+
+    kind: DeviceKind
+    mask: int
+    """A bit for each of them, by its index in the slice."""
+
+    columns: tuple[Column, ...]
+    """Their values, for each attribute of the kind."""
+
+
+class Devices(Sequence[DeviceFacts]):
+    """The devices of a slice. It never changes."""
+
+    __slots__ = ("_unpacked", "consumes", "groups", "names", "places", "taints")
+
+    def __init__(
+        self,
+        *,
+        names: tuple[str, ...],
+        groups: tuple[Group, ...],
+        taints: tuple[tuple[TaintFacts, ...], ...],
+        consumes: tuple[tuple[CounterSetFacts, ...], ...],
+        places: tuple[Place | None, ...],
+    ) -> None:
+        """Use :meth:`of`."""
+        self.names: tuple[str, ...] = names
+        self.groups: tuple[Group, ...] = groups
+        self.taints: tuple[tuple[TaintFacts, ...], ...] = taints
+        """The taints of each device; empty if no device has any. So are `consumes` and `places`."""
+
+        self.consumes: tuple[tuple[CounterSetFacts, ...], ...] = consumes
+        self.places: tuple[Place | None, ...] = places
+        self._unpacked: tuple[DeviceFacts, ...] | None = None
+
+    @classmethod
+    def of(cls, facts: Iterable[DeviceFacts]) -> Devices:
+        """Pack devices."""
+        devices = facts if isinstance(facts, (list, tuple)) else list(facts)
+        by_kind: dict[DeviceKind, list[int]] = {}
+        last: DeviceKind | None = None
+        indexes: list[int] = []
+        for index, device in enumerate(devices):
+            if device.kind is not last:  # its hash costs more than the rest
+                last = device.kind
+                indexes = by_kind.setdefault(last, [])
+            indexes.append(index)
+        return cls(
+            names=_shared_names(tuple([device.name for device in devices])),
+            groups=tuple(_group(kind, found, devices) for kind, found in by_kind.items()),
+            taints=_rare(tuple([device.taints for device in devices])),
+            consumes=_rare(tuple([device.consumes for device in devices])),
+            places=_rare(tuple([device.place for device in devices])),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> DeviceFacts: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[DeviceFacts]: ...
+    def __getitem__(self, index: int | slice) -> DeviceFacts | Sequence[DeviceFacts]:
+        return self._facts()[index]
+
+    def __iter__(self) -> Iterator[DeviceFacts]:
+        return iter(self._facts())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Devices):
+            return isinstance(other, tuple) and self._facts() == other
+        return self is other or (
+            self.names == other.names
+            and self.groups == other.groups
+            and self.taints == other.taints
+            and self.consumes == other.consumes
+            and self.places == other.places
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        return f"Devices.of({self._facts()!r})"
+
+    def _facts(self) -> tuple[DeviceFacts, ...]:
+        if self._unpacked is None:
+            self._unpacked = self._unpack()
+            _recent.append(self)
+            if len(_recent) > _MAX_UNPACKED:
+                _recent.popleft()._unpacked = None
+        return self._unpacked
+
+    def _unpack(self) -> tuple[DeviceFacts, ...]:
+        facts: dict[int, DeviceFacts] = {}
+        for group in self.groups:
+            columns = [unpacked(column) for column in group.columns]
+            for place, index in enumerate(bits(group.mask)):
+                facts[index] = DeviceFacts(
+                    name=self.names[index],
+                    kind=group.kind,
+                    values=tuple([column[place] for column in columns]),
+                    taints=self.taints[index] if self.taints else (),
+                    consumes=self.consumes[index] if self.consumes else (),
+                    place=self.places[index] if self.places else None,
+                )
+        return tuple([facts[index] for index in range(len(facts))])
+
+
+_recent: deque[Devices] = deque()
+
+NO_DEVICES = Devices(names=(), groups=(), taints=(), consumes=(), places=())
+
+
+def unpacked(column: Column) -> Sequence[AttributeFact | None]:
+    """Return the values of a column."""
+    return column.split(_SEPARATOR) if isinstance(column, str) else column
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Give the indexes of the bits that are set, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _group(kind: DeviceKind, indexes: Sequence[int], devices: Sequence[DeviceFacts]) -> Group:
+    mask = 0
+    for index in indexes:
+        mask |= 1 << index
+    values = zip(*[devices[index].values for index in indexes], strict=True)
+    return Group(kind, mask, tuple([_column(each) for each in values]))
+
+
+def _column(values: tuple[AttributeFact | None, ...]) -> Column:
+    texts = [value for value in values if type(value) is str]
+    if len(texts) == len(values) >= _FEW and len(set(texts)) > len(texts) // 2:
+        joined = _SEPARATOR.join(texts)
+        if joined.count(_SEPARATOR) == len(texts) - 1:
+            return joined
+    types = set(map(type, values))
+    return _shared_column(values, types.pop() if len(types) == 1 else tuple(map(type, values)))
+
+
+@lru_cache(maxsize=_MAX_SHARED)
+def _shared_column(values: tuple[AttributeFact | None, ...], types: object) -> Column:
+    """Return the first of all equal columns; 1, true and "1.0.0" the version are different."""
+    return values
+
+
+@lru_cache(maxsize=_MAX_SHARED)
+def _shared_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return names
+
+
+Rare = TypeVar("Rare")
+
+
+def _rare(column: tuple[Rare, ...]) -> tuple[Rare, ...]:
+    return column if any(column) else ()

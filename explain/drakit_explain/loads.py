@@ -1,0 +1,195 @@
+"""
+The requests of each node's pods, and the resources that are left for one more pod.
+
+A pod is added up as the scheduler does it (KEP-753, KEP-2837). Only the resources of Kubernetes
+itself count: cpu, memory, ephemeral-storage, hugepages and the number of pods. A DeviceClass may
+provide an extended resource that no node has.
+
+Of a pod only its node, its priority and one sum are kept, because a cluster has thousands.
+
+It must not know clients, devices, or how an answer is worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from sys import intern
+from typing import NamedTuple
+
+from drakit.quantity import quantity_units
+from drakit_explain.model import NodeFacts, PodFacts
+from drakit_formats.resource.raw import Object, child, children, text
+
+__all__ = ("Load", "Loads", "Requests", "load_of_pod", "loads_of", "requests_of_pod")
+
+Requests = tuple[tuple[str, int], ...]
+"""Amounts by resource, in billionths."""
+
+_ONE = 10**9
+_PER_POD = ("cpu", "memory", "hugepages-")
+"""Resources of which a pod can have an amount of its own (API: ``spec.resources``)."""
+
+
+class Load(NamedTuple):
+    """The requests of one pod."""
+
+    uid: str
+    node: str
+    priority: int
+    requests: Requests
+
+
+def load_of_pod(body: Object) -> Load:
+    """Project a Pod that has a node."""
+    spec = child(body, "spec")
+    return Load(
+        uid=child(body, "metadata")["uid"],
+        node=intern(text(spec, "nodeName")),
+        priority=int(spec.get("priority") or 0),
+        requests=requests_of_pod(spec),
+    )
+
+
+def loads_of(pods: Iterable[PodFacts]) -> Loads:
+    """Add up pods that are known as a whole; those that have ended request nothing."""
+    loads = Loads()
+    for pod in pods:
+        if pod.node is not None and pod.phase not in ("Succeeded", "Failed"):
+            loads.apply(Load(pod.uid, pod.node, pod.priority, pod.requests))
+    return loads
+
+
+def requests_of_pod(spec: Object) -> Requests:
+    """
+    Return what a pod requests of a node.
+
+    While a pod is resized, it may hold more than it requests. The node then has less left than
+    computed here, so a reported shortage is still correct.
+    """
+    sidecars: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in children(spec, "initContainers"):
+        amounts = _requests(container)
+        if container.get("restartPolicy") == "Always":
+            _add(sidecars, amounts)
+            amounts = {}
+        # An init container runs beside the sidecars that were started before it.
+        during = dict(sidecars)
+        _add(during, amounts)
+        peak = {name: max(peak.get(name, 0), during.get(name, 0)) for name in peak | during}
+    total = dict(sidecars)
+    for container in children(spec, "containers"):
+        _add(total, _requests(container))
+    total = {name: max(total.get(name, 0), peak.get(name, 0)) for name in total | peak}
+    of_pod = _requests(spec)
+    total |= {name: of_pod[name] for name in of_pod if name.startswith(_PER_POD)}
+    _add(total, _native(child(spec, "overhead")))
+    return _shared((("pods", _ONE), *sorted(total.items())))
+
+
+class _Free(NamedTuple):
+    """The resources that a node has left, by the priority of the pod."""
+
+    node: NodeFacts
+    by_priority: dict[int, Mapping[str, int]]
+
+
+class Loads:
+    """The sums by node. Not for threads."""
+
+    def __init__(self, is_current: Callable[[], bool] = lambda: True) -> None:
+        """Start empty; ``is_current`` returns whether the loads can be relied on right now."""
+        self._is_current = is_current
+        self._pods: dict[str, Load] = {}
+        self._used: dict[str, dict[int, dict[str, int]]] = {}
+        self._free: dict[str, _Free] = {}
+        self._revision = 0
+
+    @property
+    def revision(self) -> int | None:
+        """A number that grows with each change; None while the loads are unknown."""
+        return self._revision if self._is_current() else None
+
+    def apply(self, load: Load) -> None:
+        """Take a pod as it is now."""
+        old = self._pods.get(load.uid)
+        if old == load:
+            return
+        if old is not None:
+            self._count(old, -1)
+        self._pods[load.uid] = load
+        self._count(load, 1)
+
+    def remove(self, uid: str) -> None:
+        """Remove a pod that has ended."""
+        old = self._pods.pop(uid, None)
+        if old is not None:
+            self._count(old, -1)
+
+    def replace(self, loads: Iterable[Load]) -> None:
+        """Take a complete list."""
+        self._pods.clear()
+        self._used.clear()
+        self._free.clear()
+        self._revision += 1
+        for load in loads:
+            self.apply(load)
+
+    def free(self, node: NodeFacts, *, priority: int) -> Mapping[str, int]:
+        """
+        Return what a node has left for a pod of a priority, in billionths.
+
+        Pods of a lower priority do not count, because the scheduler can preempt them. The answer is
+        kept until a pod of the node changes: explanations ask for all nodes each time.
+        """
+        known = self._free.get(node.name)
+        if known is None or known.node is not node:
+            known = self._free[node.name] = _Free(node, {})
+        if priority not in known.by_priority:
+            known.by_priority[priority] = self._left(node, priority)
+        return known.by_priority[priority]
+
+    def _left(self, node: NodeFacts, priority: int) -> dict[str, int]:
+        free = {each.name: quantity_units(each.quantity) for each in node.allocatable}
+        for of, used in self._used.get(node.name, {}).items():
+            if of >= priority:
+                for name, amount in used.items():
+                    if name in free:
+                        free[name] -= amount
+        return free
+
+    def _count(self, load: Load, sign: int) -> None:
+        self._revision += 1
+        self._free.pop(load.node, None)
+        by_priority = self._used.setdefault(load.node, {})
+        used = by_priority.setdefault(load.priority, {})
+        for name, amount in load.requests:
+            used[name] = used.get(name, 0) + sign * amount
+        if not any(used.values()):
+            del by_priority[load.priority]
+            if not by_priority:
+                del self._used[load.node]
+
+
+def _requests(body: Object) -> dict[str, int]:
+    return _native(child(body, "resources", "requests"))
+
+
+def _native(amounts: Object) -> dict[str, int]:
+    return {
+        intern(str(name)): quantity_units(str(amount))
+        for name, amount in amounts.items()
+        if "/" not in name
+    }
+
+
+def _add(total: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():
+        total[name] = total.get(name, 0) + amount
+
+
+@lru_cache(maxsize=4096)
+def _shared(requests: Requests) -> Requests:
+    """Return the first of all equal sums: the pods of a Deployment share one."""
+    return requests

@@ -1,0 +1,483 @@
+"""
+The facts of a cluster that explain a pending claim: small frozen types, no raw objects.
+
+They hold a fraction of an object, because the operator keeps one for every claim and device of the
+cluster. :mod:`.projection` reads them from JSON.
+
+It must not know clients, JSON, or any decision that is taken over these facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from drakit_explain.devices import (
+    NO_DEVICES,
+    Amount,
+    AttributeFact,
+    CapacityFacts,
+    CapacityPolicy,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceKind,
+    Devices,
+    ListValue,
+    Place,
+    TaintFacts,
+    Version,
+)
+from drakit_formats.resource.raw import Object
+
+__all__ = (
+    "PREVENTING",
+    "Amount",
+    "AttributeFact",
+    "CapacityFacts",
+    "CapacityPolicy",
+    "ClaimFacts",
+    "ClassFacts",
+    "Constraint",
+    "Consumer",
+    "CounterSetFacts",
+    "DeviceFacts",
+    "DeviceID",
+    "DeviceKind",
+    "Devices",
+    "ExtendedRequest",
+    "ListValue",
+    "NamespaceFacts",
+    "NodeFacts",
+    "ObjectReference",
+    "Place",
+    "Placement",
+    "PodClaim",
+    "PodFacts",
+    "PodToleration",
+    "PoolID",
+    "QuotaFacts",
+    "Request",
+    "Result",
+    "Share",
+    "SliceFacts",
+    "TaintFacts",
+    "TaintRuleFacts",
+    "TemplateFacts",
+    "Toleration",
+    "Version",
+)
+
+
+class PoolID(NamedTuple):
+    """A pool by the two names that make it unique in a cluster."""
+
+    driver: str
+    pool: str
+
+
+class DeviceID(NamedTuple):
+    """A device by the three names that make it unique in a cluster."""
+
+    driver: str
+    pool: str
+    device: str
+
+    @property
+    def of_pool(self) -> PoolID:
+        return PoolID(self.driver, self.pool)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectReference:
+    """The object that an Event regards."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    namespace: str = ""
+
+    def body(self) -> dict[str, str]:
+        """Write it as ``core/v1 ObjectReference``."""
+        body = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+        }
+        return {key: value for key, value in body.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodClaim:
+    """A claim of a pod: by name, or made for the pod from a template."""
+
+    name: str
+    """The pod's own name for it (API: ``spec.resourceClaims[].name``)."""
+
+    claim: str | None = None
+    template: str | None = None
+    generated: str | None = None
+    """The claim that was made from the template; None until it is made."""
+
+    needless: bool = False
+    """The template's claim is not needed (a status without a claim's name)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodToleration:
+    """A taint of nodes in spite of which a pod may run there."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """On which nodes a pod may run, apart from devices; pods of a Deployment share one object."""
+
+    node_selector: tuple[tuple[str, str], ...] = ()
+    affinity: Object | None = None
+    """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
+
+    tolerations: tuple[PodToleration, ...] = ()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for placements that are alike, and hashable."""
+        return self.node_selector, repr(self.affinity), self.tolerations
+
+
+class ExtendedRequest(NamedTuple):
+    """A number of extended resources that a container of a pod requests."""
+
+    container: str
+    resource: str
+    amount: int
+    init: bool = False
+    """It is an init container that ends before the others start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    taints: tuple[TaintFacts, ...] = ()
+    """Those that repel pods: effects NoSchedule and NoExecute."""
+
+    unschedulable: bool = False
+    ready: bool = True
+    allocatable: tuple[Amount, ...] = ()
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(api_version="v1", kind="Node", name=self.name, uid=self.uid)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaintRuleFacts:
+    """A DeviceTaintRule: a taint that an admin adds to devices."""
+
+    name: str
+    uid: str
+    taint: TaintFacts
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    """Each of the three is a condition, unless it is empty."""
+
+    selective: bool = True
+    """It has a selector (API: ``deviceSelector``): a rule without one selects no device."""
+
+    unsupported: bool = False
+    """Its selector uses a class or CEL, as ``v1alpha3`` allowed: it is not evaluated."""
+
+    @property
+    def adds_taints(self) -> bool:
+        """Whether it taints devices as far as the scheduler is concerned, and as we know it."""
+        return self.selective and not self.unsupported and self.taint.effect in PREVENTING
+
+    def selects(self, device: DeviceID) -> bool:
+        return (
+            self.adds_taints
+            and self.driver in ("", device.driver)
+            and self.pool in ("", device.pool)
+            and self.device in ("", device.device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodFacts:
+    namespace: str
+    name: str
+    uid: str
+    claims: tuple[PodClaim, ...] = ()
+    node: str | None = None
+    phase: str = "Pending"
+    gated: bool = False
+    """Scheduling gates hold it: the scheduler does not search for devices yet."""
+
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    sandbox: bool | None = None
+    """Condition PodReadyToStartContainers: its claims are prepared; None if it is not reported."""
+
+    disruption: str = ""
+    """The reason in condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
+
+    scheduling_message: str = ""
+    """The scheduler's message in condition PodScheduled."""
+
+    extended: tuple[ExtendedRequest, ...] = ()
+    extended_claim: str | None = None
+    """The claim that the scheduler made for extended resources."""
+
+    placement: Placement = Placement()
+    requests: tuple[tuple[str, int], ...] = ()
+    """The pod's requests in billionths, as :mod:`.loads` adds them up."""
+
+    priority: int = 0
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="v1", kind="Pod", namespace=self.namespace, name=self.name, uid=self.uid
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toleration:
+    """A taint in spite of which a device may be allocated; an empty key or effect means all."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    seconds: int | None = None
+    """How long a taint with effect NoExecute is tolerated; None means without end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One request of a claim, or one alternative of a request that is a prioritized list."""
+
+    name: str
+    device_class: str
+    count: int = 1
+    """How many devices; 0 means all that match (allocation mode All)."""
+
+    selectors: tuple[str, ...] = ()
+    """CEL expressions that a device must fulfil besides those of its class."""
+
+    admin_access: bool = False
+    tolerations: tuple[Toleration, ...] = ()
+    capacity: tuple[Amount, ...] = ()
+    """The amounts that each device must have left (API: ``capacity.requests``), by name."""
+
+    alternatives: tuple[Request, ...] = ()
+    """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
+
+    unsupported: str = ""
+    """The part of the request that drakit does not support: no verdict about it is certain."""
+
+    @property
+    def every(self) -> bool:
+        """Whether it asks for all devices that match (API: allocation mode ``All``)."""
+        return self.count == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """An attribute whose value the devices of requests must have in common, or must not."""
+
+    attribute: str
+    """By full name, ``domain/identifier``; empty if drakit does not support the constraint."""
+
+    distinct: bool = False
+    """API: ``distinctAttribute``, else ``matchAttribute``."""
+
+    requests: tuple[str, ...] = ()
+    """``request`` or ``request/subrequest``; empty means all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A part of a device that other claims may have parts of, too."""
+
+    device: DeviceID
+    consumed: tuple[Amount, ...] = ()
+    """By name as in the slice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One allocated device, of admin access and shares included (API: ``results[]``)."""
+
+    request: str
+    """``request`` or ``request/subrequest``."""
+
+    device: DeviceID
+    tolerations: tuple[Toleration, ...] = ()
+    outstanding: tuple[str, ...] = ()
+    """Binding conditions that are not true in ``status.devices``."""
+
+    failed: tuple[str, ...] = ()
+    """Binding failure conditions that are true."""
+
+
+class Consumer(NamedTuple):
+    """An entry of ``status.reservedFor``."""
+
+    resource: str
+    """``pods``, or another plural, such as ``podgroups``."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimFacts:
+    namespace: str
+    name: str
+    uid: str
+    requests: tuple[Request, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    allocated: bool = False
+    devices: tuple[DeviceID, ...] = ()
+    """The devices that the allocation takes from others; none of admin access, none of `shares`."""
+
+    shares: tuple[Share, ...] = ()
+    """Its shares of devices; a device may occur more than once."""
+
+    results: tuple[Result, ...] = ()
+    """All that is allocated, in the allocation's order."""
+
+    reserved_for: tuple[str, ...] = ()
+    """Names of the pods that may use it; they live in the claim's namespace."""
+
+    consumers: tuple[Consumer, ...] = ()
+    """All that it is reserved for, those that are no pods included."""
+
+    owner_pod: str | None = None
+    """The pod for which it was made from a template, or for extended resources."""
+
+    owner_uid: str = ""
+    for_extended: bool = False
+    """The scheduler made it, for extended resources."""
+
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+
+    nodes: Object | None = None
+    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``), raw."""
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaim",
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateFacts:
+    namespace: str
+    name: str
+    uid: str
+    requests: tuple[Request, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaimTemplate",
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFacts:
+    name: str
+    uid: str
+    selectors: tuple[str, ...] = ()
+    extended_resource: str = ""
+    """The extended resource that its devices provide."""
+
+    created: str = ""
+    """API: ``creationTimestamp``; of classes with one extended resource, the youngest counts."""
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1", kind="DeviceClass", name=self.name, uid=self.uid
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamespaceFacts:
+    name: str
+    uid: str
+    admin_access: bool = False
+    """Its label allows claims with admin access."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaFacts:
+    """A ResourceQuota without scopes; one with scopes is for pods, and limits nothing here."""
+
+    namespace: str
+    name: str
+    uid: str
+    hard: tuple[Amount, ...] = ()
+    used: tuple[Amount, ...] = ()
+
+
+PREVENTING = ("NoSchedule", "NoExecute")
+"""Effects of taints that the scheduler obeys; it ignores all others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceFacts:
+    name: str
+    uid: str
+    driver: str
+    pool: str
+    generation: int = 1
+    pool_slices: int = 1
+    """How many slices of this generation make the pool complete."""
+
+    place: Place | None = None
+    """None where each device has its own, or where this version knows none."""
+
+    by_device: bool = False
+    """API: ``perDeviceNodeSelection``."""
+
+    devices: Devices = NO_DEVICES
+    """Also accepted as a tuple of DeviceFacts."""
+
+    counter_sets: tuple[CounterSetFacts, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.devices, Devices):  # pyright: ignore[reportUnnecessaryIsInstance]
+            object.__setattr__(self, "devices", Devices.of(self.devices))
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1", kind="ResourceSlice", name=self.name, uid=self.uid
+        )
+
+    @property
+    def of_pool(self) -> PoolID:
+        return PoolID(self.driver, self.pool)

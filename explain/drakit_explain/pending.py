@@ -1,0 +1,428 @@
+"""
+Why a pod is pending: what the scheduler would find, and a sentence with the problem and the remedy.
+
+Nodes that the pod cannot use are excluded first (:mod:`.usable`). On each other node with enough
+devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
+on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
+the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
+search takes longer than the rest.
+
+The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
+deduplicated. What cannot be evaluated is reported as unknown; nothing is guessed.
+
+It must not know Kubernetes clients, clocks, or earlier reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+
+from drakit_explain.allocation import Answer, NotEvaluatedError, Outcome
+from drakit_explain.availability import Analysis, analyze
+from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
+from drakit_explain.codes import Code, Finding, Reason, no_remedy
+from drakit_explain.deletion import pod_stays
+from drakit_explain.model import (
+    ClaimFacts,
+    NodeFacts,
+    PodFacts,
+    Request,
+)
+from drakit_explain.nodes import NodeProblem, Unusable
+from drakit_explain.pending_claims import (
+    Wanted,
+    classes_missing,
+    exact_requests,
+    extended,
+    resolve,
+)
+from drakit_explain.pools import PoolState
+from drakit_explain.remedies import names_of_claims, proven_remedies
+from drakit_explain.shortage import RequestReport, findings_of_shortage
+from drakit_explain.trial import Trial
+from drakit_explain.usable import Nodes, UsableNodes
+from drakit_explain.world import World
+
+__all__ = (
+    "ClaimReport",
+    "Explainer",
+    "Explanation",
+    "RequestReport",
+    "Verdict",
+    "waits",
+)
+
+MAX_NODES = 64
+"""Nodes that are searched for one pod; with more candidates, the answer may be undecided."""
+
+MAX_ANALYSES = 64
+"""Requests whose results are kept: about 0.5 MiB each in a cluster of 2,000 nodes."""
+
+
+class Verdict(StrEnum):
+    """The result of an explanation."""
+
+    NOT_PENDING = "not pending"
+    """It has a node, or the scheduler does not consider it (gates, deletion)."""
+
+    BROKEN = "broken"
+    """It has a node, but its claims keep it from starting, or its devices have a problem."""
+
+    DELETING = "deleting"
+    """It is being deleted, and something prevents the end of the deletion."""
+
+    BLOCKED = "blocked"
+    """The scheduler cannot give it a node, because of its claims."""
+
+    FITS = "fits"
+    """Devices for it are available; if it stays pending, the cause is not its claims."""
+
+    UNDECIDED = "undecided"
+    """A fact could not be evaluated, or the search reached its bound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimReport:
+    """A claim of the pod as the scheduler finds it."""
+
+    origin: str
+    """``claim "name"`` or ``claim template "name"``."""
+
+    claim: str | None
+    allocated: bool
+    requests: tuple[RequestReport, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """The explanation of a pod."""
+
+    verdict: Verdict
+    reasons: tuple[Reason, ...] = ()
+    claim_reasons: tuple[Reason, ...] = ()
+    """Those of `reasons` that are about one claim, in sentences about this claim."""
+
+    claims: tuple[ClaimReport, ...] = ()
+    nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
+    """All nodes, and why the pod cannot use each, apart from devices."""
+
+    find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
+    """Search `remedy`: the first call must be before the next change of the world."""
+
+    fits_on: str = ""
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str:
+        """Single changes of which each is proven to be enough, as a clause; empty if none is."""
+        return self.find_remedy()
+
+
+def waits(pod: PodFacts) -> bool:
+    """Return whether the scheduler searches a node for the pod."""
+    return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
+
+
+class Explainer:
+    """Explains pods of one world; caches the results of requests until the world changes."""
+
+    def __init__(self, world: World, *, name_all_holders: bool = False) -> None:
+        """
+        Explain pods of a world.
+
+        :param name_all_holders: name claims of other namespaces, too. Reasons appear in Events
+            that the pod's owner reads, so by default these claims are counted.
+        """
+        self._world = world
+        self._name_all = name_all_holders
+        self._nodes = UsableNodes(world)
+        self._analyses: dict[Request, Analysis] = {}
+        self._revisions: tuple[int, int | None] = (-1, None)
+        self._remedies: dict[object, str] = {}
+
+    def expressions(self, pod: PodFacts) -> list[str]:
+        """Return the selectors that must be evaluated before the pod is explained."""
+        wanted = [
+            found
+            for each in pod.claims
+            if isinstance(found := resolve(pod, each, self._world, settled=False), Wanted)
+        ]
+        return [
+            text
+            for each in (*wanted, *extended(pod, self._world)[0])
+            for request in each.requests
+            for _, exact in exact_requests(request)
+            for _, text in self._world.expressions(exact)
+            if text
+        ]
+
+    def explain(self, pod: PodFacts, *, settled: bool = False) -> Explanation:
+        """
+        Return why a pod's claims are not allocated, or cannot be used on its node.
+
+        :param settled: nothing about the pod has changed for a while, so that what is normal for a
+            moment is a problem.
+        """
+        if pod.deleting:
+            held = pod_stays(pod, self._world, settled=settled)
+            verdict = Verdict.DELETING if held else Verdict.NOT_PENDING
+            return Explanation(verdict=verdict, reasons=held)
+        if is_placed(pod):
+            return self._placed(pod, settled=settled)
+        if not waits(pod):
+            return Explanation(verdict=Verdict.NOT_PENDING)
+        self._refresh()
+        reports: list[ClaimReport] = []
+        wanted: list[Wanted] = []
+        allocated: list[ClaimFacts] = []
+        blocked: list[Finding] = []
+        for each in pod.claims:
+            found = resolve(pod, each, self._world, settled=settled)
+            match found:
+                case Finding():
+                    blocked.append(found)
+                case ClaimFacts():
+                    allocated.append(found)
+                    origin = f'claim "{found.name}"'
+                    reports.append(ClaimReport(origin=origin, claim=found.name, allocated=True))
+                case Wanted():
+                    wanted.append(found)
+                case None:
+                    pass
+        of_resources, unknown = extended(pod, self._world)
+        wanted += of_resources
+        blocked += (
+            missing
+            for each in wanted
+            for request in each.requests
+            for missing in classes_missing(
+                each.origin,
+                request,
+                self._world,
+                claim=self._world.claim(pod.namespace, each.claim),
+            )
+        )
+        blocked += not_bindable(pod, allocated)
+        if blocked:
+            return self._blocked(pod, blocked, reports)
+        nodes = self._nodes.of(pod, allocated)
+        if unknown:
+            return _undecided(unknown, reports, nodes)
+        if not wanted:
+            if elsewhere := list(self._elsewhere(allocated, nodes)):
+                return self._blocked(pod, elsewhere, reports, nodes)
+            if all(nodes.values()) and (unused := _unused(allocated, nodes)):
+                return _undecided(unused, reports, nodes)
+            return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
+        try:
+            return self._search(pod, wanted, allocated, nodes, reports)
+        except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
+            return _undecided([str(error)], reports, nodes)
+
+    def _elsewhere(self, allocated: Sequence[ClaimFacts], nodes: Nodes) -> Iterator[Finding]:
+        """Return the claims that other pods use on nodes where this pod cannot run."""
+        if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
+            return
+        for claim in allocated:
+            if claim.nodes is not None and claim.consumers:
+                only = node_of_claim(claim)
+                where = f"on node {only}" if only is not None else "on nodes"
+                yield Finding(
+                    code=Code.DEVICES_ON_OTHER_NODES,
+                    what=f"its claim {claim.name} is allocated {where} where the pod cannot "
+                    f"run, and other pods use the claim; allow the pod to run there, or use "
+                    f"another claim",
+                )
+
+    def _placed(self, pod: PodFacts, *, settled: bool) -> Explanation:
+        reasons = broken_pod(pod, self._world, settled=settled)
+        names = [name for each in pod.claims if (name := each.claim or each.generated)]
+        claims = [self._world.claim(pod.namespace, name) for name in names]
+        return Explanation(
+            verdict=Verdict.BROKEN if reasons else Verdict.NOT_PENDING,
+            reasons=reasons,
+            claims=tuple(
+                ClaimReport(
+                    origin=f'claim "{each.name}"', claim=each.name, allocated=each.allocated
+                )
+                for each in claims
+                if each is not None
+            ),
+        )
+
+    # ---- what the cluster has
+
+    def _refresh(self) -> None:
+        loads = self._world.loads.revision if self._world.loads is not None else None
+        if self._revisions != (self._world.revision, loads):
+            self._revisions = (self._world.revision, loads)
+            self._remedies.clear()
+
+    def _analysis(self, request: Request) -> Analysis:
+        found = self._analyses.pop(request, None)
+        if found is None or found.revision != self._world.revision:
+            found = analyze(request, self._world, before=found)
+        self._analyses[request] = found
+        if len(self._analyses) > MAX_ANALYSES:
+            del self._analyses[next(iter(self._analyses))]  # the least recently used
+        return found
+
+    # ---- the verdict
+
+    def _search(
+        self,
+        pod: PodFacts,
+        wanted: Sequence[Wanted],
+        allocated: Sequence[ClaimFacts],
+        nodes: Nodes,
+        reports: list[ClaimReport],
+    ) -> Explanation:
+        trial = Trial(world=self._world, wanted=wanted, nodes=nodes, analysis=self._analysis)
+        reports += [self._report(each, nodes) for each in wanted]
+        candidates = _candidates(trial)
+        answers: dict[str, Answer] = {}
+        for name in candidates[:MAX_NODES]:
+            answer = trial.allocate(name)
+            if answer.outcome is Outcome.FITS:
+                return Explanation(
+                    verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes, fits_on=name
+                )
+            answers[name] = answer
+        for name, answer in answers.items():
+            if answer.outcome is Outcome.UNDECIDED:
+                unknown = answer.failure or f"the search on node {name} took too long"
+                return _undecided([unknown], reports, nodes)
+        if len(candidates) > MAX_NODES:
+            unknown = f"more than {MAX_NODES} nodes would have to be searched"
+            return _undecided([unknown], reports, nodes)
+        if unused := _unused(allocated, nodes):
+            return _undecided(unused, reports, nodes)
+        if unknown := _uncertain(trial):
+            return _undecided([unknown], reports, nodes)
+        reader = None if self._name_all else pod.namespace
+        found = {each.origin: each.requests for each in reports}
+        findings = findings_of_shortage(trial, found, answers, reader=reader)
+        return self._blocked(
+            pod,
+            findings,
+            reports,
+            nodes,
+            find_remedy=cache(lambda: self._remedy(pod, allocated, trial, reader)),
+        )
+
+    def _remedy(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, reader: str | None
+    ) -> str:
+        """Return the proven remedies; pods with equal rules and equal requests share them."""
+        key = (
+            (pod.namespace, pod.placement.key, pod.requests, pod.priority),
+            tuple(claim.name for claim in allocated),
+            tuple((each.requests, each.constraints) for each in trial.wanted),
+            names_of_claims(trial),
+        )
+        if key not in self._remedies:
+            self._remedies[key] = proven_remedies(
+                trial,
+                reader=reader,
+                usable_after=lambda name: self._nodes.after(pod, allocated, name),
+            )
+        return self._remedies[key]
+
+    def _report(self, wanted: Wanted, nodes: Nodes) -> ClaimReport:
+        requests: list[RequestReport] = []
+        for request in wanted.requests:
+            for name, exact in exact_requests(request):
+                analysis = self._analysis(exact)
+                found = analysis.for_nodes(nodes)
+                requests.append(RequestReport(name=name, analysis=analysis, found=found))
+        return ClaimReport(
+            origin=wanted.origin, claim=None, allocated=False, requests=tuple(requests)
+        )
+
+    def _blocked(
+        self,
+        pod: PodFacts,
+        blocked: Sequence[Finding],
+        reports: Sequence[ClaimReport],
+        nodes: Nodes | None = None,
+        *,
+        find_remedy: Callable[[], str] = no_remedy,
+    ) -> Explanation:
+        return Explanation(
+            verdict=Verdict.BLOCKED,
+            find_remedy=find_remedy,
+            reasons=tuple(
+                Reason(
+                    code=each.code,
+                    sentence=f"pod {pod.namespace}/{pod.name} waits: {each.what}",
+                    regarding=pod.reference,
+                    advice=each.advice,
+                )
+                for each in dict.fromkeys(blocked)
+            ),
+            claim_reasons=tuple(
+                Reason(
+                    code=each.code,
+                    sentence=f"ResourceClaim {claim.namespace}/{claim.name} is not allocated for "
+                    f"pod {pod.name}: {each.what}",
+                    regarding=claim.reference,
+                    advice=each.advice,
+                )
+                for each in dict.fromkeys(blocked)
+                for name in each.claims
+                if (claim := self._world.claim(pod.namespace, name)) is not None
+            ),
+            claims=tuple(reports),
+            nodes=nodes or {},
+        )
+
+
+def _undecided(
+    unknown: Sequence[str],
+    reports: Sequence[ClaimReport],
+    nodes: Nodes,
+) -> Explanation:
+    return Explanation(
+        verdict=Verdict.UNDECIDED, claims=tuple(reports), nodes=nodes, unknown=tuple(unknown)
+    )
+
+
+def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
+    """Return the claims that exclude nodes, although no pod uses them: they may be deallocated."""
+    excluding = {
+        problem.detail
+        for problem in nodes.values()
+        if problem is not None and problem.problem is NodeProblem.CLAIM
+    }
+    return [
+        f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
+        f"might allocate it again"
+        for claim in allocated
+        if claim.name in excluding and not claim.consumers
+    ]
+
+
+def _candidates(trial: Trial) -> list[str]:
+    """Return the nodes with enough free devices, or a selector error, for each request."""
+    able = trial.able_for_all()
+    for _, _, exact in trial.exact():
+        for error in trial.analysis(exact).errors:
+            able.update(error.nodes)
+    return [name for name in trial.usable() if name in able]
+
+
+def _uncertain(trial: Trial) -> str:
+    """Return an unknown fact that makes every reason uncertain, or the empty string."""
+    for each in trial.wanted:
+        if not each.requests:
+            return f"{each.origin} has no requests, or could not be read"
+    if names := trial.world.unreadable():
+        return f"ResourceSlice {names[0]} could not be read"
+    for pool in trial.not_ready():
+        if pool.state is PoolState.INCOMPLETE and trial.concerns(pool):
+            driver, name = pool.identity
+            return f"pool {name} of driver {driver} is incomplete: slices are missing"
+    return ""

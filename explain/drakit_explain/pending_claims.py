@@ -1,0 +1,326 @@
+"""
+The claims of a pod as the scheduler finds them, and their problems before any search.
+
+A claim may be missing, not created yet, of another pod, or about to go; its class may be missing.
+Extended resources that a DeviceClass provides count as claims, because the scheduler makes one.
+
+Whether there are devices is decided in :mod:`.pending`.
+
+It must not know clients, clocks, or Events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from drakit.quantity import quantity_units
+from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.core_projection import ADMIN_ACCESS
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
+    NamespaceFacts,
+    NodeFacts,
+    PodClaim,
+    PodFacts,
+    QuotaFacts,
+    Request,
+    TemplateFacts,
+)
+from drakit_explain.world import Name, World
+
+__all__ = (
+    "Wanted",
+    "classes_missing",
+    "exact_requests",
+    "extended",
+    "missing_classes",
+    "of_other_pod",
+    "resolve",
+)
+
+_OF_CLASS = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the extended resource that each DeviceClass provides by its name."""
+
+_QUOTA_OF_CLASS = ".deviceclass.resource.k8s.io/devices"
+_QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
+
+_QUOTA_OF_ALL = 32
+"""Devices that a request for all devices counts in a quota: the most that a claim can have."""
+
+_UNIT = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A claim of a pod that must be allocated."""
+
+    origin: str
+    name: str
+    requests: tuple[Request, ...]
+    constraints: tuple[Constraint, ...] = ()
+    claim: str = ""
+    """The name of the ResourceClaim, if it has been created."""
+
+
+def resolve(
+    pod: PodFacts, each: PodClaim, world: World, *, settled: bool
+) -> Wanted | Finding | ClaimFacts | None:
+    """
+    Find a claim of a pod; None if it needs none.
+
+    :param settled: the pod is old enough for a missing claim to be a problem.
+    """
+    if each.needless:
+        return None
+    name = each.claim or each.generated
+    claim = world.claim(pod.namespace, name) if name is not None else None
+    if claim is not None and (problem := of_other_pod(claim, each, pod)):
+        return problem
+    if claim is not None and claim.deleting:
+        return Finding(
+            code=Code.CLAIM_BEING_DELETED,
+            what=f'ResourceClaim "{claim.name}" {_for(each)} is being deleted; '
+            f"when the deletion ends, create the claim or the pod again",
+        )
+    if claim is not None and claim.allocated:
+        return claim
+    if each.template is not None:
+        return _from_template(pod, each, claim, world, settled=settled)
+    if claim is None:
+        return Finding(
+            code=Code.RESOURCE_CLAIM_MISSING,
+            what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
+            f'namespace "{pod.namespace}"; create it or correct resourceClaimName',
+        )
+    return _wanted(f'claim "{claim.name}"', each.name, claim)
+
+
+def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | None:
+    """Return a problem if a claim that should be made for this pod was made for another one."""
+    if each.generated is None or claim.owner_uid in ("", pod.uid):
+        return None
+    return Finding(
+        code=Code.CLAIM_OF_OTHER_POD,
+        what=f'ResourceClaim "{claim.name}" {_for(each)} was created for another pod '
+        f'with the name "{claim.owner_pod}"; delete that claim and create the pod again',
+    )
+
+
+def _for(each: PodClaim) -> str:
+    return f'for pod claim "{each.name}"'
+
+
+def _from_template(
+    pod: PodFacts, each: PodClaim, claim: ClaimFacts | None, world: World, *, settled: bool
+) -> Wanted | Finding:
+    assert each.template is not None
+    template = world.template(pod.namespace, each.template)
+    # The claim may outlive its template, or not be created yet: take what there is.
+    source = claim or template
+    if source is None:
+        return Finding(
+            code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
+            what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
+            f'does not exist in namespace "{pod.namespace}"; create it or correct '
+            f"resourceClaimTemplateName",
+        )
+    if claim is None and template is not None and each.generated is None:
+        problem = _not_created(each, template, world, settled=settled)
+        if problem is not None:
+            return problem
+    return _wanted(f'claim template "{each.template}"', each.name, source)
+
+
+def _not_created(
+    each: PodClaim, template: TemplateFacts, world: World, *, settled: bool
+) -> Finding | None:
+    """Return why the claim of a template is not created; None if it may be created right now."""
+    namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
+    asks = any(exact.admin_access for one in template.requests for _, exact in exact_requests(one))
+    if asks and namespace is not None and not namespace.admin_access:
+        return Finding(
+            code=Code.ADMIN_ACCESS_DENIED,
+            what=f'claim template "{template.name}" {_for(each)} asks for admin '
+            f'access, which namespace "{template.namespace}" does not allow; ask an admin to set '
+            f'the label {ADMIN_ACCESS}: "true" on the namespace',
+        )
+    if not settled:
+        return None
+    for quota in world.of(QuotaFacts).values():
+        if quota.namespace == template.namespace and (what := _exceeded(quota, template)):
+            return Finding(
+                code=Code.QUOTA_EXCEEDED,
+                what=f'no ResourceClaim can be created from claim template "{template.name}" '
+                f"{_for(each)}, because {what}; delete claims that are not needed, or ask an admin "
+                f"for more",
+            )
+    cause = "an exceeded ResourceQuota"
+    if asks and namespace is None:
+        cause += f', or a namespace without the label {ADMIN_ACCESS}: "true" for admin access'
+    return Finding(
+        code=Code.RESOURCE_CLAIM_NOT_CREATED,
+        what=f'no ResourceClaim has been created from claim template "{template.name}" '
+        f"{_for(each)}; the Event FailedResourceClaimCreation of the pod has the cause, such as "
+        f"{cause}; if there is no such Event, check that the kube-controller-manager is "
+        f"running",
+    )
+
+
+def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
+    """Return what of a quota a claim of this template would exceed, as a clause."""
+    used = {amount.name: quantity_units(amount.quantity) for amount in quota.used}
+    usage = _usage(template.requests)
+    for hard in quota.hard:
+        needed = usage.get(hard.name, 0)
+        taken = used.get(hard.name, 0)
+        if needed and taken + needed * _UNIT > quantity_units(hard.quantity):
+            return (
+                f'ResourceQuota "{quota.name}" allows {hard.quantity} of {hard.name}, '
+                f"the namespace uses {taken // _UNIT}, and the claim needs {needed}"
+            )
+    return ""
+
+
+def _usage(requests: Sequence[Request]) -> dict[str, int]:
+    """Return what a claim counts in quotas: for alternatives, the largest one of each class."""
+    usage = {_QUOTA_OF_CLAIMS: 1}
+    for request in requests:
+        largest: dict[str, int] = {}
+        for _, exact in exact_requests(request):
+            name = f"{exact.device_class}{_QUOTA_OF_CLASS}"
+            count = _QUOTA_OF_ALL if exact.every else exact.count
+            largest[name] = max(largest.get(name, 0), count)
+        for name, count in largest.items():
+            usage[name] = usage.get(name, 0) + count
+    return usage
+
+
+# ---- extended resources
+
+
+def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
+    """Return the extended resources that a DeviceClass provides, and what is not evaluated."""
+    wanted: list[Wanted] = []
+    unknown: list[str] = []
+    if pod.extended_claim is not None:
+        return wanted, unknown
+    for resource in sorted({each.resource for each in pod.extended}):
+        device_class = _class_of(resource, world)
+        if device_class is None:
+            continue  # device plugins provide it, or nobody
+        requests = [each for each in pod.extended if each.resource == resource]
+        if any(each.init for each in requests):
+            unknown.append(f"extended resource {resource} of init containers")
+        elif _by_device_plugin(resource, world):
+            unknown.append(
+                f"extended resource {resource}, which device plugins on nodes also provide"
+            )
+        else:
+            wanted.append(
+                Wanted(
+                    origin=f'extended resource "{resource}"',
+                    name=resource,
+                    requests=tuple(
+                        Request(
+                            name=each.container, device_class=device_class.name, count=each.amount
+                        )
+                        for each in requests
+                    ),
+                )
+            )
+    return wanted, unknown
+
+
+def _class_of(resource: str, world: World) -> ClassFacts | None:
+    """Return the class that provides a resource: of several, the youngest, then by name."""
+    classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]
+    if classes:
+        youngest = max(one.created for one in classes)
+        return min((one for one in classes if one.created == youngest), key=lambda one: one.name)
+    if resource.startswith(_OF_CLASS):
+        return world.device_class(resource.removeprefix(_OF_CLASS))
+    return None
+
+
+def _by_device_plugin(resource: str, world: World) -> bool:
+    return any(
+        amount.name == resource and amount.quantity != "0"
+        for node in world.of(NodeFacts).values()
+        for amount in node.allocatable
+    )
+
+
+# ---- requests
+
+
+def classes_missing(
+    origin: str, request: Request, world: World, *, claim: ClaimFacts | None = None
+) -> Iterator[Finding]:
+    """Return the classes of a request that do not exist. `claim` has the request, if it exists."""
+    for name, each in exact_requests(request):
+        if each.device_class and world.device_class(each.device_class) is None:
+            yield Finding(
+                code=Code.DEVICE_CLASS_MISSING,
+                what=f'DeviceClass "{each.device_class}" of {origin}, request "{name}", does not '
+                f"exist",
+                advice="create it or correct deviceClassName"
+                if claim is None or not claim.for_extended
+                else _advice_on_resource(each.device_class, claim, world),
+            )
+
+
+def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
+    """Return what helps if this class of a claim for extended resources does not exist. The claim
+    does not name the resources, but its pod does."""
+    pod = world.pod(claim.namespace, claim.owner_pod or "")
+    found = sorted({each.resource for each in pod.extended}) if pod is not None else []
+    create = "create the class"
+    if (by_name := f"{_OF_CLASS}{missing}") in found:
+        found = [by_name]
+    else:
+        create += " with this extendedResourceName"
+        found = [
+            each
+            for each in found
+            if not each.startswith(_OF_CLASS)
+            and _class_of(each, world) is None
+            and not _by_device_plugin(each, world)
+        ]
+    resource = " or ".join(f'"{each}"' for each in found)
+    named = f"extended resource {resource}" if resource else "an extended resource"
+    return (
+        f'the scheduler created the claim for {named} of pod "{claim.owner_pod}"; {create}, or '
+        f"correct the resource name in the limits of the pod"
+    )
+
+
+def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason]:
+    """Return why no claim with these requests can be allocated, whatever pod waits for it."""
+    origin = f"{of.reference.kind} {of.namespace}/{of.name}"
+    claim = of if isinstance(of, ClaimFacts) else None
+    return [
+        Reason(code=each.code, sentence=each.what, regarding=of.reference, advice=each.advice)
+        for request in of.requests
+        for each in classes_missing(origin, request, world, claim=claim)
+    ]
+
+
+def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
+    """Return a request, or its alternatives, by full name."""
+    if not request.alternatives:
+        yield request.name, request
+    for each in request.alternatives:
+        yield f"{request.name}/{each.name}", each
+
+
+def _wanted(origin: str, name: str, source: ClaimFacts | TemplateFacts) -> Wanted:
+    return Wanted(
+        origin=origin,
+        name=name,
+        requests=source.requests,
+        constraints=source.constraints,
+        claim=source.name if isinstance(source, ClaimFacts) else "",
+    )

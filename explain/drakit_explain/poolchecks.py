@@ -1,0 +1,230 @@
+"""
+Problems of published pools: of a node, of a ResourceSlice, and counted for the cluster.
+
+A pool that is being updated is incomplete for a moment, so each state counts only if it lasts; the
+caller measures that. Whether the driver of a slice is installed on its node cannot be known: no
+API object lists the drivers of a node. A slice of a node that does not exist can be known.
+
+:mod:`.pools` decides which slices count, as the scheduler does. It must not know clients, clocks,
+or Events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
+
+from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.model import NodeFacts, PoolID, SliceFacts
+from drakit_explain.pools import NodePool, NodeView, PoolState
+from drakit_explain.world import World
+
+__all__ = ("PoolCondition", "node_of_slice", "node_problems", "pool_conditions", "slice_problems")
+
+
+class PoolCondition(StrEnum):
+    """The state of a pool; of several, the first in this order."""
+
+    NODE_MISSING = "node-missing"
+    """Its node does not exist."""
+
+    CONFLICTING = "conflicting"
+    """Other nodes publish pools of the same name."""
+
+    INVALID = "invalid"
+    """It contradicts itself."""
+
+    INCOMPLETE = "incomplete"
+    """Fewer or more slices exist than resourceSliceCount states."""
+
+    OUTDATED = "outdated"
+    """It is complete, but slices of an older generation remain."""
+
+    READY = "ready"
+
+
+def node_of_slice(of: SliceFacts) -> str:
+    """Return the node that a slice names; empty if it is for several nodes."""
+    return of.place.node if of.place is not None else ""
+
+
+def node_problems(node: NodeFacts, world: World) -> list[Reason]:
+    """Return what is wrong with the pools that a node publishes."""
+    view = world.views()[node.name]
+    found = [
+        (identity, finding)
+        for identity in _pools_of(node.name, world)
+        if (finding := _finding(identity, view, world, _rivals(identity, world))) is not None
+    ]
+    return [
+        Reason(
+            code=finding.code,
+            sentence=f"pool {identity.pool} of driver {identity.driver} {finding.what}",
+            regarding=node.reference,
+            transient=f"{finding.code} {identity.driver} {identity.pool}",
+        )
+        for identity, finding in found
+    ]
+
+
+def slice_problems(of: SliceFacts, world: World) -> list[Reason]:
+    """Return the missing node of a slice: once for a pool, at its first slice by name."""
+    node = node_of_slice(of)
+    if not node or not world.of(NodeFacts) or world.node(node) is not None:
+        return []
+    if of.name != min(each.name for each in _of_node(of.of_pool, node, world)):
+        return []
+    return [
+        Reason(
+            code=Code.NODE_GONE,
+            sentence=f"pool {of.pool} of driver {of.driver} is for node {node}, which does not "
+            f"exist; delete its ResourceSlices if the node does not return (Kubernetes does so "
+            f"if the Node is their owner)",
+            regarding=of.reference,
+            transient=Code.NODE_GONE,
+        )
+    ]
+
+
+def pool_conditions(world: World) -> Mapping[PoolCondition, int]:
+    """Count the pools by condition; pools of one name on two nodes are two."""
+    found = Counter(dict.fromkeys(PoolCondition, 0))
+    views = world.views()
+    rivals: dict[PoolID, Collection[str]] = {}  # once for each pool: all nodes may have one name
+    for name in world.nodes_with_slices():
+        view = views.get(name)
+        for identity in _pools_of(name, world):
+            if view is None:
+                found[PoolCondition.NODE_MISSING] += 1
+                continue
+            if identity not in rivals:
+                rivals[identity] = _rivals(identity, world)
+            found[_condition(identity, view, world, rivals[identity])] += 1
+    shared = {
+        pool.identity: _STATES[pool.state]
+        for view in views.values()
+        for pool in world.pools_of_node(view)
+        if pool.identity not in rivals
+    }
+    found.update(shared.values())
+    return found
+
+
+_STATES = {
+    PoolState.READY: PoolCondition.READY,
+    PoolState.INCOMPLETE: PoolCondition.INCOMPLETE,
+    PoolState.INVALID: PoolCondition.INVALID,
+}
+
+
+def _pools_of(node: str, world: World) -> list[PoolID]:
+    return sorted({each.of_pool for each in world.slices_of_node(node)})
+
+
+def _condition(
+    identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
+) -> PoolCondition:
+    if rivals:
+        return PoolCondition.CONFLICTING
+    pool = _pool_of_node(identity, view, world)
+    condition = _STATES[pool.state] if pool is not None else PoolCondition.OUTDATED
+    if condition is PoolCondition.READY and _has_older(_of_node(identity, view.name, world)):
+        return PoolCondition.OUTDATED
+    return condition
+
+
+def _finding(
+    identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
+) -> Finding | None:
+    """Return what is wrong with a pool of a node, as the rest of a sentence about it."""
+    match _condition(identity, view, world, rivals):
+        case PoolCondition.CONFLICTING:
+            first, *more = [each for each in rivals if each != view.name]
+            others = f"node {first} and others" if more else f"node {first}"
+            return Finding(
+                code=Code.POOL_NAME_CONFLICT,
+                what=f"is also published by {others}, and the scheduler treats devices with the "
+                f"same name as one device; configure the driver to name its pools after their "
+                f"nodes",
+            )
+        case PoolCondition.INVALID:
+            pool = _pool_of_node(identity, view, world)
+            problem = pool.problem if pool is not None else ""
+            return Finding(
+                code=Code.POOL_INVALID,
+                what=f"is invalid, so no device can be allocated from it: {problem}; correct the "
+                f"driver",
+            )
+        case PoolCondition.INCOMPLETE if not world.unreadable():
+            return Finding(code=Code.POOL_INCOMPLETE, what=_missing(identity, view, world))
+        case PoolCondition.OUTDATED:
+            newest = max(each.generation for each in world.slices_of_pool(identity))
+            return Finding(
+                code=Code.SLICES_OUTDATED,
+                what=f"has slices of older generations than {newest}, and the scheduler ignores "
+                f"their devices; the driver must delete them, so check its log on this node",
+            )
+        case _:
+            return None
+
+
+def _missing(identity: PoolID, view: NodeView, world: World) -> str:
+    """Return why a pool is incomplete; the scheduler compares numbers of slices."""
+    newest = max(each.generation for each in _of_node(identity, view.name, world))
+    slices = [each for each in world.slices_of_pool(identity) if each.generation == newest]
+    stated = sorted({each.pool_slices for each in slices})
+    if len(stated) > 1:
+        counts = ", ".join(map(str, stated))
+        what = f"has slices of generation {newest} with different resourceSliceCount ({counts})"
+    else:
+        what = f"has {len(slices)} of {stated[0]} slices of generation {newest}"
+    return (
+        f"{what}, so no device can be allocated from it; check the log of the driver on this node"
+    )
+
+
+def _rivals(identity: PoolID, world: World) -> list[str]:
+    """
+    Return the nodes that publish different pools of one name; empty if it is one pool.
+
+    One pool may have slices for several nodes: then no node has all of them, and no device occurs
+    on two of them.
+    """
+    by_node: dict[str, list[SliceFacts]] = {}
+    for each in world.slices_of_pool(identity):
+        name = node_of_slice(each)
+        if name and (not world.of(NodeFacts) or world.node(name) is not None):
+            by_node.setdefault(name, []).append(each)
+    if len(by_node) < 2:
+        return []
+    if any(map(_is_complete, by_node.values())) or _has_one_device_twice(by_node.values()):
+        return sorted(by_node)
+    return []
+
+
+def _has_one_device_twice(pools: Iterable[Collection[SliceFacts]]) -> bool:
+    names = [device.name for slices in pools for of in _newest(slices) for device in of.devices]
+    return len(set(names)) < len(names)
+
+
+def _of_node(identity: PoolID, node: str, world: World) -> list[SliceFacts]:
+    return [each for each in world.slices_of_pool(identity) if node_of_slice(each) == node]
+
+
+def _pool_of_node(identity: PoolID, view: NodeView, world: World) -> NodePool | None:
+    return next((each for each in world.pools_of_node(view) if each.identity == identity), None)
+
+
+def _newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
+    newest = max(each.generation for each in slices)
+    return [each for each in slices if each.generation == newest]
+
+
+def _is_complete(slices: Collection[SliceFacts]) -> bool:
+    current = _newest(slices)
+    return len(current) == current[0].pool_slices
+
+
+def _has_older(slices: Collection[SliceFacts]) -> bool:
+    return len(_newest(slices)) < len(slices)

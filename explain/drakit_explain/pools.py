@@ -1,0 +1,189 @@
+"""
+The pools of a node: the slices that count, in the scheduler's order, and what is wrong with them.
+
+It follows ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the highest
+generation counts, a pool without all of its slices is *incomplete*, and one that contradicts itself
+is *invalid*. Nothing is allocated from either.
+
+It must not know clients, claims, selectors, or the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from drakit.quantity import quantity_units
+from drakit_explain.model import Place, PoolID, SliceFacts
+from drakit_formats.resource.nodeselector import selects_node
+
+__all__ = ("Counter", "NodePool", "NodeView", "PoolState", "place_includes", "pools_of_node")
+
+
+class Counter(NamedTuple):
+    """A counter of a pool."""
+
+    counter_set: str
+    counter: str
+
+
+class PoolState(Enum):
+    """Whether devices are allocated from a pool."""
+
+    READY = "ready"
+    INCOMPLETE = "incomplete"
+    INVALID = "invalid"
+
+
+class NodeView(NamedTuple):
+    """The name and labels of a node, with which the place of a device is compared."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePool:
+    """A pool as the scheduler sees it for one node."""
+
+    identity: PoolID
+    state: PoolState = PoolState.READY
+    problem: str = ""
+    """Why the pool is invalid, as a clause; empty if it is valid."""
+
+    node: NodeView
+    slices: tuple[SliceFacts, ...] = ()
+    """With devices for the node, by name."""
+
+    elsewhere: tuple[SliceFacts, ...] = ()
+    """Slices of the same generation for other nodes. Their devices consume the same counters."""
+
+    counters: Mapping[Counter, int] = field(default_factory=dict[Counter, int])
+    """The pool's shared counters, in billionths."""
+
+    def reaches(self, of: SliceFacts, index: int) -> bool:
+        """Return whether the node can use a device of one of these slices."""
+        return not of.by_device or place_includes(_place(of, index), self.node)
+
+
+def _place(of: SliceFacts, index: int) -> Place | None:
+    return of.devices.places[index] if of.devices.places else None
+
+
+def place_includes(place: Place | None, node: NodeView) -> bool:
+    """Return whether a node is one of a place; no place that we know includes none."""
+    if place is None:
+        return False
+    if place.node:
+        return place.node == node.name
+    if place.every or place.selector is None:
+        return place.every
+    return selects_node(place.selector, name=node.name, labels=node.labels)
+
+
+def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool]:
+    """
+    Return the pools with slices for a node, in the order in which they are searched.
+
+    :param slices: of the whole cluster, or at least all slices of each pool that has one for the
+        node.
+    """
+    pools: dict[PoolID, list[SliceFacts]] = {}
+    for each in slices:
+        pools.setdefault(each.of_pool, []).append(each)
+    found = [
+        pool
+        for identity, of_pool in pools.items()
+        if (pool := _pool(identity, of_pool, node)) is not None
+    ]
+    found.sort(key=lambda pool: (_has_binding(pool), pool.identity))
+    return found
+
+
+def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> NodePool | None:
+    relevant = [each for each in slices if _concerns(each, node)]
+    if not relevant:
+        return None
+    newest = max(each.generation for each in relevant)
+    current = [each for each in relevant if each.generation == newest]
+    elsewhere: list[SliceFacts] = []
+    if len(current) != current[0].pool_slices:
+        if any(each.generation > newest for each in slices):
+            return None  # a newer generation has nothing for this node
+        mine = {each.name for each in current}
+        elsewhere = [each for each in slices if each.generation == newest and each.name not in mine]
+        if len(current) + len(elsewhere) != current[0].pool_slices:
+            return NodePool(identity=identity, state=PoolState.INCOMPLETE, node=node)
+    current.sort(key=lambda each: each.name)
+    with_devices = [each for each in current if not _has_only_counters(each)]
+    problem = _problem(with_devices, current, elsewhere)
+    if problem:
+        return NodePool(identity=identity, state=PoolState.INVALID, problem=problem, node=node)
+    return NodePool(
+        identity=identity,
+        node=node,
+        slices=tuple(with_devices),
+        elsewhere=tuple(elsewhere),
+        counters=_counters(current),
+    )
+
+
+def _concerns(each: SliceFacts, node: NodeView) -> bool:
+    if _has_only_counters(each):
+        return True
+    if each.place is not None:
+        return place_includes(each.place, node)
+    return each.by_device and any(place_includes(place, node) for place in each.devices.places)
+
+
+def _has_only_counters(each: SliceFacts) -> bool:
+    """Return whether a slice only has counters; since Kubernetes 1.35, none has devices as well."""
+    return bool(each.counter_sets) and not len(each.devices)
+
+
+def _counters(slices: Iterable[SliceFacts]) -> dict[Counter, int]:
+    return {
+        Counter(counters.name, amount.name): quantity_units(amount.quantity)
+        for each in slices
+        for counters in each.counter_sets
+        for amount in counters.counters
+    }
+
+
+def _problem(
+    with_devices: Sequence[SliceFacts],
+    current: Sequence[SliceFacts],
+    elsewhere: Sequence[SliceFacts],
+) -> str:
+    """Return the first contradiction, in the order in which the scheduler finds them."""
+    names: set[str] = set()
+    for each in with_devices:
+        for name in each.devices.names:
+            if name in names:
+                return f"two of its devices have the name {name}"
+            names.add(name)
+    sets: dict[str, set[str]] = {}
+    for each in current:
+        for counters in each.counter_sets:
+            if counters.name in sets:
+                return f"two of its counter sets have the name {counters.name}"
+            sets[counters.name] = {amount.name for amount in counters.counters}
+    missing = _missing_counters((*current, *elsewhere), sets)
+    return next(missing, "")
+
+
+def _missing_counters(slices: Iterable[SliceFacts], sets: Mapping[str, set[str]]) -> Iterator[str]:
+    for each in slices:
+        for device in each.devices if each.devices.consumes else ():
+            for consumed in device.consumes:
+                what = f"device {device.name} consumes counter set {consumed.name}"
+                if consumed.name not in sets:
+                    yield f"{what}, which the pool does not have"
+                elif unknown := {each.name for each in consumed.counters} - sets[consumed.name]:
+                    yield f"{what}, which has no counter {min(unknown)}"
+
+
+def _has_binding(pool: NodePool) -> bool:
+    return any(group.kind.binding for each in pool.slices for group in each.devices.groups)

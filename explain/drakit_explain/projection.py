@@ -1,0 +1,399 @@
+"""
+From raw objects of ``resource.k8s.io`` to the facts of :mod:`.model`.
+
+Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
+repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
+is what devices that are alike have in common: capacities, counters, taints.
+
+:mod:`.core_projection` reads pods, nodes, namespaces and quotas.
+
+It must not know clients, or what is done with the facts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from sys import intern
+from typing import TypeVar
+
+from drakit_explain.model import (
+    PREVENTING,
+    Amount,
+    AttributeFact,
+    CapacityFacts,
+    CapacityPolicy,
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
+    Consumer,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceID,
+    DeviceKind,
+    Devices,
+    ListValue,
+    Place,
+    Request,
+    Result,
+    Share,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+    Toleration,
+    Version,
+)
+from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.versions import VERSIONS, from_version, requests_from_version
+
+__all__ = (
+    "FOR_EXTENDED",
+    "amounts",
+    "finalizers",
+    "once",
+    "project_claim",
+    "project_class",
+    "project_slice",
+    "project_taint_rule",
+    "project_template",
+)
+
+Shared = TypeVar("Shared")
+
+MAX_EXPRESSION = 2048
+"""Characters of a selector; one that tests a dozen attributes has fewer."""
+
+_EVERYWHERE = Place(every=True)
+
+FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+"""The annotation of claims that the scheduler makes for extended resources."""
+
+
+def finalizers(metadata: Object) -> tuple[str, ...]:
+    return once(tuple(str(each) for each in metadata.get("finalizers") or ()))
+
+
+def project_taint_rule(body: Object) -> TaintRuleFacts:
+    """Project a DeviceTaintRule."""
+    metadata, spec = child(body, "metadata"), child(body, "spec")
+    selector, taint = child(spec, "deviceSelector"), child(spec, "taint")
+    return TaintRuleFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        taint=TaintFacts(
+            key=text(taint, "key"), effect=text(taint, "effect"), value=text(taint, "value")
+        ),
+        driver=text(selector, "driver"),
+        pool=text(selector, "pool"),
+        device=text(selector, "device"),
+        selective=spec.get("deviceSelector") is not None,
+        unsupported=bool(selector.get("deviceClassName") or selector.get("selectors")),
+    )
+
+
+def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
+    """Project a ResourceClaim of a version."""
+    metadata, status = child(body, "metadata"), child(body, "status")
+    spec = requests_from_version(child(body, "spec"), version)
+    allocation = status.get("allocation")
+    owner = next(
+        (
+            reference
+            for reference in children(metadata, "ownerReferences")
+            if reference.get("kind") == "Pod" and reference.get("controller")
+        ),
+        None,
+    )
+    results = children(allocation or {}, "devices", "results")
+    taken = [result for result in results if not result.get("adminAccess")]
+    conditions = {
+        _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
+    }
+    return ClaimFacts(
+        namespace=intern(text(metadata, "namespace")),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        requests=_requests(spec),
+        constraints=_constraints(spec),
+        allocated=allocation is not None,
+        devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
+        shares=tuple(
+            Share(
+                device=_device_id(result),
+                consumed=amounts(child(result, "consumedCapacity")),
+            )
+            for result in taken
+            if result.get("shareID")
+        ),
+        results=tuple(
+            _result(result, conditions.get(_device_key(result), [])) for result in results
+        ),
+        reserved_for=tuple(
+            consumer["name"]
+            for consumer in children(status, "reservedFor")
+            if consumer.get("resource") == "pods"
+        ),
+        consumers=tuple(
+            Consumer(
+                intern(text(consumer, "resource")), text(consumer, "name"), text(consumer, "uid")
+            )
+            for consumer in children(status, "reservedFor")
+        ),
+        owner_pod=text(owner, "name") if owner is not None else None,
+        owner_uid=text(owner, "uid") if owner is not None else "",
+        for_extended=text(metadata, "annotations", FOR_EXTENDED) == "true",
+        deleting=bool(metadata.get("deletionTimestamp")),
+        finalizers=finalizers(metadata),
+        nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,
+    )
+
+
+def _device_key(entry: Object) -> tuple[str, ...]:
+    return tuple(text(entry, name) for name in ("driver", "pool", "device", "shareID"))
+
+
+def _result(result: Object, conditions: list[Object]) -> Result:
+    true = {text(each, "type") for each in conditions if text(each, "status") == "True"}
+    return Result(
+        request=intern(text(result, "request")),
+        device=_device_id(result),
+        tolerations=once(tuple(_toleration(each) for each in children(result, "tolerations"))),
+        outstanding=once(
+            tuple(each for each in result.get("bindingConditions") or () if each not in true)
+        ),
+        failed=once(
+            tuple(each for each in result.get("bindingFailureConditions") or () if each in true)
+        ),
+    )
+
+
+def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
+    """Project a ResourceClaimTemplate of a version."""
+    metadata = child(body, "metadata")
+    spec = requests_from_version(child(body, "spec", "spec"), version)
+    return TemplateFacts(
+        namespace=intern(text(metadata, "namespace")),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        requests=_requests(spec),
+        constraints=_constraints(spec),
+    )
+
+
+def project_class(body: Object) -> ClassFacts:
+    """Project a DeviceClass."""
+    metadata, spec = child(body, "metadata"), child(body, "spec")
+    return ClassFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        selectors=_selectors(spec),
+        extended_resource=text(spec, "extendedResourceName"),
+        created=text(metadata, "creationTimestamp"),
+    )
+
+
+def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
+    """Project a ResourceSlice of a version."""
+    metadata, spec = child(body, "metadata"), child(from_version(body, version), "spec")
+    driver, pool = intern(text(spec, "driver")), child(spec, "pool")
+    by_device = bool(spec.get("perDeviceNodeSelection"))
+    return SliceFacts(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        driver=driver,
+        pool=intern(text(pool, "name")),
+        generation=int(pool.get("generation") or 0),
+        pool_slices=int(pool.get("resourceSliceCount") or 1),
+        place=_place(spec),
+        by_device=by_device,
+        devices=Devices.of(
+            [_device(each, by_device=by_device) for each in children(spec, "devices")]
+        ),
+        counter_sets=tuple(
+            _counter_set(text(counters, "name"), counters)
+            for counters in children(spec, "sharedCounters")
+        ),
+    )
+
+
+def _place(body: Object) -> Place | None:
+    """Read which nodes a slice or a device is for; None if there is no such field."""
+    if node := text(body, "nodeName"):
+        return Place(node=intern(node))
+    if body.get("allNodes"):
+        return _EVERYWHERE
+    if (selector := body.get("nodeSelector")) is not None:
+        return Place(selector=selector)
+    return None
+
+
+def _constraints(spec: Object) -> tuple[Constraint, ...]:
+    return tuple(_constraint(each) for each in children(spec, "devices", "constraints"))
+
+
+def _constraint(body: Object) -> Constraint:
+    distinct = text(body, "distinctAttribute")
+    return Constraint(
+        attribute=intern(distinct or text(body, "matchAttribute")),
+        distinct=bool(distinct),
+        requests=tuple(intern(str(name)) for name in body.get("requests") or ()),
+    )
+
+
+def _requests(spec: Object) -> tuple[Request, ...]:
+    return tuple(_request(request) for request in children(spec, "devices", "requests"))
+
+
+def _request(request: Object) -> Request:
+    if alternatives := children(request, "firstAvailable"):
+        return Request(
+            name=request["name"],
+            device_class="",
+            alternatives=tuple(_exact(entry["name"], entry) for entry in alternatives),
+        )
+    return _exact(request["name"], child(request, "exactly"))
+
+
+def _exact(name: str, body: Object) -> Request:
+    every = body.get("allocationMode") == "All"
+    return Request(
+        name=name,
+        device_class=intern(text(body, "deviceClassName")),
+        count=0 if every else int(body.get("count") or 1),
+        selectors=_selectors(body),
+        admin_access=bool(body.get("adminAccess")),
+        tolerations=tuple(_toleration(entry) for entry in children(body, "tolerations")),
+        capacity=amounts(child(body, "capacity", "requests")),
+        unsupported=_unsupported(body),
+    )
+
+
+def _unsupported(body: Object) -> str:
+    """Return the part of a request that drakit does not support, or the empty string."""
+    mode = text(body, "allocationMode")
+    if mode not in ("", "ExactCount", "All"):
+        return f"allocation mode {mode}"
+    return "derivedAttributes" if body.get("derivedAttributes") else ""
+
+
+def _toleration(body: Object) -> Toleration:
+    return Toleration(
+        key=text(body, "key"),
+        operator=text(body, "operator") or "Equal",
+        value=text(body, "value"),
+        effect=text(body, "effect"),
+        seconds=body.get("tolerationSeconds"),
+    )
+
+
+def _selectors(body: Object) -> tuple[str, ...]:
+    return tuple(_kept(text(entry, "cel", "expression")) for entry in children(body, "selectors"))
+
+
+def _kept(expression: str) -> str:
+    """
+    Return an expression, or the empty one where it is too long: its result is unknown.
+
+    Only short ones are kept, because a tenant can fill 1.5 MiB of a claim with expressions.
+    """
+    return intern(expression) if len(expression) <= MAX_EXPRESSION else ""
+
+
+def _device_id(result: Object) -> DeviceID:
+    return DeviceID(intern(result["driver"]), intern(result["pool"]), intern(result["device"]))
+
+
+def _device(device: Object, *, by_device: bool) -> DeviceFacts:
+    attributes = child(device, "attributes")
+    values = tuple(_attribute(value) for value in attributes.values())
+    return DeviceFacts(
+        name=device["name"],
+        kind=once(
+            DeviceKind(
+                attributes=tuple(intern(name) for name in attributes),
+                capacity=tuple(
+                    _capacity(intern(name), value)
+                    for name, value in child(device, "capacity").items()
+                ),
+                shareable=bool(device.get("allowMultipleAllocations")),
+                binding=device.get("bindingConditions") is not None,
+                binds_to_node=bool(device.get("bindsToNode")),
+                unusual=any(value is None or isinstance(value, ListValue) for value in values),
+            )
+        ),
+        values=values,
+        taints=once(
+            tuple(
+                TaintFacts(
+                    key=text(taint, "key"), effect=taint["effect"], value=text(taint, "value")
+                )
+                for taint in children(device, "taints")
+                if taint.get("effect") in PREVENTING
+            )
+        ),
+        consumes=once(
+            tuple(
+                _counter_set(text(counters, "counterSet"), counters)
+                for counters in children(device, "consumesCounters")
+            )
+        ),
+        place=_place(device) if by_device else None,
+    )
+
+
+@lru_cache(maxsize=1024)
+def once(facts: Shared) -> Shared:
+    """Return the first of all equal facts: devices of a kind share them."""
+    return facts
+
+
+def _capacity(name: str, body: Object) -> CapacityFacts:
+    policy = child(body, "requestPolicy")
+    span = child(policy, "validRange")
+    return CapacityFacts(
+        name=name,
+        value=text(body, "value"),
+        policy=CapacityPolicy(
+            default=text(policy, "default") or None,
+            valid_values=tuple(str(value) for value in children(policy, "validValues")),
+            min=text(span, "min") or None,
+            max=text(span, "max") or None,
+            step=text(span, "step") or None,
+        )
+        if policy
+        else None,
+    )
+
+
+def _counter_set(name: str, body: Object) -> CounterSetFacts:
+    return CounterSetFacts(
+        name=intern(name),
+        counters=tuple(
+            Amount(intern(counter), intern(text(value, "value")))
+            for counter, value in child(body, "counters").items()
+        ),
+        grouped=bool(body.get("compatibilityGroups")),
+    )
+
+
+def amounts(body: Object) -> tuple[Amount, ...]:
+    return tuple(Amount(intern(name), intern(str(quantity))) for name, quantity in body.items())
+
+
+def _attribute(value: Object) -> AttributeFact | None:
+    for kind, fact in value.items():
+        match kind:
+            case "string" | "int" | "bool":
+                return fact
+            case "version":
+                return _version(fact)
+            case "strings" | "ints" | "bools" | "versions":
+                return ListValue(kind, tuple(fact))
+            case _:
+                continue
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _version(text: str) -> Version:
+    return Version(text)

@@ -1,0 +1,360 @@
+"""
+Single changes that would let a pod fit, proven by the scheduler's search with one fact replaced.
+
+Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
+selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
+named only if the search then allocates. All searches together have a bound, so a remedy may be
+missing, but none is wrong.
+
+Why the pod does not fit is found in :mod:`.shortage`. It must not know clients, clocks, or Events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from drakit_explain.allocation import (
+    MAX_RESULTS,
+    Allocated,
+    NotEvaluatedError,
+    Outcome,
+    SearchedClaim,
+    Selections,
+    tolerates,
+)
+from drakit_explain.availability import needed
+from drakit_explain.devices import bits
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceID,
+    Request,
+    TaintFacts,
+    Toleration,
+)
+from drakit_explain.nodes import NodeProblem, Unusable
+from drakit_explain.selectors import only_driver
+from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
+from drakit_explain.wording import named_holder, shown
+
+__all__ = ("names_of_claims", "proven_remedies")
+
+MAX_DEVICES = 20_000
+"""Devices that all searches for the remedies of one pod look at: about 50 ms."""
+
+MAX_STEPS = 2_000
+"""Devices that one of these searches tries."""
+
+MAX_NODES = 3
+"""Nodes on which one kind of change is tried."""
+
+MAX_CHANGES = 8
+"""Changes of one kind that are tried on a node, such as holders whose claim is gone."""
+
+MAX_REMEDIES = 3
+
+_OWN_TAINTS = "drakit.dev/"
+
+
+class _Remedy(NamedTuple):
+    node: str
+    clause: str
+    """The condition on the node, for a sentence with "if"."""
+
+
+def proven_remedies(
+    trial: Trial, *, reader: str | None, usable_after: Callable[[str], bool]
+) -> str:
+    """
+    Return a clause with the changes of which one is enough; empty if none is proven.
+
+    :param reader: the namespace outside of which holders stay unnamed; None names all.
+    :param usable_after: whether the pod could use a node if the reason against it were resolved.
+    """
+    search = _Remedies(trial, reader, usable_after)
+    found: dict[str, list[str]] = {}
+    kinds = (
+        search.without_failing_selectors,
+        search.without_a_holder,
+        search.with_a_toleration,
+        search.without_a_constraint,
+        search.with_a_smaller_count,
+        search.on_another_node,
+        search.without_a_selector,
+        search.without_a_request,
+    )
+    number = 0
+    for kind in kinds:
+        try:
+            remedy = next(kind(), None)
+        except (NotEvaluatedError, ValueError):
+            continue  # a change reaches devices or selectors that cannot be evaluated
+        if remedy is not None:
+            found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
+            number += 1
+        if number == MAX_REMEDIES:
+            break
+    if not found:
+        return ""
+    parts = [f"on node {node} {', or '.join(clauses)}" for node, clauses in found.items()]
+    return f"the pod would fit {'; or '.join(parts)}"
+
+
+def names_of_claims(trial: Trial) -> tuple[str, ...]:
+    """Return the claims that a remedy may name: none, if the pod has only one to speak of."""
+    wanted = trial.wanted
+    alone = len(wanted) == 1 and not wanted[0].constraints
+    return () if alone else tuple(each.origin for each in wanted)
+
+
+class _Remedies:
+    """Tries changes, each kind in the order in which a reader would apply them."""
+
+    def __init__(
+        self, trial: Trial, reader: str | None, usable_after: Callable[[str], bool]
+    ) -> None:
+        self._trial = trial
+        self._world = trial.world
+        self._reader = reader
+        self._usable_after = usable_after
+        self._left = MAX_DEVICES
+        self._nodes = self._best_nodes()
+
+    def _best_nodes(self) -> list[str]:
+        """Return the usable nodes that lack the least: by devices that match, then free ones."""
+        found = [
+            [self._trial.analysis(exact) for exact in request.alternatives or (request,)]
+            for request in self._trial.requests()
+        ]
+        scores: dict[str, tuple[float, int]] = {}
+        for name in self._trial.usable():
+            matching = free = 0.0
+            for alternatives in found:
+                matching += max(
+                    min(each.matching_by_node.get(name, 0) / needed(each.request), 1)
+                    for each in alternatives
+                )
+                free += max(each.free_by_node.get(name, 0) for each in alternatives)
+            if matching:
+                scores[name] = (-matching, -int(free))
+        return sorted(scores, key=lambda name: (*scores[name], name))[:MAX_NODES]
+
+    def _fits(
+        self,
+        node: str,
+        *,
+        claims: Sequence[SearchedClaim] | None = None,
+        allocated: Allocated | None = None,
+        selections: Selections | None = None,
+    ) -> bool:
+        """Return whether the search allocates on a node; False if the bound is reached."""
+        number = sum(len(each.devices) for pool in self._trial.pools(node) for each in pool.slices)
+        if number > self._left:
+            return False
+        answer = self._trial.allocate(
+            node, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
+        )
+        self._left -= number + answer.steps
+        return answer.outcome is Outcome.FITS
+
+    def _request(self, at: Position, name: str) -> str:
+        wanted = self._trial.wanted
+        of = f" of {wanted[at.claim].origin}" if len(wanted) > 1 else ""
+        return f'request "{name}"{of}'
+
+    # ---- kinds of change
+
+    def without_failing_selectors(self) -> Iterator[_Remedy]:
+        failing = dict.fromkeys(
+            node
+            for _, _, exact in self._trial.exact()
+            for error in self._trial.analysis(exact).errors
+            for node in error.nodes
+        )
+        usable = [name for name in failing if self._trial.nodes.get(name) is None]
+        for node in usable[:MAX_NODES]:
+            if self._fits(node, selections=WithoutErrors(self._world)):
+                yield _Remedy(node, "no selector failed there")
+
+    def without_a_holder(self) -> Iterator[_Remedy]:
+        holders: dict[object, dict[str, ClaimFacts]] = {}
+        for _, _, exact in self._trial.exact():
+            found = self._trial.analysis(exact).for_nodes(self._trial.nodes)
+            for obstacle in (found.allocated, found.partitioned, found.used_up):
+                for uid, claim in obstacle.claims.items():
+                    for pool in _pools(claim):
+                        holders.setdefault(pool, {})[uid] = claim
+        for node in self._nodes if holders else ():
+            of_node: dict[str, ClaimFacts] = {}
+            for pool in self._trial.pools(node):
+                of_node |= holders.get(pool.identity, {})
+            here = list(of_node.values())
+            here.sort(key=self._order)
+            for claim in here[:MAX_CHANGES]:
+                if self._fits(node, allocated=Released(self._world, claim)):
+                    yield _Remedy(node, f"{self._named(claim)} released its devices")
+            if here and self._fits(node, allocated=Released(self._world)):
+                yield _Remedy(node, "other claims released their devices")
+
+    def _order(self, claim: ClaimFacts) -> tuple[object, ...]:
+        """Sort claims that the reader may know first, then those that hold the most."""
+        return (claim.namespace != self._reader, -len(claim.results), claim.namespace, claim.name)
+
+    def _named(self, claim: ClaimFacts) -> str:
+        if self._reader in (None, claim.namespace):
+            return named_holder(claim)
+        return "a claim in another namespace"
+
+    def with_a_toleration(self) -> Iterator[_Remedy]:
+        for node in self._nodes:
+            for at, name, exact in self._trial.exact():
+                taints = self._taints(node, exact)
+                for taint in taints:
+                    claims = self._trial.with_request(at, _tolerating(exact, [taint]))
+                    if self._fits(node, claims=claims):
+                        yield _Remedy(node, _tolerated(self._request(at, name), [taint]))
+                if len(taints) > 1:
+                    claims = self._trial.with_request(at, _tolerating(exact, taints))
+                    if self._fits(node, claims=claims):
+                        yield _Remedy(node, _tolerated(self._request(at, name), taints))
+
+    def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
+        """Return taints of devices on a node that a request selects and does not tolerate."""
+        if not self._trial.analysis(exact).for_nodes(self._trial.nodes).tainted.devices:
+            return []
+        found: dict[tuple[str, str], TaintFacts] = {}
+        for pool in self._trial.pools(node):
+            for each in pool.slices:
+                for index in bits(self._world.selected(exact, each).matches):
+                    device = each.devices[index]
+                    identity = DeviceID(each.driver, each.pool, device.name)
+                    for taint in self._world.taints(identity, device):
+                        if not any(tolerates(one, taint) for one in exact.tolerations):
+                            found[taint.key, taint.effect] = taint
+        return [found[key] for key in sorted(found)][:MAX_CHANGES]
+
+    def without_a_constraint(self) -> Iterator[_Remedy]:
+        wanted = self._trial.wanted
+        several = sum(len(each.constraints) for each in wanted) > 1
+        for node in self._nodes:
+            for number, each in enumerate(wanted):
+                for index, constraint in enumerate(each.constraints[:MAX_CHANGES]):
+                    claims = self._trial.claims()
+                    rest = (*each.constraints[:index], *each.constraints[index + 1 :])
+                    claims[number] = replace(claims[number], constraints=rest)
+                    if self._fits(node, claims=claims):
+                        kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
+                        what = f"{kind} {constraint.attribute}"
+                        yield _Remedy(node, f"{each.origin} did not have the constraint {what}")
+            if several:
+                claims = [replace(each, constraints=()) for each in self._trial.claims()]
+                if self._fits(node, claims=claims):
+                    yield _Remedy(node, "there were no constraints")
+
+    def with_a_smaller_count(self) -> Iterator[_Remedy]:
+        for node in self._nodes:
+            for at, name, exact in self._trial.exact():
+                if most := self._most(node, at, exact):
+                    instead = "all devices" if exact.every else str(exact.count)
+                    what = self._request(at, name)
+                    yield _Remedy(node, f"{what} asked for {most} instead of {instead}")
+
+    def _most(self, node: str, at: Position, exact: Request) -> int:
+        """Return the highest count with which a request would fit; 0 if there is none."""
+        least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
+        most = min(most, self._trial.analysis(exact).matching_by_node.get(node, 0))
+        while least < most:
+            count = (least + most + 1) // 2
+            claims = self._trial.with_request(at, replace(exact, count=count))
+            if self._fits(node, claims=claims):
+                least = count
+            else:
+                most = count - 1
+        return least
+
+    def on_another_node(self) -> Iterator[_Remedy]:
+        able = self._trial.able_for_all()
+        candidates = (
+            (name, problem)
+            for name in sorted(able)
+            if (problem := self._trial.nodes[name]) is not None
+        )
+        for number, (name, problem) in enumerate(candidates):
+            if number == MAX_CHANGES:
+                return
+            if self._usable_after(name) and self._fits(name):
+                yield _Remedy(name, _usable_if(problem))
+
+    def without_a_selector(self) -> Iterator[_Remedy]:
+        for at, name, exact in self._trial.exact():
+            analysis = self._trial.analysis(exact)
+            failing = bool(analysis.errors)
+            for owner, expression, number in analysis.rejected:
+                if not (number or failing) or only_driver(expression) is not None:
+                    continue
+                for node in self._most_selected(exact, expression):
+                    selections = WithoutSelector(self._world, exact, expression)
+                    if self._fits(node, selections=selections):
+                        whose = self._request(at, name) if owner == "the request" else owner
+                        only = sum(each == owner for each, _, _ in analysis.rejected) == 1
+                        which = "no selector" if only else f"no selector {shown(expression)}"
+                        yield _Remedy(node, f"{whose} had {which}")
+
+    def _most_selected(self, exact: Request, expression: str) -> list[str]:
+        """Return the usable nodes with the most devices once an expression is dropped."""
+        counts: dict[str, int] = {}
+        reachable = self._world.reachable()
+        self._left -= len(reachable)
+        for reach in reachable if self._left > 0 else ():
+            selected = self._world.selected(exact, reach.slice, without=expression)
+            if number := selected.matches.bit_count():
+                for node in reach.nodes:
+                    if self._trial.nodes.get(node) is None:
+                        counts[node] = counts.get(node, 0) + number
+        return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NODES]
+
+    def without_a_request(self) -> Iterator[_Remedy]:
+        if sum(1 for _ in self._trial.requests()) < 2:
+            return
+        for node in self._nodes:
+            for number, each in enumerate(self._trial.wanted):
+                for index, request in enumerate(each.requests[:MAX_CHANGES]):
+                    claims = self._trial.claims()
+                    rest = (*each.requests[:index], *each.requests[index + 1 :])
+                    claims[number] = replace(claims[number], requests=rest)
+                    if self._fits(node, claims=claims):
+                        what = self._request(Position(number, index, None), request.name)
+                        yield _Remedy(node, f"the pod did not have {what}")
+
+
+def _pools(claim: ClaimFacts) -> Iterator[object]:
+    yield from (device.of_pool for device in claim.devices)
+    yield from (share.device.of_pool for share in claim.shares)
+
+
+def _tolerating(exact: Request, taints: Sequence[TaintFacts]) -> Request:
+    added = (Toleration(key=each.key, operator="Exists", effect=each.effect) for each in taints)
+    return replace(exact, tolerations=(*exact.tolerations, *added))
+
+
+def _tolerated(request: str, taints: Sequence[TaintFacts]) -> str:
+    names = ", ".join(f"{each.key}:{each.effect}" for each in taints)
+    plural = "s" if len(taints) > 1 else ""
+    if all(each.key.startswith(_OWN_TAINTS) for each in taints):
+        return f"the taint{plural} {names} of the devices were removed"
+    return f"{request} tolerated the taint{plural} {names}"
+
+
+def _usable_if(problem: Unusable) -> str:
+    match problem.problem:
+        case NodeProblem.SELECTOR:
+            return "the pod's node selector and affinity allowed that node"
+        case NodeProblem.TAINT:
+            return f"the pod tolerated the node's taint {problem.detail}"
+        case NodeProblem.CORDONED:
+            return "that node were not cordoned"
+        case NodeProblem.RESOURCES:
+            return f"that node had enough resources left ({problem.detail})"
+        case NodeProblem.CLAIM:
+            return f"the devices of allocated claim {problem.detail} were available there"

@@ -1,0 +1,466 @@
+"""
+The search of :mod:`.allocation`: it follows the scheduler's allocator step by step.
+
+It keeps the order and the odd cases of the allocator of
+``k8s.io/dynamic-resource-allocation/structured``, because the order decides which selector error is
+reached first. Two things differ. Devices that are alike for all requests are tried once. And the
+search ends after a number of steps, with the answer *undecided*.
+
+It must not know clients, nodes beyond their pools, CEL, or how an answer is worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from drakit_explain.allocation import (
+    MAX_RESULTS,
+    Allocated,
+    Answer,
+    NotEvaluatedError,
+    Outcome,
+    SearchedClaim,
+    Selections,
+    not_supported,
+    tolerates,
+)
+from drakit_explain.capacity import Consumed, consumed_by, fits_capacity, requested_names
+from drakit_explain.constraints import SearchedConstraint, SearchedCounters
+from drakit_explain.devices import bits
+from drakit_explain.model import DeviceFacts, DeviceID, Request, TaintFacts
+from drakit_explain.pools import NodePool, PoolState
+
+__all__ = ("MAX_STEPS", "allocate")
+
+MAX_STEPS = 20_000
+"""Devices that one search tries: about 50 ms."""
+
+MAX_DEVICES = 256
+"""Devices that all claims of a pod take together: the depth of the recursion."""
+
+
+def allocate(
+    claims: Sequence[SearchedClaim],
+    pools: Sequence[NodePool],
+    *,
+    allocated: Allocated,
+    selections: Selections,
+    max_steps: int = MAX_STEPS,
+) -> Answer:
+    """
+    Search devices of a node for all claims of a pod that are not allocated yet.
+
+    :param claims: in the order of the pod's ``spec.resourceClaims``.
+    :param pools: the node's pools, in the order of :func:`.pools.pools_of_node`.
+    """
+    search = _Search(claims, pools, allocated, selections, max_steps)
+    try:
+        search.prepare()
+        found = search.next_device(_At(), alternative=False, start=0)
+    except _FailedError as error:
+        return Answer(
+            outcome=Outcome.FAILED, failure=str(error), device=error.device, steps=search.steps
+        )
+    except NotEvaluatedError as error:
+        return Answer(outcome=Outcome.UNDECIDED, failure=str(error), steps=search.steps)
+    except _BoundError:
+        return Answer(outcome=Outcome.UNDECIDED, steps=search.steps)
+    except _TooManyError:
+        found = False
+    if found:
+        return Answer(outcome=Outcome.FITS, devices=tuple(search.results()), steps=search.steps)
+    if any(pool.state is PoolState.INVALID for pool in pools):
+        bad = next(pool for pool in pools if pool.state is PoolState.INVALID)
+        failure = f"pool {bad.identity.pool} of driver {bad.identity.driver} is invalid: "
+        return Answer(outcome=Outcome.FAILED, failure=failure + bad.problem, steps=search.steps)
+    return Answer(outcome=Outcome.NO_FIT, steps=search.steps)
+
+
+class _FailedError(Exception):
+    def __init__(self, text: str, *, device: DeviceID | None = None) -> None:
+        super().__init__(text)
+        self.device = device
+
+
+class _BoundError(Exception):
+    """The search has tried enough."""
+
+
+class _TooManyError(Exception):
+    """More devices than a claim's allocation can list: other alternatives may need fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """The position of the search: one device of one request of one claim."""
+
+    claim: int = 0
+    request: int = 0
+    alternative: int = 0
+    device: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Candidate:
+    """A device of the node that a request can select; one object a device."""
+
+    identity: DeviceID
+    facts: DeviceFacts
+    pool: NodePool
+    members: int = 0
+    """A bit for each plan that selects it."""
+
+    alike: object = None
+    """Equal for devices that make no difference to the search."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A request, or one alternative, with its candidates in the allocator's order."""
+
+    claim: str
+    request: Request
+    parent: str
+    """The name of the request that has this alternative, or the empty string."""
+
+    candidates: list[_Candidate | _FailedError]
+    count: int
+
+    @property
+    def base(self) -> str:
+        return self.parent or self.request.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.parent}/{self.request.name}" if self.parent else self.request.name
+
+
+class _Search:
+    def __init__(
+        self,
+        claims: Sequence[SearchedClaim],
+        pools: Sequence[NodePool],
+        allocated: Allocated,
+        selections: Selections,
+        max_steps: int,
+    ) -> None:
+        self._claims = claims
+        self._pools = pools
+        self._allocated = allocated
+        self._selections = selections
+        self._max_steps = max_steps
+        self.steps = 0
+        self._plans: dict[tuple[int, int, int], _Plan] = {}
+        self._devices: dict[DeviceID, _Candidate] = {}
+        self._failing: dict[DeviceID, int] = {}
+        """A bit for each plan in which a selector fails at the device."""
+        self._constraints: list[list[SearchedConstraint]] = []
+        self._counters = SearchedCounters(
+            lambda device: allocated.is_allocated(device) or allocated.is_shared(device)
+        )
+        self._skips_alike = True
+        self._in_use: dict[DeviceID, set[int]] = {}
+        self._shares: dict[DeviceID, list[Consumed]] = {}
+        self._taken: list[list[tuple[str, DeviceID]]] = [[] for _ in claims]
+
+    def results(self) -> Iterator[tuple[str, str, DeviceID]]:
+        for claim, taken in zip(self._claims, self._taken, strict=True):
+            for request, device in taken:
+                yield claim.name, request, device
+
+    # ---- before the search
+
+    def prepare(self) -> None:
+        """Plan each request, in the allocator's order: the first error ends the search."""
+        total = 0
+        for number, claim in enumerate(self._claims):
+            least = sum(self._plan(number, index) for index in range(len(claim.requests)))
+            if least > MAX_RESULTS:
+                raise _FailedError(
+                    f"claim {claim.name} asks for {least} devices, but an allocation can "
+                    f"list only {MAX_RESULTS}"
+                )
+            total += least
+            if not all(each.attribute for each in claim.constraints):
+                raise NotEvaluatedError(
+                    f"a constraint of claim {claim.name} is of a kind that drakit does not support"
+                )
+            self._constraints.append([SearchedConstraint(each) for each in claim.constraints])
+        if total > MAX_DEVICES:
+            raise _BoundError
+        self._compare()
+
+    def _plan(self, claim: int, index: int) -> int:
+        """Plan a request and its alternatives; return how many devices it takes at least."""
+        request = self._claims[claim].requests[index]
+        if not request.alternatives:
+            return self._plan_exact((claim, index, 0), request, parent="")
+        return min(
+            self._plan_exact((claim, index, number), each, parent=request.name)
+            for number, each in enumerate(request.alternatives)
+        )
+
+    def _plan_exact(self, key: tuple[int, int, int], request: Request, *, parent: str) -> int:
+        name = f"{parent}/{request.name}" if parent else request.name
+        claim = self._claims[key[0]].name
+        if request.unsupported:
+            raise NotEvaluatedError(not_supported(request, name))
+        if (problem := self._selections.broken(request)) is not None:
+            raise _FailedError(f'request "{name}" of claim "{claim}": {problem}')
+        plan = _Plan(claim=claim, request=request, parent=parent, candidates=[], count=0)
+        self._plans[key] = plan
+        bit = 1 << (len(self._plans) - 1)
+        for pool in self._pools:
+            if pool.state is PoolState.READY:
+                self._find_candidates(plan, pool, bit)
+            elif request.every:
+                state = "incomplete" if pool.state is PoolState.INCOMPLETE else "invalid"
+                raise _FailedError(
+                    f'request "{name}" of claim "{claim}" asks for all devices, but pool '
+                    f"{pool.identity.pool} of driver {pool.identity.driver} is {state}"
+                )
+        plan.count = len(plan.candidates) if request.every else request.count
+        return plan.count
+
+    def _find_candidates(self, plan: _Plan, pool: NodePool, bit: int) -> None:
+        request = plan.request
+        for each in pool.slices:
+            selected = self._selections.selected(request, each)
+            for index in bits(selected.matches | _mask(selected.errors)):
+                facts = each.devices[index]
+                identity = DeviceID(pool.identity.driver, pool.identity.pool, facts.name)
+                if (
+                    not request.every
+                    and not request.admin_access
+                    and self._allocated.is_allocated(identity)
+                ):
+                    continue  # checked before selectors, so their errors are not reached
+                if index in selected.errors:
+                    error = _FailedError(
+                        f'request "{plan.name}" of claim "{plan.claim}": {selected.errors[index]}',
+                        device=identity,
+                    )
+                    if request.every:
+                        raise error
+                    self._failing[identity] = self._failing.get(identity, 0) | bit
+                    plan.candidates.append(error)
+                    continue
+                if not pool.reaches(each, index):
+                    continue
+                if not self._has_capacity(identity, facts, request):
+                    continue
+                candidate = self._devices.get(identity)
+                if candidate is None:
+                    candidate = _Candidate(identity, facts, pool)
+                    self._devices[identity] = candidate
+                candidate.members |= bit
+                plan.candidates.append(candidate)
+
+    def _compare(self) -> None:
+        """Mark the devices that make no difference to the search."""
+        constraints = [each for claim in self._constraints for each in claim]
+        # The allocator forgets values of such a constraint when it takes a device back: what it
+        # accepts depends on each device that it tried before.
+        # With a request for all, a constraint ends the search with an error, unless an earlier
+        # device of the request is in use: then it matters which of alike devices others have.
+        every = any(each.request.every for each in self._plans.values())
+        self._skips_alike = not any(each.distinct or every for each in constraints)
+        names = {each.attribute for each in constraints}
+        for each in self._devices.values():
+            facts = each.facts
+            each.alike = (
+                each.members,
+                self._failing.get(each.identity, 0),
+                each.pool.identity,
+                facts.consumes,
+                facts.kind.capacity,
+                facts.kind.shareable,
+                self._taints(each),
+                self._allocated.is_allocated(each.identity),
+                tuple(
+                    (type(value), value)
+                    for name in sorted(names)
+                    for value in [facts.attribute(name, each.identity.driver)]
+                ),
+                self._allocated.consumed(each.identity) and each.identity,
+            )
+
+    def _taints(self, candidate: _Candidate) -> tuple[TaintFacts, ...]:
+        return tuple(self._allocated.taints(candidate.identity, candidate.facts))
+
+    # ---- the search
+
+    def next_device(self, at: _At, *, alternative: bool, start: int) -> bool:
+        """Find the device at a position, and all after it; True with the results in place."""
+        if at.claim >= len(self._claims):
+            return True
+        claim = self._claims[at.claim]
+        if at.request >= len(claim.requests):
+            try:
+                return self.next_device(_At(at.claim + 1), alternative=False, start=0)
+            except _TooManyError:
+                return False
+        if not alternative and claim.requests[at.request].alternatives:
+            return self._alternatives(at)
+        plan = self._plans[at.claim, at.request, at.alternative]
+        if plan.request.every and not plan.candidates:
+            return False
+        if at.device >= plan.count:
+            return self.next_device(_At(at.claim, at.request + 1), alternative=False, start=0)
+        if len(self._taken[at.claim]) + plan.count - at.device > MAX_RESULTS:
+            raise _TooManyError
+        if plan.request.every:
+            return self._take_next_of_all(at, plan, alternative=alternative)
+        return self._take_any(at, plan, start, alternative=alternative)
+
+    def _alternatives(self, at: _At) -> bool:
+        exceeded = True
+        for number in range(len(self._claims[at.claim].requests[at.request].alternatives)):
+            try:
+                if self.next_device(_At(at.claim, at.request, number), alternative=True, start=0):
+                    return True
+            except _TooManyError:
+                continue
+            exceeded = False
+        if exceeded:
+            raise _TooManyError
+        return False
+
+    def _take_next_of_all(self, at: _At, plan: _Plan, *, alternative: bool) -> bool:
+        candidate = plan.candidates[at.device]
+        assert isinstance(candidate, _Candidate)
+        undo = self._take(at, plan, candidate, must=True)
+        if undo is None:
+            return False
+        found = False
+        try:
+            following = _At(at.claim, at.request, at.alternative, at.device + 1)
+            found = self.next_device(following, alternative=alternative, start=0)
+        finally:
+            if not found:
+                undo()
+        return found
+
+    def _take_any(self, at: _At, plan: _Plan, start: int, *, alternative: bool) -> bool:
+        tried: set[object] = set()
+        for index in range(start, len(plan.candidates)):
+            candidate = plan.candidates[index]
+            if isinstance(candidate, _FailedError):
+                if candidate.device is not None and self._occupied(at, plan, candidate.device):
+                    continue
+                raise candidate
+            if self._occupied(at, plan, candidate.identity):
+                continue
+            if self._skips_alike and candidate.identity not in self._shares:
+                if candidate.alike in tried:
+                    continue
+                tried.add(candidate.alike)
+            # Before the constraints: those for distinct values forget one at each rejection.
+            if candidate.identity in self._shares and not self._has_capacity(
+                candidate.identity, candidate.facts, plan.request
+            ):
+                continue
+            undo = self._take(at, plan, candidate, must=False)
+            if undo is None:
+                continue
+            found = False
+            try:
+                following = _At(at.claim, at.request, at.alternative, at.device + 1)
+                found = self.next_device(following, alternative=alternative, start=index + 1)
+            finally:
+                if not found:
+                    undo()
+            if found:
+                return True
+        return False
+
+    def _occupied(self, at: _At, plan: _Plan, device: DeviceID) -> bool:
+        """Return whether this search has already assigned the device."""
+        users = self._in_use.get(device)
+        return bool(users) and (not plan.request.admin_access or at.claim in users)
+
+    def _take(
+        self, at: _At, plan: _Plan, candidate: _Candidate, *, must: bool
+    ) -> Callable[[], None] | None:
+        """Reserve a device in this search. Return the undo function; None if it is unavailable."""
+        self.steps += 1
+        if self.steps > self._max_steps:
+            raise _BoundError
+        request, identity, facts = plan.request, candidate.identity, candidate.facts
+        shareable = facts.kind.shareable
+        if self._occupied(at, plan, identity) and not (shareable and request.admin_access):
+            return None
+        if not request.admin_access and self._allocated.is_allocated(identity):
+            return None
+        # A device that is already shared consumes its counters already.
+        counted = bool(facts.consumes) and not (shareable and self._is_shared(identity))
+        if counted and not self._counters.take(candidate.pool, facts):
+            return None
+        undone: list[Callable[[], None]] = []
+        if counted:
+            undone.append(lambda: self._counters.give_back(candidate.pool, facts))
+
+        def undo() -> None:
+            for step in reversed(undone):
+                step()
+
+        if any(
+            not any(tolerates(toleration, taint) for toleration in request.tolerations)
+            for taint in self._taints(candidate)
+        ):
+            undo()
+            return None
+        sub = request.name if plan.parent else ""
+        for constraint in self._constraints[at.claim]:
+            if not constraint.add(plan.base, sub, facts, identity.driver):
+                undo()
+                if must:
+                    raise _FailedError(
+                        f'request "{plan.name}" of claim "{plan.claim}" asks for all devices, and '
+                        f"a constraint of the claim excludes one of them"
+                    )
+                return None
+            undone.append(lambda each=constraint: each.remove(plan.base, sub))
+        if not shareable:
+            users = self._in_use.setdefault(identity, set())
+            users.add(at.claim)
+            undone.append(lambda: users.discard(at.claim))
+        if not self._has_capacity(identity, facts, request):
+            undo()
+            return None
+        if shareable:
+            shares = self._shares.setdefault(identity, [])
+            shares.append(consumed_by(facts.kind.capacity, request.capacity))
+
+            def give_share_back() -> None:
+                shares.pop()
+                if not shares:
+                    del self._shares[identity]
+
+            undone.append(give_share_back)
+        taken = self._taken[at.claim]
+        taken.append((plan.name, identity))
+        undone.append(lambda: taken.pop() and None)
+        return undo
+
+    def _is_shared(self, device: DeviceID) -> bool:
+        return self._allocated.consumed(device) is not None or device in self._shares
+
+    def _has_capacity(self, device: DeviceID, facts: DeviceFacts, request: Request) -> bool:
+        capacity = facts.kind.capacity
+        if not capacity:
+            return not request.capacity
+        if not requested_names(request.capacity) <= {each.name for each in capacity}:
+            return False
+        used = [self._allocated.consumed(device) or {}]
+        return fits_capacity(
+            capacity, request.capacity, used=[*used, *self._shares.get(device, ())]
+        )
+
+
+def _mask(indexes: Mapping[int, str]) -> int:
+    mask = 0
+    for index in indexes:
+        mask |= 1 << index
+    return mask

@@ -1,0 +1,488 @@
+"""
+The devices that selectors select, evaluated once for all devices that are alike to an expression.
+
+An evaluator (:class:`Selectors`) evaluates CEL; this module decides what must be evaluated and
+keeps the outcomes: by expression and slice, as a bit for each device. A device that differs only in
+what an expression does not read has the same outcome.
+
+It must not know how CEL is evaluated, claims, or allocations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
+
+from drakit_explain.devices import (
+    AttributeFact,
+    CapacityFacts,
+    DeviceKind,
+    ListValue,
+    Version,
+    bits,
+    unpacked,
+)
+from drakit_explain.model import SliceFacts
+
+__all__ = (
+    "OWN_SELECTOR",
+    "THE_REQUEST",
+    "Evaluated",
+    "FeatureGates",
+    "Outcome",
+    "Reads",
+    "SelectorIndex",
+    "Selectors",
+    "Work",
+    "bring_up_to_date",
+    "evaluate",
+    "only_driver",
+    "selector_of",
+)
+
+MAX_EXPRESSIONS = 512
+"""Different expressions whose outcomes are kept; the oldest go first."""
+
+MAX_ALIKE = 1_000
+"""Outcomes by device, and by former slice, that are kept for one expression. An expression that
+reads a unique attribute has more: of its outcomes, only those by slice are kept."""
+
+THE_REQUEST = "the request"
+"""The owner of a selector that is not of a class."""
+
+OWN_SELECTOR = "its selector"
+"""Names a selector of the request that a sentence is about."""
+
+BATCH = 2_000
+"""Devices in one call of an evaluator, and those of one more slice."""
+
+
+_ONE_DRIVER = re.compile(
+    r"""\s*device\.driver\s*==\s*(["'])([a-z0-9.-]+)\1\s*(?:\Z|&&(?!.*(?:\|\||\?)))""", re.DOTALL
+)
+
+
+def selector_of(owner: str) -> str:
+    """Name a selector of a request, or of its class, as the subject of a clause."""
+    return OWN_SELECTOR if owner == THE_REQUEST else f"the selector of {owner}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reads:
+    """The facts that determine the outcome of an expression, besides the driver."""
+
+    error: str = ""
+    """Why the expression does not compile; then it selects nothing, and no request can use it."""
+
+    everything: bool = False
+    attributes: frozenset[str] = frozenset()
+    """Full names, ``domain/identifier``; ``domain/*`` means all of a domain."""
+
+    capacity: frozenset[str] = frozenset()
+    shareable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome for one device: selected or not, or the evaluator's error."""
+
+    selected: bool = False
+    error: str = ""
+    unknown: str = ""
+    """Why this evaluator cannot evaluate the expression for the device."""
+
+    expensive: bool = False
+    """Whether that is because it takes too much time, which holds for other devices as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureGates:
+    """
+    Feature gates of Kubernetes that change what a selector means. Unknown gates count as on.
+
+    The API server rejects an expression that does not compile with its own gates. So a gate that
+    is on here and off in the cluster changes the outcome only for objects from before it was off.
+    """
+
+    consumable_capacity: bool = True
+    """``DRAConsumableCapacity`` (KEP-5075): ``device.allowMultipleAllocations``."""
+
+    list_attributes: bool = True
+    """``DRAListTypeAttributes`` (KEP-5491): attributes with lists of values, and ``includes``."""
+
+
+class Selectors(Protocol):
+    """Evaluates selectors; devices have the JSON fields of the API and ``driver``."""
+
+    def use(self, gates: FeatureGates) -> None: ...
+    def reads(self, expressions: Sequence[str]) -> list[Reads]: ...
+    def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """The outcomes of one expression for the devices of a slice."""
+
+    matches: int = 0
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The next evaluations by expression: one device stands for all that are alike."""
+
+    parts: Mapping[str, _Part]
+
+    @property
+    def devices(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """By expression; empty if all outcomes are known from other slices."""
+        return {expression: part.devices for expression, part in self.parts.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+
+class _Profile(NamedTuple):
+    """
+    The facts that determine the outcomes for all devices of a slice.
+
+    Kinds and columns are compared by identity: equal ones usually are one object, and their hash
+    costs more than the rest.
+    """
+
+    driver: str
+    groups: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """For each kind: its identity, its mask, and the identities of the columns that are read."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """The slices of one profile whose outcomes are to be found."""
+
+    slices: list[SliceFacts]
+    devices: list[Outcome | int]
+    """For each device: its outcome, or the number of the device that is evaluated."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """The work for one expression."""
+
+    devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    numbers: dict[object, int] = field(default_factory=dict[object, int])
+    """The number of a device, by what its outcome depends on."""
+
+    questions: dict[_Profile, _Question] = field(default_factory=dict["_Profile", "_Question"])
+
+
+class _Positions(NamedTuple):
+    """The places of the values that an expression reads, for a kind of device."""
+
+    kind: DeviceKind
+    """Kept alive: it is found by its identity."""
+
+    values: Sequence[int]
+    """Indexes of attributes."""
+
+    fixed: object
+    """Further facts that determine the outcome: the same for all devices of the kind."""
+
+    capacity: Sequence[CapacityFacts]
+
+
+@dataclass(slots=True)
+class _Expression:
+    reads: Reads
+    outcomes: dict[object, Outcome] = field(default_factory=dict[object, Outcome])
+    positions: dict[tuple[str, int], _Positions] = field(
+        default_factory=dict[tuple[str, int], _Positions]
+    )
+    slices: dict[str, Evaluated] = field(default_factory=dict[str, Evaluated])
+    profiles: dict[_Profile, tuple[SliceFacts, Evaluated]] = field(
+        default_factory=dict["_Profile", "tuple[SliceFacts, Evaluated]"]
+    )
+    """A slice of the profile keeps the objects alive that the profile identifies."""
+
+    complete: object = None
+    """The version of the slices of which all outcomes are known."""
+
+    expensive: Outcome | None = None
+    """The outcome for all further devices, because the evaluator has given up."""
+
+
+class SelectorIndex:
+    """Outcomes by expression and slice. Not for threads."""
+
+    def __init__(self) -> None:
+        self._expressions: dict[str, _Expression] = {}
+        self._slices: dict[str, SliceFacts] = {}
+        self._equal: dict[object, Evaluated] = {}
+
+    def clear(self) -> None:
+        """Drop everything: expressions are evaluated by other rules from now on."""
+        self._expressions.clear()
+        self._slices.clear()
+
+    def unread(self, expressions: Iterable[str]) -> list[str]:
+        """Return the expressions of which it is not known what they read."""
+        return [each for each in dict.fromkeys(expressions) if each not in self._expressions]
+
+    def learn(self, reads: Mapping[str, Reads]) -> None:
+        for expression, each in reads.items():
+            self._expressions[expression] = _Expression(each)
+        while len(self._expressions) > MAX_EXPRESSIONS:
+            del self._expressions[next(iter(self._expressions))]
+
+    def work(
+        self,
+        expressions: Iterable[str],
+        slices: Collection[SliceFacts],
+        *,
+        version: object = None,
+    ) -> Work:
+        """
+        Return what must be evaluated next; false if all outcomes for these slices are known.
+
+        :param version: equal for equal slices; an expression is checked once for each.
+        """
+        parts: dict[str, _Part] = {}
+        for expression in dict.fromkeys(expressions):
+            entry = self._expressions[expression]
+            if entry.reads.error or (version is not None and entry.complete == version):
+                continue
+            part = self._part(entry, slices)
+            if part.questions:
+                parts[expression] = part
+            else:
+                entry.complete = version
+                entry.expensive = None
+        return Work(parts)
+
+    def _part(self, entry: _Expression, slices: Collection[SliceFacts]) -> _Part:
+        part = _Part()
+        for of in slices:
+            if self._find(entry, of) is not None:
+                continue
+            profile = _profile(entry, of)
+            if profile in part.questions:
+                part.questions[profile].slices.append(of)
+            elif len(part.devices) < BATCH:
+                part.questions[profile] = _Question([of], _ask(entry, of, part))
+        return part
+
+    def store(self, work: Work, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+        """Keep the outcomes of work, in its order."""
+        for expression, found in outcomes.items():
+            entry, part = self._expressions.get(expression), work.parts[expression]
+            if entry is None:
+                continue
+            for profile, question in part.questions.items():
+                evaluated = self._combined(
+                    [found[each] if isinstance(each, int) else each for each in question.devices]
+                )
+                entry.profiles[profile] = (question.slices[0], evaluated)
+                for of in question.slices:
+                    if self._slices.get(of.name) is of:
+                        entry.slices[of.name] = evaluated
+            if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
+                entry.profiles.clear()  # most are those of former slices
+            if found and found[-1].expensive:
+                entry.expensive = found[-1]
+            if len(found) < MAX_ALIKE:  # else: the expression reads something unique
+                if len(entry.outcomes) > MAX_ALIKE:
+                    entry.outcomes.clear()
+                entry.outcomes.update(zip(part.numbers, found, strict=True))
+
+    def forget(self, slices: Iterable[str]) -> None:
+        """Drop the outcomes for slices, by name: they have changed, or are deleted."""
+        for name in slices:
+            self._slices.pop(name, None)
+            for entry in self._expressions.values():
+                entry.slices.pop(name, None)
+
+    def problem(self, expression: str) -> str:
+        """Return why an expression does not compile, or the empty string."""
+        return self._expressions[expression].reads.error
+
+    def evaluated(self, expression: str, of: SliceFacts) -> Evaluated:
+        """Return the outcomes for a slice; raise KeyError for what was not evaluated."""
+        found = self._find(self._expressions[expression], of)
+        if found is None:
+            raise KeyError(expression)
+        return found
+
+    def _find(self, entry: _Expression, of: SliceFacts) -> Evaluated | None:
+        if self._slices.get(of.name) is not of:
+            self.forget([of.name])
+            self._slices[of.name] = of
+        found = entry.slices.get(of.name)
+        if found is None:
+            known = entry.profiles.get(_profile(entry, of))
+            if known is not None:
+                found = entry.slices[of.name] = known[1]
+        return found
+
+    def _combined(self, outcomes: Sequence[Outcome]) -> Evaluated:
+        """Combine the outcomes for the devices of a slice; equal ones are one object."""
+        matches, unknown = 0, ""
+        errors: dict[int, str] = {}
+        for index, outcome in enumerate(outcomes):
+            if outcome.selected:
+                matches |= 1 << index
+            elif outcome.error:
+                errors[index] = outcome.error
+            unknown = unknown or outcome.unknown
+        if len(self._equal) > MAX_ALIKE:
+            self._equal.clear()
+        key = (matches, unknown, tuple(errors.items()))
+        return self._equal.setdefault(
+            key, Evaluated(matches=matches, errors=errors, unknown=unknown)
+        )
+
+
+def only_driver(expression: str) -> str | None:
+    """
+    Return the driver without which an expression is false, whatever the device; None if unknown.
+
+    That is a conjunction that begins with a comparison of the driver, as most classes have it.
+    """
+    found = _ONE_DRIVER.match(expression)
+    return found[2] if found else None
+
+
+def evaluate(
+    selectors: Selectors, expression: str, devices: Sequence[Mapping[str, Any]]
+) -> list[Outcome]:
+    """
+    Evaluate an expression for any number of devices; it may take seconds.
+
+    If the evaluator gives up during a batch, the expression is too expensive for all further ones.
+    """
+    outcomes: list[Outcome] = []
+    for start in range(0, len(devices), BATCH):
+        outcomes += selectors.select(expression, devices[start : start + BATCH])
+        if outcomes[-1].expensive:
+            break
+    return outcomes + outcomes[-1:] * (len(devices) - len(outcomes))
+
+
+def bring_up_to_date(
+    index: SelectorIndex,
+    selectors: Selectors,
+    expressions: Collection[str],
+    slices: Collection[SliceFacts],
+) -> None:
+    """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
+    if unread := index.unread(expressions):
+        index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
+    while work := index.work(expressions, slices):
+        index.store(
+            work,
+            {
+                expression: evaluate(selectors, expression, devices)
+                for expression, devices in work.devices.items()
+            },
+        )
+
+
+def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
+    groups: list[tuple[int, int, tuple[int, ...]]] = []
+    for kind, mask, columns in of.devices.groups:
+        read = _positions_of(entry, of.driver, kind).values
+        groups.append((id(kind), mask, tuple([id(columns[index]) for index in read])))
+    return _Profile(of.driver, tuple(groups))
+
+
+def _ask(entry: _Expression, of: SliceFacts, part: _Part) -> list[Outcome | int]:
+    """Return the outcome of each device of a slice, or its number in the work."""
+    found: list[Outcome | int] = [0] * len(of.devices)
+    for kind, mask, columns in of.devices.groups:
+        positions = _positions_of(entry, of.driver, kind)
+        read = [unpacked(columns[index]) for index in positions.values]
+        rows: Iterable[Sequence[AttributeFact | None]]
+        rows = zip(*read, strict=True) if read else repeat((), mask.bit_count())
+        for index, values in zip(bits(mask), rows, strict=True):
+            key = (positions.fixed, _typed(values))
+            answer: Outcome | int | None = entry.outcomes.get(key) or entry.expensive
+            if answer is None:
+                answer = part.numbers.get(key)
+            if answer is None:
+                answer = part.numbers[key] = len(part.devices)
+                part.devices.append(_body(positions, of.driver, values))
+            found[index] = answer
+    return found
+
+
+def _positions_of(entry: _Expression, driver: str, kind: DeviceKind) -> _Positions:
+    place = (driver, id(kind))
+    found = entry.positions.get(place)
+    if found is None:
+        if len(entry.positions) > MAX_ALIKE:
+            entry.positions.clear()
+        found = entry.positions[place] = _positions(entry.reads, driver, kind)
+    return found
+
+
+def _typed(values: Sequence[object]) -> tuple[object, ...]:
+    """Keep 1, true and "1.0.0" the version apart: they are equal to Python."""
+    return tuple(
+        [value if type(value) is str else (type(value).__name__, value) for value in values]
+    )
+
+
+def _positions(reads: Reads, driver: str, kind: DeviceKind) -> _Positions:
+    if reads.everything or kind.unusual:
+        everything = range(len(kind.attributes))
+        return _Positions(kind, everything, (driver, id(kind)), kind.capacity)
+    values = tuple(
+        index
+        for index, name in enumerate(kind.attributes)
+        if _is_read(name, driver, reads.attributes)
+    )
+    capacity = tuple(each for each in kind.capacity if _is_read(each.name, driver, reads.capacity))
+    names = tuple(kind.attributes[index] for index in values)
+    amounts = tuple((each.name, each.value) for each in capacity)
+    shareable = kind.shareable if reads.shareable else None
+    return _Positions(kind, values, (driver, names, amounts, shareable), capacity)
+
+
+def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
+    full = name if "/" in name else f"{driver}/{name}"
+    return full in read or f"{full.partition('/')[0]}/*" in read
+
+
+def _body(
+    positions: _Positions, driver: str, values: Sequence[AttributeFact | None]
+) -> dict[str, Any]:
+    """Write what an expression reads of a device as the API does, and its driver."""
+    kind = positions.kind
+    return {
+        "driver": driver,
+        "allowMultipleAllocations": kind.shareable,
+        "attributes": {
+            kind.attributes[index]: _attribute_body(value)
+            for index, value in zip(positions.values, values, strict=True)
+        },
+        "capacity": {each.name: {"value": each.value} for each in positions.capacity},
+    }
+
+
+def _attribute_body(value: object) -> dict[str, object]:
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case Version():
+            return {"version": str(value)}
+        case str():
+            return {"string": value}
+        case ListValue():
+            return {value.kind: list(value.values)}
+        case _:
+            return {}

@@ -1,0 +1,341 @@
+"""
+Why no node has devices for the claims of a pod: one finding for each cause, with its remedy.
+
+A cause is a selector that fails, a pool that is invalid, a request with too few devices, a
+constraint, or requests that need the same devices. :mod:`.availability` counts the devices, and
+:mod:`.wording` has the phrases.
+
+It must not know how claims are found, or who reads the findings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.availability import Analysis, Availability, needed
+from drakit_explain.broken import published_device
+from drakit_explain.codes import Code, Finding
+from drakit_explain.model import DeviceFacts, Request
+from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.selectors import only_driver
+from drakit_explain.trial import Released, Trial
+from drakit_explain.wording import advice, how_taints_end, shown, state
+from drakit_explain.world import World
+
+__all__ = ("RequestReport", "findings_of_shortage")
+
+MAX_NAMED = 3
+"""Pools that are named, and nodes on which a cause is searched."""
+
+_MISSING_KEY = re.compile(r"no such key: (\S+)")
+"""The message of Kubernetes' CEL library for a key that a map does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestReport:
+    """One request, or alternative, and its devices."""
+
+    name: str
+    """``request`` or ``request/subrequest``."""
+
+    analysis: Analysis
+    found: Availability
+
+
+def findings_of_shortage(
+    trial: Trial,
+    reports: Mapping[str, Sequence[RequestReport]],
+    answers: Mapping[str, Answer],
+    *,
+    reader: str | None,
+) -> list[Finding]:
+    """
+    Return why a pod fits on no node.
+
+    :param reports: the devices of each exact request, by the origin of its claim.
+    :param answers: of the nodes that were searched, none of which fits.
+    :param reader: the namespace outside of which holders stay unnamed; None names all.
+    """
+    findings: list[Finding] = []
+    failed = [
+        (name, answer)
+        for name, answer in answers.items()
+        if answer.outcome is Outcome.FAILED and answer.device is not None
+    ]
+    for name, answer in failed[:1]:
+        findings.append(_failed(name, answer, len(failed), trial.world))
+    invalid = _invalid(trial)
+    findings += [
+        Finding(
+            code=Code.POOL_INVALID,
+            what=f"no device can be allocated from pool {pool.identity.pool} of driver "
+            f"{pool.identity.driver}, because {pool.problem}; correct the driver",
+        )
+        for pool in invalid[:MAX_NAMED]
+    ]
+    short = bool(invalid)
+    for each in trial.wanted:
+        of_claim = reports[each.origin]
+        for request in each.requests:
+            found = _short(trial, each, request, of_claim, reader)
+            short = short or bool(found)
+            if not invalid or any(one.analysis.matching for one in of_claim):
+                findings += (replace(one, claims=(each.claim,)) for one in found)
+    if not short and not failed:
+        unevaluated = _unevaluated(trial, reports)
+        findings += unevaluated or [_competing(trial, answers)]
+    # What is not about one claim keeps all of them from being allocated.
+    every = tuple(each.claim for each in trial.wanted)
+    return [each if each.claims else replace(each, claims=every) for each in findings]
+
+
+def _invalid(trial: Trial) -> list[NodePool]:
+    found = {
+        pool.identity: pool
+        for pool in trial.not_ready()
+        if pool.state is PoolState.INVALID and trial.concerns(pool)
+    }
+    return [found[identity] for identity in sorted(found)]
+
+
+# ---- a selector that fails
+
+
+def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
+    assert answer.device is not None
+    device = answer.device
+    more = f" (and {nodes - 1} more node{'s' if nodes > 2 else ''})" if nodes > 1 else ""
+    facts = published_device(device, world)
+    return Finding(
+        code=Code.SELECTOR_FAILED,
+        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
+        f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
+        f"{_advice(answer.failure, device.device, device.driver, facts)}",
+    )
+
+
+def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) -> str:
+    """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
+    missing = _MISSING_KEY.search(failure)
+    if missing is None or device is None:
+        return "correct the expression, or test device.driver first, so that it skips this device"
+    key = missing[1]
+    capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
+    attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
+    close = get_close_matches(key, [*attributes, *capacity], n=1)
+    field = "capacity" if close and close[0] not in attributes else "attributes"
+    spelling = f"check the spelling of {key}"
+    if close:
+        spelling = f"device {name} has {close[0]}, so {spelling}"
+    return (
+        f"{spelling}; if only some devices have it, test for it first "
+        f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
+    )
+
+
+def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -> list[Finding]:
+    """
+    Return the selectors that fail at each device that could match.
+
+    No search reaches these devices, because they are not free: it skips them before it evaluates
+    selectors.
+    """
+    return [
+        Finding(
+            code=Code.SELECTOR_FAILED,
+            what=f'request "{report.name}" of {each.origin}: {error.text}, on device '
+            f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
+            f"device matches; "
+            + _advice(
+                error.text,
+                error.device.device,
+                error.device.driver,
+                published_device(error.device, trial.world),
+            ),
+            claims=(each.claim,),
+        )
+        for each in trial.wanted
+        for report in reports[each.origin]
+        if not report.analysis.matching
+        for error in report.analysis.errors[:1]
+    ]
+
+
+# ---- one request
+
+
+def _short(
+    trial: Trial,
+    wanted: Wanted,
+    request: Request,
+    reports: Sequence[RequestReport],
+    reader: str | None,
+) -> list[Finding]:
+    """Return why a request alone has too few devices on every node; empty if it has enough."""
+    if not trial.able(request).isdisjoint(trial.usable()):
+        return []
+    names = dict(exact_requests(request))
+    return [
+        _too_few(wanted.origin, each, reader, trial.world)
+        for each in reports
+        # Where a selector fails, it is unknown whether it would select the device.
+        if each.name in names and not (each.analysis.errors and not each.analysis.matching)
+    ]
+
+
+def _too_few(origin: str, report: RequestReport, reader: str | None, world: World) -> Finding:
+    request, found, analysis = report.analysis.request, report.found, report.analysis
+    name = f'request "{report.name}"'
+    match = "matches" if found.total == 1 or not analysis.matching else "match"
+    devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
+    if not analysis.matching:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"no node publishes a device of {devices}{_rejected(analysis)}",
+            advice=_check(request, world),
+        )
+    if found.total == 0 and not request.capacity:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'every published device of DeviceClass "{request.device_class}" that matches '
+            f"{name} of {origin} consumes more of a counter than its pool provides, so none can be "
+            f"allocated; correct the driver",
+        )
+    if found.total == 0:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'no published device of DeviceClass "{request.device_class}" that matches {name} '
+            f"of {origin} has the requested capacity",
+            advice="lower capacity.requests or add devices",
+        )
+    if found.total < needed(request):
+        noun = "device is" if found.total == 1 else "devices are"
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}", but only {found.total} matching {noun} published',
+            advice="lower count or add devices",
+        )
+    if found.free >= needed(request, found):
+        node, most = found.most_free
+        return Finding(
+            code=Code.REQUESTS_COMPETE,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}" on one node, but no node has that many free devices: node '
+            f"{node} has the most ({most})",
+            advice="lower count or add devices to one node",
+        )
+    released = found.free + found.releasable >= needed(request, found)
+    code = Code.DEVICES_TAINTED
+    if released:
+        code = Code.DEVICES_ALLOCATED
+    elif not found.tainted.devices:
+        code = Code.DEVICES_ON_OTHER_NODES
+    if request.every or request.count > 1:
+        number = "all" if request.every else request.count
+        asks = f"{name} of {origin} asks for {number} devices: "
+        devices = f'DeviceClass "{request.device_class}" that {match}'
+    else:
+        asks = ""
+    what = asks + state(found, of=devices, reader=reader)
+    if ends := how_taints_end(found):
+        what = f"{what}; {ends}"
+    return Finding(code=code, what=what, advice=advice(found, released=released))
+
+
+def _check(request: Request, world: World) -> str:
+    """Return what to check if no device matches: the driver that the selectors name, if any."""
+    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
+    published = {each.driver for each in world.slices() if each.devices}
+    if absent := sorted(each for each in drivers - published if each):
+        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
+    if drivers:
+        return "check the selectors of class and request, and the attributes of the devices"
+    return (
+        "check that the driver is running and publishes ResourceSlices, and the selectors of "
+        "class and request"
+    )
+
+
+def _rejected(analysis: Analysis) -> str:
+    """Return how many devices each selector rejects, as a clause."""
+    parts = [
+        f"{owner} rejects {number} with selector {shown(expression)}"
+        for owner, expression, number in analysis.rejected
+        if number
+    ]
+    if not parts:
+        return ""
+    return f" (of {analysis.published} published, {', '.join(parts)})"
+
+
+# ---- requests together
+
+
+def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
+    """Explain a pod whose requests each have enough devices, but not together."""
+    nodes = list(answers)[:MAX_NAMED]
+    constraints = [
+        (number, index)
+        for number, each in enumerate(trial.wanted)
+        for index in range(len(each.constraints))
+    ]
+    for name in nodes:
+        for number, index in constraints:
+            if _fits_without(trial, name, number, index):
+                return _constraint(trial.wanted[number], index)
+        if constraints:
+            claims = [replace(each, constraints=()) for each in trial.claims()]
+            if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
+                return Finding(
+                    code=Code.CONSTRAINT_NOT_MET,
+                    what="no node has free devices that satisfy all constraints of the pod's "
+                    "claims together",
+                    advice="relax one of them or add devices",
+                )
+    for name in nodes:
+        if trial.allocate(name, allocated=Released(trial.world)).outcome is Outcome.FITS:
+            return Finding(
+                code=Code.DEVICES_ALLOCATED,
+                what=f"the pod's requests compete for the same free devices on node {name}, and "
+                f"the other devices there are allocated",
+                advice="the claims can be allocated when enough devices are released",
+            )
+    if failure := next((each.failure for each in answers.values() if each.failure), ""):
+        # More devices than an allocation can list, on whatever node.
+        return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
+    where = f"node {nodes[0]} does not have" if len(trial.nodes) == 1 else "no node has"
+    return Finding(
+        code=Code.REQUESTS_COMPETE,
+        what=f"{where} enough devices for all requests of the pod's claims together, although "
+        f"each request alone could be allocated",
+        advice="reduce the requests, or add devices to one node",
+    )
+
+
+def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
+    claims = trial.claims()
+    kept = claims[claim].constraints
+    claims[claim] = replace(
+        claims[claim], constraints=(*kept[:constraint], *kept[constraint + 1 :])
+    )
+    return trial.allocate(node, claims=claims).outcome is Outcome.FITS
+
+
+def _constraint(wanted: Wanted, index: int) -> Finding:
+    constraint = wanted.constraints[index]
+    kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
+    of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
+    same = "different values" if constraint.distinct else "the same value"
+    return Finding(
+        code=Code.CONSTRAINT_NOT_MET,
+        what=f"no node has enough free devices with {same} of {constraint.attribute}, as "
+        f"{kind}{of} of {wanted.origin} requires",
+        advice="relax the constraint or add devices",
+        claims=(wanted.claim,),
+    )

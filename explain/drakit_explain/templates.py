@@ -1,0 +1,298 @@
+"""
+Whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at all.
+
+All devices count as free and without taints, because both change without a change of the template.
+A problem is therefore certain until other devices are published: no pod with such a claim can be
+scheduled. Where something is not evaluated, not complete or too large to search, nothing is
+returned.
+
+Why a pod waits is found in :mod:`.pending`. It must not know clients, clocks, or Events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from drakit_explain.allocation import MAX_RESULTS, NotEvaluatedError, Outcome, SearchedClaim
+from drakit_explain.availability import needed
+from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.model import (
+    ClassFacts,
+    Constraint,
+    DeviceFacts,
+    DeviceID,
+    Request,
+    TaintFacts,
+    TemplateFacts,
+)
+from drakit_explain.pending_claims import exact_requests, missing_classes
+from drakit_explain.pools import PoolState
+from drakit_explain.search import allocate
+from drakit_explain.selectors import OWN_SELECTOR, selector_of
+from drakit_explain.trial import Released
+from drakit_explain.world import World
+
+__all__ = ("class_problems", "expressions_of", "template_problems")
+
+MAX_NODES = 64
+"""Nodes that are searched for one template."""
+
+FIRST_NODES = 3
+"""Nodes that are searched before anything is counted: most templates fit on the first one."""
+
+
+def expressions_of(requests: Sequence[Request], world: World) -> list[str]:
+    """Return the selectors that must be evaluated before a template is checked."""
+    return [
+        text
+        for request in requests
+        for _, exact in exact_requests(request)
+        for _, text in world.expressions(exact)
+        if text
+    ]
+
+
+def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
+    """Return why no pod with a claim of this template can be scheduled."""
+    origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
+    if missing := missing_classes(template, world):
+        return missing
+    try:
+        found = list(_of_requests(template.requests, template.constraints, world))
+    except (NotEvaluatedError, ValueError):  # ValueError: an amount is not a quantity
+        return []
+    return [
+        Reason(
+            code=each.code,
+            sentence=f"{origin}: {each.what}",
+            regarding=template.reference,
+            transient=each.code,
+        )
+        for each in found
+    ]
+
+
+def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
+    """Return why no request for this class can be allocated, or on which device it fails."""
+    name = device_class.name
+    request = Request(name="", device_class=name)
+    try:
+        matching = _match(request, world)
+    except NotEvaluatedError:
+        return []
+    if matching.error:
+        found = Finding(code=Code.SELECTOR_FAILED, what=matching.error)
+    elif not matching.by_node and _is_certain([request], world):
+        found = Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'no published device matches DeviceClass "{name}"; check that its driver is '
+            f"running and publishes ResourceSlices, and the selectors of the class",
+        )
+    else:
+        return []
+    return [
+        Reason(
+            code=found.code,
+            sentence=found.what,
+            regarding=device_class.reference,
+            transient=found.code,
+        )
+    ]
+
+
+@dataclass(slots=True)
+class _Matching:
+    """The devices that a request selects, whoever holds them."""
+
+    by_node: dict[str, int] = field(default_factory=dict[str, int])
+    error: str = ""
+    """How a selector fails, and the remedy."""
+
+
+def _match(request: Request, world: World) -> _Matching:
+    found = _Matching(error=_not_compiled(request, world))
+    for reach in world.reachable():
+        of = reach.slice
+        selected = world.selected(request, of)
+        for index, text in selected.errors.items():
+            device = f"device {of.devices[index].name} of pool {of.pool}, driver {of.driver}"
+            found.error = found.error or (
+                f"{text}, on {device}; the scheduler aborts its search on a node at such a device, "
+                f"so test that a key exists before you read it, or compare device.driver first"
+            )
+            break
+        for node in reach.nodes if selected.matches else ():
+            found.by_node[node] = found.by_node.get(node, 0) + selected.matches.bit_count()
+    return found
+
+
+def _not_compiled(request: Request, world: World) -> str:
+    for owner, expression in world.expressions(request):
+        try:
+            problem = world.selectors.problem(expression) if expression else ""
+        except KeyError:
+            raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
+        if problem:
+            return f"{selector_of(owner)} does not compile: {problem}; correct it"
+    return ""
+
+
+def _is_certain(requests: Sequence[Request], world: World) -> bool:
+    """Return whether all devices that the requests could select are known."""
+    if world.unreadable():
+        return False
+    return not any(
+        world.concerns(exact, pool.identity.driver)
+        for view in world.views().values()
+        for pool in world.pools_of_node(view)
+        if pool.state is not PoolState.READY
+        for request in requests
+        for _, exact in exact_requests(request)
+    )
+
+
+# ---- a template
+
+
+def _of_requests(
+    requests: Sequence[Request], constraints: Sequence[Constraint], world: World
+) -> Iterator[Finding]:
+    if _fits_at_once(requests, constraints, world):
+        return
+    least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
+    if least > MAX_RESULTS:
+        yield Finding(
+            code=Code.REQUESTS_COMPETE,
+            what=f"it asks for {least} devices, but an allocation can list only {MAX_RESULTS}; "
+            f"reduce the requests",
+        )
+        return
+    matching: dict[Request, _Matching] = {}
+    for request in requests:
+        for name, exact in exact_requests(request):
+            found = matching[exact] = _match(exact, world)
+            # An error of the class is reported about the class.
+            if found.error.startswith(OWN_SELECTOR):
+                yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
+    if any(found.error for found in matching.values()) or not _is_certain(requests, world):
+        return
+    search = _Search(world, matching)
+    if search.fits(requests, constraints) is not False:
+        return
+    undecided = False
+    short = False
+    for request in requests:
+        alone = search.fits([request], ())
+        undecided = undecided or alone is None
+        if alone is False:
+            short = True
+            yield from (
+                _too_few(name, exact, matching[exact]) for name, exact in exact_requests(request)
+            )
+    if not short and not undecided:
+        yield from _together(requests, constraints, search)
+
+
+def _fits_at_once(
+    requests: Sequence[Request], constraints: Sequence[Constraint], world: World
+) -> bool:
+    """Return whether one of the first nodes with a matching device has all that is needed."""
+    first = [exact for request in requests[:1] for _, exact in exact_requests(request)]
+    tried: set[str] = set()
+    for reach in world.reachable():
+        if not any(world.selected(exact, reach.slice).matches for exact in first):
+            continue
+        for node in reach.nodes:
+            if node not in tried:
+                if _allocate(requests, constraints, node, world) is Outcome.FITS:
+                    return True
+                tried.add(node)
+                if len(tried) >= FIRST_NODES:
+                    return False
+    return False
+
+
+def _allocate(
+    requests: Sequence[Request], constraints: Sequence[Constraint], node: str, world: World
+) -> Outcome:
+    """Search a node as if no claim had devices."""
+    claim = SearchedClaim(name="", requests=tuple(requests), constraints=tuple(constraints))
+    pools = world.pools_of_node(world.views()[node])
+    return allocate([claim], pools, allocated=_Free(world), selections=world).outcome
+
+
+class _Free(Released):
+    """No claim is allocated, and no device is tainted."""
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        return ()
+
+
+def _too_few(name: str, request: Request, found: _Matching) -> Finding:
+    devices = f'devices of DeviceClass "{request.device_class}"'
+    if not found.by_node:
+        what = (
+            f'no published device of DeviceClass "{request.device_class}" matches request '
+            f'"{name}"; check that the driver is running and publishes ResourceSlices, and the '
+            f"selectors"
+        )
+    elif (most := max(found.by_node.values())) < request.count:
+        what = (
+            f'request "{name}" asks for {request.count} {devices} on one node, and no node '
+            f"publishes more than {most} that match; lower count or add devices to one node"
+        )
+    else:
+        what = (
+            f'request "{name}" selects {devices}, but no node has enough capacity or counters for '
+            f"it, even if all devices are free; lower count or capacity.requests"
+        )
+    return Finding(code=Code.NO_DEVICE_PUBLISHED, what=what)
+
+
+def _together(
+    requests: Sequence[Request], constraints: Sequence[Constraint], search: _Search
+) -> Iterator[Finding]:
+    without = search.fits(requests, ()) if constraints else False
+    if without is None:
+        return
+    if without:
+        attributes = ", ".join(dict.fromkeys(each.attribute for each in constraints))
+        yield Finding(
+            code=Code.CONSTRAINT_NOT_MET,
+            what=f"no node publishes devices that satisfy its constraints on {attributes}, even if "
+            f"all devices are free; relax the constraints or add devices",
+        )
+        return
+    yield Finding(
+        code=Code.REQUESTS_COMPETE,
+        what="even if all devices are free, no node has enough for all of its requests together, "
+        "although each request alone could be allocated; reduce the requests or add devices to "
+        "one node",
+    )
+
+
+class _Search:
+    """Searches all nodes that have enough matching devices."""
+
+    def __init__(self, world: World, matching: dict[Request, _Matching]) -> None:
+        self._world = world
+        self._matching = matching
+
+    def fits(self, requests: Sequence[Request], constraints: Sequence[Constraint]) -> bool | None:
+        """Return whether a node has devices for these requests; None if that is undecided."""
+        undecided = False
+        nodes = self._world.views()
+        candidates = [name for name in nodes if all(self._may(each, name) for each in requests)]
+        for name in candidates[:MAX_NODES]:
+            outcome = _allocate(requests, constraints, name, self._world)
+            if outcome is Outcome.FITS:
+                return True
+            undecided = undecided or outcome is Outcome.UNDECIDED
+        return None if undecided or len(candidates) > MAX_NODES else False
+
+    def _may(self, request: Request, node: str) -> bool:
+        return any(
+            self._matching[exact].by_node.get(node, 0) >= needed(exact)
+            for _, exact in exact_requests(request)
+        )

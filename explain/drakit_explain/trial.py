@@ -1,0 +1,188 @@
+"""
+One pod's claims on the nodes of a world: the requests, what each finds, and the search on a node.
+
+The search runs with the facts as they are, or with one of them replaced: :mod:`.shortage` names the
+cause and :mod:`.remedies` the change that helps.
+
+It must not know how a result is worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from drakit_explain.allocation import Allocated, Answer, SearchedClaim, Selected, Selections
+from drakit_explain.availability import Analysis, needed
+from drakit_explain.capacity import Consumed, consumed_of
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceFacts,
+    DeviceID,
+    Request,
+    SliceFacts,
+    TaintFacts,
+)
+from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.pools import NodePool
+from drakit_explain.search import MAX_STEPS, allocate
+from drakit_explain.usable import Nodes
+from drakit_explain.world import World
+
+__all__ = ("Position", "Released", "Trial", "WithoutErrors", "WithoutSelector")
+
+
+class Position(NamedTuple):
+    """An exact request among the claims of a pod: a request, or one alternative of a request."""
+
+    claim: int
+    request: int
+    alternative: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The claims of a pod that must be allocated, and the nodes."""
+
+    world: World
+    wanted: Sequence[Wanted]
+    nodes: Nodes
+    analysis: Callable[[Request], Analysis]
+
+    def requests(self) -> Iterator[Request]:
+        """Return the requests of all claims."""
+        return (request for each in self.wanted for request in each.requests)
+
+    def exact(self) -> Iterator[tuple[Position, str, Request]]:
+        """Return each exact request with its position and its name (``request/subrequest``)."""
+        for claim, each in enumerate(self.wanted):
+            for number, request in enumerate(each.requests):
+                for index, (name, exact) in enumerate(exact_requests(request)):
+                    alternative = index if request.alternatives else None
+                    yield Position(claim, number, alternative), name, exact
+
+    def usable(self) -> Iterator[str]:
+        """Name the nodes that the pod can use."""
+        return (name for name, problem in self.nodes.items() if problem is None)
+
+    def pools(self, node: str) -> Sequence[NodePool]:
+        return self.world.pools_of_node(self.world.views()[node])
+
+    def able(self, request: Request) -> set[str]:
+        """Return the nodes with enough free devices for one request alone."""
+        return {
+            node
+            for _, exact in exact_requests(request)
+            for node in self.analysis(exact).nodes_with(needed(exact))
+        }
+
+    def able_for_all(self) -> set[str]:
+        """Return the nodes with enough free devices for each request alone."""
+        able = set(self.nodes)
+        for request in self.requests():
+            able &= self.able(request)
+        return able
+
+    def not_ready(self) -> Iterator[NodePool]:
+        """Return the pools of usable nodes from which nothing is allocated."""
+        usable = set(self.usable())
+        return (pool for node, pool in self.world.not_ready() if node in usable)
+
+    def concerns(self, pool: NodePool) -> bool:
+        """Return whether a request could select devices of a pool that is not ready."""
+        return any(self.world.concerns(each, pool.identity.driver) for _, _, each in self.exact())
+
+    def claims(self) -> list[SearchedClaim]:
+        return [
+            SearchedClaim(name=each.name, requests=each.requests, constraints=each.constraints)
+            for each in self.wanted
+        ]
+
+    def with_request(self, at: Position, exact: Request) -> list[SearchedClaim]:
+        """Return the claims with one exact request replaced."""
+        claims = self.claims()
+        requests = list(claims[at.claim].requests)
+        if at.alternative is not None:
+            alternatives = list(requests[at.request].alternatives)
+            alternatives[at.alternative] = exact
+            exact = replace(requests[at.request], alternatives=tuple(alternatives))
+        requests[at.request] = exact
+        claims[at.claim] = replace(claims[at.claim], requests=tuple(requests))
+        return claims
+
+    def allocate(
+        self,
+        node: str,
+        *,
+        claims: Sequence[SearchedClaim] | None = None,
+        allocated: Allocated | None = None,
+        selections: Selections | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> Answer:
+        """Search devices on a node, as it is unless something is replaced."""
+        return allocate(
+            self.claims() if claims is None else claims,
+            self.pools(node),
+            allocated=allocated or self.world,
+            selections=selections or self.world,
+            max_steps=max_steps,
+        )
+
+
+# ---- facts, replaced
+
+
+class Released(Allocated):
+    """The world as it is when claims have released their devices; the devices keep their taints."""
+
+    def __init__(self, world: World, claim: ClaimFacts | None = None) -> None:
+        """`claim` is the only one that has; None means all."""
+        self._world = world
+        self._claim = claim
+
+    def is_allocated(self, device: DeviceID) -> bool:
+        holder = self._world.holder(device)
+        return holder is not None and self._holds(holder)
+
+    def is_shared(self, device: DeviceID) -> bool:
+        return any(self._holds(each) for each in self._world.sharers(device))
+
+    def consumed(self, device: DeviceID) -> Consumed | None:
+        claims = filter(self._holds, self._world.sharers(device))
+        return consumed_of(device, (share for claim in claims for share in claim.shares))
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        return self._world.taints(device, facts)
+
+    def _holds(self, claim: ClaimFacts) -> bool:
+        return self._claim is not None and claim.uid != self._claim.uid
+
+
+class WithoutErrors(Selections):
+    """Devices on which a selector fails are not selected, and the search goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        return Selected(matches=self._world.selected(request, of).matches)
+
+    def broken(self, request: Request) -> str | None:
+        return self._world.broken(request)
+
+
+class WithoutSelector(Selections):
+    """One selector of one request counts as true."""
+
+    def __init__(self, world: World, request: Request, expression: str) -> None:
+        self._world = world
+        self._request = request
+        self._expression = expression
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        without = self._expression if request == self._request else ""
+        return self._world.selected(request, of, without=without)
+
+    def broken(self, request: Request) -> str | None:
+        return self._world.broken(request)

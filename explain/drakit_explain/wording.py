@@ -1,0 +1,190 @@
+"""
+Phrases that explain why the devices of a request are unavailable: parts of one sentence.
+
+They are for readers of a pod's Events, and name what to check next. The same situation gives the
+same words, regardless of the order of its facts.
+
+It must not know pods, clients, clocks, or how devices are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
+from drakit_explain.model import ClaimFacts
+from drakit_explain.nodes import NodeProblem
+
+__all__ = ("advice", "how_taints_end", "named_holder", "shown", "state")
+
+NAMED_WORDS = 3
+"""Keys of taints, or capacities, named for one reason."""
+
+_ADVICE = {
+    "drakit.dev/gone": (
+        "the taint drakit.dev/gone is removed when the device is connected again; otherwise the "
+        "device is removed when its claim is unprepared"
+    ),
+    "drakit.dev/stopped": (
+        "the taint drakit.dev/stopped is removed when the driver is available again on that node: "
+        "check its log"
+    ),
+    "drakit.dev/unhealthy": (
+        "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the "
+        "device"
+    ),
+    "drakit.dev/unpreparing": (
+        "the taint drakit.dev/unpreparing is removed when an earlier claim is unprepared on that "
+        "node"
+    ),
+}
+"""Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
+
+_RESOURCES = NodeProblem.RESOURCES.value
+_RULES = {
+    NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
+    NodeProblem.TAINT.value: "it does not tolerate their taint {}",
+    NodeProblem.CORDONED.value: "they are cordoned",
+    _RESOURCES: "they have too little {} left",
+    NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
+}
+"""Why a pod cannot use nodes, by the kind of rule."""
+
+_ADVICE_FOR_OTHERS = (
+    "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
+)
+"""The effect is named because Kubernetes evicts a pod from a device with the effect NoExecute if
+the toleration leaves the effect out, although the scheduler accepts it."""
+
+
+def state(found: Availability, *, of: str, reader: str | None) -> str:
+    """
+    Return why devices are unavailable; `of` is their owner, such as a request.
+
+    Holders outside the reader's namespace are counted, not named; with None, all are named.
+    """
+    parts = list(_parts(found, reader))
+    if len(parts) == 1:
+        obstacle, phrase = parts[0]
+        return f"{_amount(found.total, obstacle.devices)} of {of} {phrase}"
+    phrases = "; ".join(f"{obstacle.devices} {phrase}" for obstacle, phrase in parts)
+    return f"of the {found.total} devices of {of}, {phrases}"
+
+
+def how_taints_end(found: Availability) -> str:
+    """Return what removes the taints of devices, as clauses; empty if it is unknown."""
+    keys = found.tainted.words
+    causes = [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    if found.rules:
+        plural = "s" if len(found.rules) > 1 else ""
+        causes.append(
+            f"DeviceTaintRule{plural} {_words(found.rules)} set{'' if plural else 's'} a taint, "
+            f"which is removed when the rule is deleted"
+        )
+    return "; ".join(causes)
+
+
+def advice(found: Availability, *, released: bool) -> str:
+    """Return general advice; `released` if a release of devices is enough."""
+    parts: list[str] = []
+    if released:
+        whole = not found.partitioned.devices and not found.used_up.devices
+        what = "enough of them are" if whole else "enough hardware or capacity is"
+        what = "the device is" if whole and found.total == 1 else what
+        parts.append(f"the claim can be allocated when {what} released")
+    if found.elsewhere.devices and not found.releasable and not found.free:
+        short = {word.partition(" ")[0] for word in found.elsewhere.words} == {_RESOURCES}
+        where = (
+            "allow the pod to run on those nodes, or publish devices on the nodes that it can use"
+        )
+        room = "reduce what the pod requests, or free resources on those nodes"
+        parts.append(room if short else where)
+    if found.tainted.words - _ADVICE.keys():
+        effects = sorted({effect for key, effect in found.effects if key not in _ADVICE})
+        plural = "s" if len(effects) > 1 else ""
+        parts.append(_ADVICE_FOR_OTHERS.format(plural, " and ".join(effects)))
+    return "; ".join(parts)
+
+
+def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, str]]:
+    if one := found.allocated.devices:
+        holders = _holders(found.allocated, reader)
+        yield found.allocated, f"{'is' if one == 1 else 'are'} allocated to {holders}"
+    if one := found.partitioned.devices:
+        verb = "shares" if one == 1 else "share"
+        holders = _holders(found.partitioned, reader)
+        yield found.partitioned, f"{verb} hardware with devices that are allocated to {holders}"
+    if one := found.used_up.devices:
+        verb = "has" if one == 1 else "have"
+        words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
+        yield (
+            found.used_up,
+            f"{verb} too little {words} left, because shares are allocated to {holders}",
+        )
+    if one := found.elsewhere.devices:
+        verb = "is" if one == 1 else "are"
+        yield found.elsewhere, f"{verb} on nodes that the pod cannot use ({_nodes(found)})"
+    if one := found.tainted.devices:
+        verb, words = "is" if one == 1 else "are", _words(found.tainted.words)
+        yield found.tainted, f"{verb} tainted with {words}, which the request does not tolerate"
+
+
+def _nodes(found: Availability) -> str:
+    """Name the rules that keep the pod off nodes, a kind of rule once."""
+    kinds: dict[str, list[str]] = {}
+    for word in sorted(found.elsewhere.words):
+        kind, _, detail = word.partition(" ")
+        kinds.setdefault(kind, []).append(detail)
+    return "; ".join(
+        _RULES[kind].format(_cut([each for each in details if each], NAMED_WORDS))
+        for kind, details in kinds.items()
+    )
+
+
+def _amount(total: int, part: int) -> str:
+    if total == 1:
+        return "the only device"
+    return f"all {total} devices" if part == total else f"{part} of the {total} devices"
+
+
+def _words(words: Collection[str]) -> str:
+    return _cut(sorted(words), NAMED_WORDS)
+
+
+def _holders(obstacle: Obstacle, reader: str | None) -> str:
+    claims = [
+        claim for claim in obstacle.claims.values() if reader is None or claim.namespace == reader
+    ]
+    claims.sort(key=lambda claim: (claim.namespace, claim.name))
+    named = [named_holder(claim) for claim in claims[:NAMED_HOLDERS]]
+    others = len(obstacle.claims) - len(claims)
+    counted: list[str] = []
+    if rest := len(claims) - len(named):
+        counted.append(f"{rest} more")
+    if others:
+        plural = f"{others} claims in other namespaces"
+        counted.append("a claim in another namespace" if others == 1 else plural)
+    if not counted:
+        return ", ".join(named)
+    *first, last = named + counted
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _cut(words: list[str], most: int) -> str:
+    rest = len(words) - most
+    return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def named_holder(claim: ClaimFacts) -> str:
+    """Name a claim with the pods that use it."""
+    pods = sorted(claim.reserved_for)
+    if not pods:
+        return f"claim {claim.namespace}/{claim.name} (no pod)"
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"claim {claim.namespace}/{claim.name} (pod {pods[0]}{more})"
+
+
+def shown(expression: str) -> str:
+    """Shorten a selector to one line of at most 120 characters."""
+    flat = " ".join(expression.split())
+    return flat if len(flat) <= 120 else f"{flat[:117]}..."

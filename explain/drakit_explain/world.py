@@ -1,0 +1,590 @@
+"""
+The facts of a cluster, indexed for explanations: who holds what, which slices concern a node.
+
+It takes facts and deletions one by one or as complete lists. The operator keeps one up to date from
+watches, ``kubectl drakit`` fills one from lists.
+
+It must not know clients, threads, Events, or how selectors are evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from drakit_explain.allocation import NotEvaluatedError, Selected
+from drakit_explain.capacity import Consumed, consumed_of
+from drakit_explain.devices import bits
+from drakit_explain.loads import Loads
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceFacts,
+    DeviceID,
+    NamespaceFacts,
+    NodeFacts,
+    PodFacts,
+    PoolID,
+    QuotaFacts,
+    Request,
+    SliceFacts,
+    TaintFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+)
+from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
+from drakit_explain.reports import PolicyFacts, ReportFacts
+from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
+
+__all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
+
+Fact = (
+    PodFacts
+    | ClaimFacts
+    | TemplateFacts
+    | ClassFacts
+    | SliceFacts
+    | NodeFacts
+    | TaintRuleFacts
+    | NamespaceFacts
+    | QuotaFacts
+    | PolicyFacts
+    | ReportFacts
+)
+AnyFact = TypeVar("AnyFact", bound=Fact)
+
+_UNREADABLE = PoolID("", "")
+
+EVERYWHERE = ""
+"""The key of slices that do not set ``nodeName``."""
+
+
+class Name(NamedTuple):
+    """An object within its kind; the namespace of cluster-wide objects is empty."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One object as it was and as it is; None where there is none."""
+
+    name: Name
+    old: Fact | None
+    new: Fact | None
+
+
+class Reachable(NamedTuple):
+    """A slice of a pool that is ready, and the nodes that can use it."""
+
+    slice: SliceFacts
+    pool: NodePool
+    nodes: list[str]
+    plain: bool
+    """No device of it has taints, counters, shares or a place of its own."""
+
+    def is_same(self, other: Reachable) -> bool:
+        return self.slice is other.slice and self.pool is other.pool and self.nodes == other.nodes
+
+
+def name_of_fact(fact: Fact) -> Name:
+    if isinstance(fact, (PodFacts, ClaimFacts, TemplateFacts, QuotaFacts)):
+        return Name(fact.namespace, fact.name)
+    return Name("", fact.name)
+
+
+def classes_of(requests: Iterable[Request]) -> Iterator[str]:
+    """Name the classes that requests ask for, those of alternatives included."""
+    for request in requests:
+        if request.alternatives:
+            yield from classes_of(request.alternatives)
+        else:
+            yield request.device_class
+
+
+@dataclass(slots=True)
+class _Index:
+    """From a key to the objects that refer to it."""
+
+    entries: dict[Name, set[Name]] = field(default_factory=dict[Name, set[Name]])
+
+    def add(self, keys: Iterable[Name], name: Name) -> None:
+        for key in keys:
+            self.entries.setdefault(key, set()).add(name)
+
+    def discard(self, keys: Iterable[Name], name: Name) -> None:
+        for key in keys:
+            names = self.entries.get(key)
+            if names is not None:
+                names.discard(name)
+                if not names:
+                    del self.entries[key]
+
+    def find(self, key: Name) -> frozenset[Name]:
+        return frozenset(self.entries.get(key, ()))
+
+
+class World:
+    """Facts by kind and name. Not for threads."""
+
+    def __init__(self) -> None:
+        self._facts: dict[type[Fact], dict[Name, Fact]] = {
+            kind: {}
+            for kind in (
+                PodFacts,
+                ClaimFacts,
+                TemplateFacts,
+                ClassFacts,
+                SliceFacts,
+                NodeFacts,
+                TaintRuleFacts,
+                NamespaceFacts,
+                QuotaFacts,
+                PolicyFacts,
+                ReportFacts,
+            )
+        }
+        self._pods_of_claim = _Index()
+        self._pods_of_template = _Index()
+        self._templates_of_class = _Index()
+        self._claims_of_class = _Index()
+        self._slices_by_place: dict[str, dict[str, SliceFacts]] = {}
+        self._slices_by_pool: dict[PoolID, dict[str, SliceFacts]] = {}
+        self._holders: dict[DeviceID, Name] = {}
+        self._sharers: dict[DeviceID, set[Name]] = {}
+        self._pools: dict[str, list[NodePool]] = {}
+        self._views: dict[str, NodeView] | None = None
+        self._reachable: tuple[Reachable, ...] | None = None
+        self._not_ready: list[tuple[str, NodePool]] | None = None
+        self._allocated_in: dict[str, int] = {}
+        self._holders_in: dict[str, dict[int, Mapping[str, ClaimFacts]]] = {}
+        self._stamps: dict[PoolID, int] = {}
+        self._known_reachable: dict[str, Reachable] = {}
+        self.selectors: SelectorIndex = SelectorIndex()
+        self.loads: Loads | None = None
+        """The requests of pods by their nodes; None if they are unknown."""
+
+        self.hidden: frozenset[type[Fact]] = frozenset()
+        """Kinds of which nothing may be listed: objects may exist that are not here."""
+
+        self.revision: int = 0
+        """Grows with each change of what devices there are and who holds them."""
+
+        self.slices_revision: int = 0
+        """The revision of the last change of a slice or node."""
+
+        self.rules_revision: int = 0
+        """The revision of the last change of a DeviceClass or DeviceTaintRule."""
+
+    # ---- what goes in
+
+    def apply(self, fact: Fact) -> Change | None:
+        """Store an object as it is now. Return the change, or None if nothing has changed."""
+        name = name_of_fact(fact)
+        old = self._facts[type(fact)].get(name)
+        if old == fact:
+            return None
+        self._put(name, old, fact)
+        return Change(name=name, old=old, new=fact)
+
+    def remove(self, kind: type[Fact], name: Name, *, uid: str | None = None) -> Change | None:
+        """Remove an object. A deletion of a UID that another object has replaced has no effect."""
+        old = self._facts[kind].get(name)
+        if old is None or (uid is not None and old.uid != uid):
+            return None
+        self._put(name, old, None)
+        return Change(name=name, old=old, new=None)
+
+    def replace(self, kind: type[Fact], facts: Iterable[Fact]) -> list[Change]:
+        """Take a complete list: objects that it lacks are gone."""
+        listed = {name_of_fact(fact): fact for fact in facts}
+        gone = [name for name in self._facts[kind] if name not in listed]
+        changes = [self.remove(kind, name) for name in gone]
+        changes += [self.apply(fact) for fact in listed.values()]
+        return [change for change in changes if change is not None]
+
+    # ---- objects
+
+    def of(self, kind: type[AnyFact]) -> Mapping[Name, AnyFact]:
+        """Return all objects of a kind; a view, not a copy."""
+        return self._facts[kind]  # pyright: ignore[reportReturnType] - by construction
+
+    def pod(self, namespace: str, name: str) -> PodFacts | None:
+        return self.of(PodFacts).get(Name(namespace, name))
+
+    def claim(self, namespace: str, name: str) -> ClaimFacts | None:
+        return self.of(ClaimFacts).get(Name(namespace, name))
+
+    def template(self, namespace: str, name: str) -> TemplateFacts | None:
+        return self.of(TemplateFacts).get(Name(namespace, name))
+
+    def device_class(self, name: str) -> ClassFacts | None:
+        return self.of(ClassFacts).get(Name("", name))
+
+    def node(self, name: str) -> NodeFacts | None:
+        return self.of(NodeFacts).get(Name("", name))
+
+    def pods_of_claim(self, name: Name) -> frozenset[Name]:
+        return self._pods_of_claim.find(name)
+
+    def pods_of_template(self, name: Name) -> frozenset[Name]:
+        return self._pods_of_template.find(name)
+
+    def templates_of_class(self, name: str) -> frozenset[Name]:
+        return self._templates_of_class.find(Name("", name))
+
+    def claims_of_class(self, name: str) -> frozenset[Name]:
+        return self._claims_of_class.find(Name("", name))
+
+    def waiting_pods(self) -> Iterator[Name]:
+        """Name the pods that have no node yet, or have not started on it."""
+        return (
+            name
+            for name, pod in self.of(PodFacts).items()
+            if pod.node is None or pod.phase == "Pending"
+        )
+
+    # ---- devices
+
+    def slices(self) -> Collection[SliceFacts]:
+        return self.of(SliceFacts).values()
+
+    def slices_of_pool(self, pool: PoolID) -> Collection[SliceFacts]:
+        return self._slices_by_pool.get(pool, {}).values()
+
+    def slices_of_node(self, node: str) -> Collection[SliceFacts]:
+        """Return the slices with devices that name a node."""
+        return self._slices_by_place.get(node, {}).values()
+
+    def nodes_with_slices(self) -> Iterable[str]:
+        """Name the nodes that slices name."""
+        return (place for place in self._slices_by_place if place != EVERYWHERE)
+
+    def pools_of_node(self, node: NodeView) -> Sequence[NodePool]:
+        """Return the pools of a node, in the scheduler's order; kept until a slice changes."""
+        if node.name not in self._pools:
+            near = self._slices_by_place.get(node.name, {})
+            shared = self._slices_by_place.get(EVERYWHERE, {})
+            pools = {each.of_pool for each in (*near.values(), *shared.values())}
+            self._pools[node.name] = pools_of_node(
+                (each for pool in pools for each in self.slices_of_pool(pool)), node
+            )
+        return self._pools[node.name]
+
+    def views(self) -> Mapping[str, NodeView]:
+        """
+        Return all nodes; where none may be listed, those that slices name, without labels.
+
+        The answer is kept until a node or a slice changes: each search of a node asks for it.
+        """
+        if self._views is None:
+            nodes = self.of(NodeFacts)
+            self._views = {
+                name.name: NodeView(name.name, node.labels) for name, node in nodes.items()
+            } or {name: NodeView(name, {}) for name in self.nodes_with_slices()}
+        return self._views
+
+    def reachable(self) -> Sequence[Reachable]:
+        """
+        Return the slices from which nodes allocate devices; kept until a slice or node changes.
+
+        What has not changed for a slice is the same object as before.
+        """
+        if self._reachable is None:
+            found: dict[str, Reachable] = {}
+            for name, view in self.views().items():
+                for pool in self.pools_of_node(view):
+                    for each in pool.slices:
+                        entry = found.get(each.name)
+                        if entry is None:
+                            entry = found[each.name] = Reachable(each, pool, [], _is_plain(each))
+                        entry.nodes.append(name)
+            known = self._known_reachable
+            self._known_reachable = {
+                name: old if (old := known.get(name)) and old.is_same(new) else new
+                for name, new in found.items()
+            }
+            self._reachable = tuple(self._known_reachable.values())
+        return self._reachable
+
+    def not_ready(self) -> Sequence[tuple[str, NodePool]]:
+        """Return the pools from which nothing is allocated, by node."""
+        if self._not_ready is None:
+            self._not_ready = [
+                (name, pool)
+                for name, view in self.views().items()
+                for pool in self.pools_of_node(view)
+                if pool.state is not PoolState.READY
+            ]
+        return self._not_ready
+
+    def stamp(self, pool: NodePool) -> int:
+        """Return the revision of the last change of an allocation in a pool."""
+        return self._stamps.get(pool.identity, 0)
+
+    def unreadable(self) -> list[str]:
+        """Name the slices that exist, and that could not be read: they may have any device."""
+        return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
+
+    def allocated_in(self, of: SliceFacts) -> int:
+        """Return a bit for each device of a slice that a claim has for itself."""
+        if of.name not in self._allocated_in:
+            mask = 0
+            for index, name in enumerate(of.devices.names):
+                if (of.driver, of.pool, name) in self._holders:
+                    mask |= 1 << index
+            self._allocated_in[of.name] = mask
+        return self._allocated_in[of.name]
+
+    def holders_in(self, of: SliceFacts, devices: int) -> Mapping[str, ClaimFacts]:
+        """Return the claims that have some of the devices of a slice for themselves, by UID."""
+        known = self._holders_in.setdefault(of.name, {})
+        if devices not in known:
+            names = [of.devices.names[index] for index in bits(devices)]
+            claims = [self.holder(DeviceID(of.driver, of.pool, name)) for name in names]
+            known[devices] = {claim.uid: claim for claim in claims if claim is not None}
+        return known[devices]
+
+    def holder(self, device: DeviceID) -> ClaimFacts | None:
+        """Return the claim that has a device for itself."""
+        name = self._holders.get(device)
+        return self.of(ClaimFacts).get(name) if name is not None else None
+
+    def sharers(self, device: DeviceID) -> list[ClaimFacts]:
+        """Return the claims that have shares of a device."""
+        return [self.of(ClaimFacts)[name] for name in self._sharers.get(device, ())]
+
+    def is_allocated(self, device: DeviceID) -> bool:
+        return device in self._holders
+
+    def is_shared(self, device: DeviceID) -> bool:
+        return device in self._sharers
+
+    def consumed(self, device: DeviceID) -> Consumed | None:
+        """Return what shares take of a device's capacity; None if they take nothing."""
+        shares = (share for claim in self.sharers(device) for share in claim.shares)
+        return consumed_of(device, shares)
+
+    @property
+    def has_taint_rules(self) -> bool:
+        return any(rule.adds_taints for rule in self.of(TaintRuleFacts).values())
+
+    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+        """Return a device's taints, those of DeviceTaintRules included."""
+        rules = self.of(TaintRuleFacts)
+        if not rules:
+            return facts.taints
+        added = tuple(rule.taint for rule in rules.values() if rule.selects(device))
+        return (*facts.taints, *added) if added else facts.taints
+
+    def taint_rules(self, device: DeviceID, taints: Collection[TaintFacts]) -> Iterator[str]:
+        """Name the DeviceTaintRules that add one of these taints to a device."""
+        rules = self.of(TaintRuleFacts).values()
+        return (each.name for each in rules if each.taint in taints and each.selects(device))
+
+    # ---- selectors
+
+    def expressions(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """Return the selectors of a request in the scheduler's order: owner and expression."""
+        device_class = self.device_class(request.device_class)
+        of_class = device_class.selectors if device_class is not None else ()
+        return (
+            *((f"class {request.device_class}", each) for each in of_class),
+            *((THE_REQUEST, each) for each in request.selectors),
+        )
+
+    def concerns(self, request: Request, driver: str) -> bool:
+        """Return whether devices of a driver, known or not, could be selected for a request."""
+        return all(
+            only_driver(expression) in (None, driver) for _, expression in self.expressions(request)
+        )
+
+    def broken(self, request: Request) -> str | None:
+        """Return why no device can be allocated for a request, as the allocator finds it."""
+        if self.device_class(request.device_class) is None:
+            return f"DeviceClass {request.device_class} does not exist"
+        return None
+
+    def selected(self, request: Request, of: SliceFacts, *, without: str = "") -> Selected:
+        """
+        Return the outcomes of all selectors of a request for a slice.
+
+        :param without: an expression that counts as true.
+        """
+        alive = (1 << len(of.devices)) - 1
+        errors: dict[int, str] = {}
+        rejected: list[int] = []
+        for owner, expression in self.expressions(request):
+            if not alive:
+                break
+            if not expression:
+                raise NotEvaluatedError(
+                    f"a selector of {owner} is too long, so drakit does not evaluate it"
+                )
+            if expression == without:
+                continue
+            try:
+                problem = self.selectors.problem(expression)
+                found = None if problem else self.selectors.evaluated(expression, of)
+            except KeyError:
+                raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
+            if found is None:  # each device that reaches it ends the allocation
+                error = f"{selector_of(owner)} does not compile: {problem}"
+                errors |= dict.fromkeys(bits(alive), error)
+                alive = 0
+                break
+            if found.unknown:
+                raise NotEvaluatedError(f"a selector of {owner}: {found.unknown}")
+            failed = {index: text for index, text in found.errors.items() if alive >> index & 1}
+            subject = selector_of(owner)
+            errors |= {index: f"{subject} fails: {text}" for index, text in failed.items()}
+            left = alive & found.matches
+            rejected.append(alive.bit_count() - left.bit_count() - len(failed))
+            alive = left
+        return Selected(matches=alive, errors=errors, rejected=tuple(rejected))
+
+    # ---- bookkeeping
+
+    def _put(self, name: Name, old: Fact | None, new: Fact | None) -> None:
+        if old is not None:
+            del self._facts[type(old)][name]
+            self._unlink(name, old)
+        if new is not None:
+            self._facts[type(new)][name] = new
+            self._link(name, new)
+
+    def _link(self, name: Name, fact: Fact) -> None:
+        match fact:
+            case PodFacts():
+                self._pods_of_claim.add(_claim_names(fact), name)
+                self._pods_of_template.add(_template_names(fact), name)
+            case ClaimFacts():
+                self._claims_of_class.add(_class_names(fact.requests), name)
+                self._holders.update(dict.fromkeys(fact.devices, name))
+                for share in fact.shares:
+                    self._sharers.setdefault(share.device, set()).add(name)
+                self._claim_changed(fact)
+            case TemplateFacts():
+                self._templates_of_class.add(_class_names(fact.requests), name)
+            case SliceFacts():
+                self._slices_by_place.setdefault(_place_of(fact), {})[fact.name] = fact
+                self._slices_by_pool.setdefault(fact.of_pool, {})[fact.name] = fact
+                self._slice_changed(fact)
+            case NodeFacts():
+                self._node_changed(fact)
+            case ClassFacts() | TaintRuleFacts():
+                self.revision += 1
+                self.rules_revision = self.revision
+            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
+                pass
+
+    def _unlink(self, name: Name, fact: Fact) -> None:
+        match fact:
+            case PodFacts():
+                self._pods_of_claim.discard(_claim_names(fact), name)
+                self._pods_of_template.discard(_template_names(fact), name)
+            case ClaimFacts():
+                self._claims_of_class.discard(_class_names(fact.requests), name)
+                for device in fact.devices:
+                    if self._holders.get(device) == name:
+                        del self._holders[device]
+                for device in {share.device for share in fact.shares}:
+                    self._sharers[device].discard(name)
+                    if not self._sharers[device]:
+                        del self._sharers[device]
+                self._claim_changed(fact)
+            case TemplateFacts():
+                self._templates_of_class.discard(_class_names(fact.requests), name)
+            case SliceFacts():
+                _drop(self._slices_by_place, _place_of(fact), fact.name)
+                _drop(self._slices_by_pool, fact.of_pool, fact.name)
+                if fact.of_pool not in self._slices_by_pool:
+                    self._stamps.pop(fact.of_pool, None)
+                self.selectors.forget([fact.name])
+                self._slice_changed(fact)
+            case NodeFacts():
+                self._node_changed(fact)
+            case ClassFacts() | TaintRuleFacts():
+                self.revision += 1
+                self.rules_revision = self.revision
+            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
+                pass
+
+    def _node_changed(self, fact: NodeFacts) -> None:
+        self._pools.pop(fact.name, None)
+        self._views = None
+        self._reachability_changed()
+
+    def _reachability_changed(self) -> None:
+        self.revision += 1
+        self.slices_revision = self.revision
+        self._reachable = None
+        self._not_ready = None
+
+    def _claim_changed(self, fact: ClaimFacts) -> None:
+        pools = {device.of_pool for device in fact.devices}
+        pools.update(share.device.of_pool for share in fact.shares)
+        if pools:
+            self.revision += 1
+        for pool in pools & self._slices_by_pool.keys():
+            self._stamps[pool] = self.revision
+            for of in self.slices_of_pool(pool):
+                self._forget_holders(of)
+
+    def _forget_holders(self, of: SliceFacts) -> None:
+        self._allocated_in.pop(of.name, None)
+        self._holders_in.pop(of.name, None)
+
+    def _slice_changed(self, fact: SliceFacts) -> None:
+        self._reachability_changed()
+        if not self.of(NodeFacts):
+            self._views = None  # they are made of slices
+        self._forget_holders(fact)
+        place = _place_of(fact)
+        nodes = {_place_of(each) for each in self.slices_of_pool(fact.of_pool)} | {place}
+        if EVERYWHERE in nodes:
+            self._pools.clear()
+        for node in nodes:
+            self._pools.pop(node, None)
+
+
+Key = TypeVar("Key")
+
+
+def _drop(table: dict[Key, dict[str, SliceFacts]], key: Key, name: str) -> None:
+    entries = table[key]
+    entries.pop(name, None)
+    if not entries:
+        del table[key]
+
+
+def _place_of(fact: SliceFacts) -> str:
+    """Return the node that a slice names; slices with counters concern every node."""
+    if fact.place is None or fact.counter_sets:
+        return EVERYWHERE
+    return fact.place.node
+
+
+def _is_plain(of: SliceFacts) -> bool:
+    devices = of.devices
+    return not (
+        of.by_device
+        or devices.taints
+        or devices.consumes
+        or any(group.kind.shareable for group in devices.groups)
+    )
+
+
+def _claim_names(pod: PodFacts) -> list[Name]:
+    names = [each.claim or each.generated for each in pod.claims]
+    return [Name(pod.namespace, name) for name in (*names, pod.extended_claim) if name is not None]
+
+
+def _template_names(pod: PodFacts) -> list[Name]:
+    return [Name(pod.namespace, each.template) for each in pod.claims if each.template is not None]
+
+
+def _class_names(requests: Iterable[Request]) -> list[Name]:
+    return [Name("", name) for name in classes_of(requests)]

@@ -1,0 +1,163 @@
+"""
+The directory of generated CDI files: writes are atomic, and files of other programs stay unchanged.
+
+Runtimes watch the directory and read every ``*.json`` in it at any moment, so a file appears by
+rename, from a temporary file whose name they ignore.
+
+A node plugin verifies the files of a whole pod within milliseconds, so this module uses system
+calls and few objects. Functions block (a daemon calls them in a thread). It must not know claims,
+or what a spec means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from drakit_formats.cdi.text import dump_spec
+
+__all__ = ("DamagedSpecError", "SpecDirectory")
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
+_TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
+_ATTEMPTS = 3
+"""Attempts to write one file: a starting plugin of the same driver may remove the temporary file of
+the one that it replaces, and an admin may remove the directory (/run is a tmpfs)."""
+
+
+class DamagedSpecError(ValueError):
+    """A file of ours that no longer contains a CDI spec."""
+
+
+class SpecDirectory:
+    """
+    One directory of generated CDI files, usually ``/var/run/cdi``.
+
+    Several processes may use it, for different drivers or the same one: each call is safe alone.
+    An invalid file name raises ValueError.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """
+        Use a directory, which need not exist yet.
+
+        `durable`: a written file survives a power cut. A caller that compares all files after a
+        boot does not need that, and saves a flush for each.
+        """
+        self.path = path
+        self._folder = str(path)
+        self._durable = durable
+
+    def write(self, file_name: str, spec: Mapping[str, Any]) -> bool:
+        """Write a spec atomically; return whether the file changed."""
+        return self.write_text(file_name, dump_spec(spec))
+
+    def write_text(self, file_name: str, text: str) -> bool:
+        """Write the text of a spec atomically; return whether the file changed."""
+        target, data = self._target(file_name), text.encode()
+        with suppress(FileNotFoundError):
+            if _read(target) == data:
+                return False
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._replace(file_name, data)
+                break
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS:
+                    raise
+                self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return True
+
+    def read(self, file_name: str) -> dict[str, Any] | None:
+        """Return a file's spec; None if there is no such file."""
+        target = self._target(file_name)
+        try:
+            spec = json.loads(_read(target))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DamagedSpecError(f"CDI file {target} is not JSON: {error}") from error
+        if not isinstance(spec, dict):
+            raise DamagedSpecError(f"CDI file {target} is not a JSON object")
+        return cast("dict[str, Any]", spec)
+
+    def read_text(self, file_name: str) -> str | None:
+        """
+        Return a file's text; None if there is no such file.
+
+        Bytes that are not UTF-8 are replaced; the parser then reports the damage.
+        """
+        try:
+            return _read(self._target(file_name)).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def remove(self, file_name: str) -> None:
+        """Remove a file; one that is missing is fine."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._target(file_name))
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """List the files with this prefix, in order; none if there is no directory."""
+        found = [
+            name
+            for name in self._listing()
+            if name.startswith(prefix) and name.endswith(".json") and name[0] != "."
+        ]
+        return tuple(sorted(found))
+
+    def clean_temporary(self, prefix: str) -> None:
+        """Remove the temporary files with this prefix that a crash during a write has left."""
+        for name in self._listing():
+            match = _TEMPORARY.fullmatch(name)
+            if match and match["name"].startswith(prefix):
+                (self.path / name).unlink(missing_ok=True)
+
+    def _target(self, file_name: str) -> str:
+        if not _FILE_NAME.fullmatch(file_name):
+            raise ValueError(
+                f"{file_name!r} is not a valid name for a CDI file (letters, digits, ._-, .json)"
+            )
+        return f"{self._folder}/{file_name}"
+
+    def _listing(self) -> list[str]:
+        try:
+            return os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+
+    def _replace(self, file_name: str, data: bytes) -> None:
+        temporary = f"{self._folder}/.{file_name}.{secrets.token_hex(4)}.drakit"
+        try:
+            # 0644 as CDI files are: a runtime may read them without being root.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                os.fchmod(descriptor, 0o644)  # whatever the umask took away
+                file.write(data)
+                if self._durable:
+                    # Else a power cut may leave a file that is in place, and empty.
+                    os.fsync(descriptor)
+            os.rename(temporary, f"{self._folder}/{file_name}")
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # One byte more than there is, so that one read reaches the end as well.
+        size = os.fstat(descriptor).st_size + 1
+        chunks: list[bytes] = []
+        while chunk := os.read(descriptor, size):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(descriptor)

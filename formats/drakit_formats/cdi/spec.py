@@ -1,0 +1,226 @@
+"""
+From a driver's edits to a CDI spec: checked, and of the lowest version that works.
+
+Edits come from vendors, so they can contain anything. Each field is checked while it is written, by
+the tables of :mod:`.fields` that also check the files of other programs. The linter finds no
+problems in a built spec, so the spec is not checked again. Warnings of the linter are errors here,
+because the driver's author can fix them.
+
+Names of devices that other CDI files define are checked as well, but are not part of the spec: the
+runtime gets them beside the names of ours. So are the identities of device nodes, which only the
+node plugin compares.
+
+CDI requires that a device has at least one edit. A device without edits (a claim may just reserve
+it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is harmless,
+and shows in the container which device that is.
+
+It must not know files, claims, or which driver made the edits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, TypeAlias, cast
+
+from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
+from drakit_formats.cdi.checks import Found, Listing, Record
+from drakit_formats.cdi.fields import check_edits
+from drakit_formats.cdi.names import (
+    InvalidNameError,
+    check_device_name,
+    split_kind,
+    split_qualified_name,
+)
+from drakit_formats.cdi.problems import kind_of, shown
+from drakit_formats.cdi.version import required_version
+
+__all__ = ("InvalidEditsError", "Spec", "build_spec", "container_edits")
+
+Spec: TypeAlias = dict[str, Any]
+"""A CDI spec as in its JSON file."""
+
+MAX_IDENTITY = 256
+"""Characters of the identity of a device node. The checkpoint keeps it with each claim."""
+
+_TYPES: Mapping[str, type] = {
+    "": Edits,
+    "deviceNodes": DeviceNode,
+    "netDevices": NetDevice,
+    "hooks": Hook,
+    "mounts": Mount,
+    "intelRdt": IntelRdt,
+}
+"""The types of edits and their parts, by the field of ``containerEdits`` that contains them."""
+
+
+class InvalidEditsError(ValueError):
+    """Edits, or names of devices, that CDI does not allow; the text is a sentence."""
+
+
+def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
+    """
+    Build the spec of one file: the devices of one kind, each with its edits.
+
+    Raises :class:`InvalidEditsError`, and nothing else, whatever the edits contain.
+    """
+    entries: dict[str, Spec] = {}
+    try:
+        split_kind(kind)
+        for name, edits in devices:
+            check_device_name(name)
+            if name in entries:
+                raise InvalidEditsError(f"CDI device {kind}={name} is defined twice")
+            entries[name] = {"name": name, "containerEdits": _device_edits(kind, name, edits)}
+    except InvalidNameError as error:
+        raise InvalidEditsError(str(error)) from None
+    if not entries:
+        raise InvalidEditsError(f"a CDI spec of kind {kind} needs at least one device")
+    spec: Spec = {"kind": kind, "devices": list(entries.values())}
+    return {"cdiVersion": required_version(spec), **spec}
+
+
+def _device_edits(kind: str, name: str, edits: Edits) -> Spec:
+    try:
+        written = container_edits(edits, kind=kind)
+    except InvalidEditsError as error:
+        raise InvalidEditsError(f"CDI device {kind}={name}: {error}") from error.__cause__
+    return written or {
+        "env": [f"DRAKIT_DEVICE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}={kind}={name}"]
+    }
+
+
+def container_edits(edits: Edits, *, kind: str = "") -> Spec:
+    """
+    Return the ``containerEdits`` of a device; empty if there are no edits.
+
+    `cdi_devices` must not contain names of `kind`. Raises :class:`InvalidEditsError`, and nothing
+    else, whatever the edits contain; its sentence does not name the device.
+    """
+    found: Found = []
+    try:
+        written = _write(edits, check_edits, "", "", found)
+        _check_others(edits.cdi_devices, kind)
+    except InvalidEditsError:
+        raise
+    except Exception as error:
+        # A vendor's objects can do anything when they are looked at.
+        raise InvalidEditsError(f"its edits cannot be read: {shown(error)}") from error
+    if found:
+        raise InvalidEditsError(str(found[0]))
+    return written
+
+
+def _write(part: object, record: Record, field: str, path: str, found: Found) -> Spec:
+    """Return a part of the edits as an object of the spec, without the fields that are not set."""
+    if not isinstance(part, _TYPES[field]):
+        raise _wrong_type(part, _TYPES[field], path or "the driver's answer")
+    prefix = f"{path}." if path else ""
+    written: Spec = {}
+    for name, check in record.fields.items():
+        value: Any = getattr(part, _attribute(name))
+        at = prefix + name
+        if isinstance(check, Listing):
+            value = _write_all(value, check, name, at, found)
+        elif value is None:
+            if name in record.required:
+                raise InvalidEditsError(f"{at} is missing")
+            continue
+        elif isinstance(check, Record):
+            value = _write(value, check, name, at, found)
+        else:
+            check(value, at, found)
+        # False and an empty list are the same as their absence, but can need a newer version.
+        if value is not False and value != []:
+            written[name] = value
+    if isinstance(part, DeviceNode):
+        _check_node(part, path)
+        if part.host_path == part.path:  # the field needs CDI 0.5
+            written.pop("hostPath", None)
+    if record.whole:
+        record.whole(written, path, found)
+    return written
+
+
+@cache
+def _attribute(field: str) -> str:
+    """Return the attribute of the edits for a field of the spec: `host_path` for `hostPath`."""
+    others = {"hookName": "name", "timeout": "timeout_seconds"}
+    return others.get(field) or re.sub("[A-Z]+", lambda upper: f"_{upper[0].lower()}", field)
+
+
+def _write_all(values: object, check: Listing, field: str, path: str, found: Found) -> list[Any]:
+    if field == "env":
+        values = _variables(values, path)
+    # A string is iterable too, but a list of its characters is never intended.
+    if not isinstance(values, (tuple, list)):
+        raise InvalidEditsError(f"{path} must be a tuple, not {kind_of(values)}")
+    written = list(cast("Iterable[Any]", values))
+    for index, value in enumerate(written):
+        if isinstance(check.of, Record):
+            written[index] = _write(value, check.of, field, f"{path}[{index}]", found)
+        else:
+            check.of(value, f"{path}[{index}]", found)
+    if check.whole and len(written) > 1:  # such rules compare the elements
+        check.whole(written, path, found)
+    return written
+
+
+def _variables(env: object, path: str) -> list[str]:
+    if not isinstance(env, Mapping):
+        raise _wrong_type(env, Mapping, path)
+    variables: list[str] = []
+    for name, value in cast("Mapping[object, object]", env).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            wrong = value if isinstance(name, str) else name
+            raise _wrong_type(wrong, str, f"{path}[{shown(name)}]")
+        if "=" in name:
+            raise InvalidEditsError(f"{path} has '=' in the name {shown(name)}")
+        # Not by formatting: an enumeration's member may be a text that formats differently.
+        variables.append(name + "=" + value)
+    return variables
+
+
+def _check_node(node: DeviceNode, path: str) -> None:
+    """Check the numbers together, and the identity, which is compared but not written."""
+    if (node.major is None) != (node.minor is None):
+        raise InvalidEditsError(f"{path} must have both major and minor, or neither")
+    identity = cast("object", node.identity)
+    if identity is None:
+        return
+    if not isinstance(identity, str):
+        raise _wrong_type(identity, str, f"{path}.identity")
+    if not 0 < len(identity) <= MAX_IDENTITY:
+        raise InvalidEditsError(f"{path}.identity must have 1 to {MAX_IDENTITY} characters")
+    if not identity.isprintable():
+        raise InvalidEditsError(f"{path}.identity must contain printable characters only")
+    if node.type not in ("b", "c") or node.major is None:
+        raise InvalidEditsError(
+            f"{path} has an identity, so it must have the type b or c, and a major and a minor"
+        )
+
+
+def _check_others(names: object, kind: str) -> None:
+    """Check the names of devices that other CDI files define."""
+    if not isinstance(names, (tuple, list)):
+        raise InvalidEditsError(f"cdi_devices must be a tuple, not {kind_of(names)}")
+    for index, name in enumerate(cast("Iterable[object]", names)):
+        path = f"cdi_devices[{index}]"
+        if not isinstance(name, str):
+            raise _wrong_type(name, str, path)
+        try:
+            other, _ = split_qualified_name(name)
+        except InvalidNameError:
+            raise InvalidEditsError(
+                f"{path} must be a qualified CDI name (vendor/class=name), not {shown(name)}"
+            ) from None
+        # A claim's UID is found by such a name: with another claim's, that one would be kept alive.
+        if other == kind:
+            raise InvalidEditsError(
+                f"{path} must not use the CDI kind of drakit's own files, as {shown(name)} does"
+            )
+
+
+def _wrong_type(value: object, type_: type[Any], path: str) -> InvalidEditsError:
+    return InvalidEditsError(f"{path} must be of type {type_.__name__}, not {kind_of(value)}")

@@ -1,0 +1,145 @@
+"""
+A spec as the text of its file, and a file's bytes as a spec.
+
+Runtimes read every file as YAML (the reference library by go.yaml.in/yaml/v3), those named
+``*.json`` as well. JSON is valid YAML except for a few characters, and each of them makes the file
+unusable. Files written here are valid as both; a file that is valid only as one of them is
+reported. The YAML module is imported only when a YAML file is read, because the daemons that write
+specs do not need it.
+
+It must not know what a spec means, or where files are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, cast
+
+from drakit_formats.cdi.problems import shown
+
+__all__ = ("UnreadableSpecError", "dump_spec", "parse_json", "parse_yaml")
+
+_ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
+
+_REFUSED = re.compile(r"[\x80-\x9f\u2028\u2029\ufffe\uffff]")
+"""The subset that the runtimes' parser rejects or folds; it reads the others."""
+
+_FOREIGN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
+"""Escapes of JSON that this parser does not know: of a slash, and of an emoji in two parts."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
+class UnreadableSpecError(ValueError):
+    """A file that contains no spec; the text is the end of a sentence that begins with the file."""
+
+
+def dump_spec(spec: Mapping[str, Any]) -> str:
+    """Return the text of a spec's file: one line of JSON that is YAML as well."""
+    text = _ENCODER.encode(spec)
+    if not text.isascii() or "\x7f" in text:
+        text = _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return f"{text}\n"
+
+
+def parse_json(data: bytes) -> object:
+    """Read a ``*.json`` file."""
+    text = _decode(data)
+    if found := _REFUSED.search(text):
+        escape = f"\\u{ord(found[0]):04x}"
+        raise UnreadableSpecError(
+            f"has the character U+{ord(found[0]):04X} unescaped, which runtimes reject or drop; "
+            f"write {escape}"
+        )
+    if found := _FOREIGN_ESCAPE.search(text):
+        raise UnreadableSpecError(
+            f"has the escape {found[1]}, which runtimes reject, because they parse JSON as YAML; "
+            "write the character itself"
+        )
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except UnreadableSpecError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableSpecError(f"is not JSON: {error}") from error
+
+
+def parse_yaml(data: bytes) -> object:
+    """Read a ``*.yaml`` file, as the reference library's parser understands it."""
+    import yaml
+
+    text = _decode(data)
+    try:
+        return yaml.load(text, Loader=_loader())  # noqa: S506 - made of SafeLoader
+    except UnreadableSpecError:
+        raise
+    except Exception as error:
+        # The parser lets out more than its own errors: a KeyError for `!!bool x`.
+        reason = re.sub(r"\s+", " ", str(error))
+        raise UnreadableSpecError(f"is not YAML: {reason}") from error
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableSpecError(f"is not UTF-8 text: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_twice(name for name, _ in pairs)
+    return dict(pairs)
+
+
+def _refuse_twice(names: Iterable[str]) -> None:
+    """Raise for a duplicate name: readers see only one of its values."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UnreadableSpecError(f"has the field {shown(name)} twice in one object")
+        seen.add(name)
+
+
+def _constant(name: str) -> object:
+    raise UnreadableSpecError(f"is not JSON: {name} is not a JSON number")
+
+
+@cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """SafeLoader reads YAML 1.1; the runtimes' parser treats fewer words as other types than
+        text."""
+
+        yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of the base class
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _refuse_twice(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            return cast("dict[Any, Any]", super().construct_mapping(node, deep=deep))
+
+    def whole_number(loader: Any, node: Any) -> int:
+        digits = loader.construct_scalar(node).replace("_", "")
+        # Octal in the way of YAML 1.1 (0660) is no number for Python.
+        return int(re.sub(r"^([+-]?)0(?=[0-7])", r"\g<1>0o", digits), 0)
+
+    loader: Any = Loader
+    tag = "tag:yaml.org,2002:"
+    for name, pattern in _WORDS.items():
+        loader.add_implicit_resolver(f"{tag}{name}", re.compile(f"(?:{pattern})\\Z"), None)
+    loader.add_constructor(f"{tag}int", whole_number)
+    return loader
+
+
+_WORDS = {
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "null": r"|~|null|Null|NULL",
+    "int": r"[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)",
+    "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)"
+    r"|\.(?:nan|NaN|NAN)",
+    "merge": r"<<",
+}

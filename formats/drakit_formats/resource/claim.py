@@ -1,0 +1,136 @@
+"""
+A ResourceClaim, as far as a node needs it: identity, allocation, and the node of that allocation.
+
+The node plugin's claims engine decides which results belong to a driver, and whether they may be
+prepared.
+
+It must not know clients, gRPC, or the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drakit_formats.resource.raw import Object, child, children, text
+
+__all__ = (
+    "Allocation",
+    "Claim",
+    "DeviceResult",
+    "OpaqueConfig",
+    "applies",
+    "base_request",
+    "parse_claim",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceResult:
+    """One allocated device (API: ``status.allocation.devices.results[]``)."""
+
+    driver: str
+    pool: str
+    device: str
+    request: str
+    """In full, with ``/subrequest`` where the request is a prioritized list."""
+
+    share_id: str | None = None
+    admin_access: bool = False
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Quantities by the name of the capacity (DRAConsumableCapacity)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpaqueConfig:
+    """Parameters for one driver (API: ``status.allocation.devices.config[]``, ``opaque``)."""
+
+    driver: str
+    parameters: Any
+    """Any content: the API server checks only its size (10 KiB)."""
+
+    requests: tuple[str, ...] = ()
+    """For which requests, as ``main`` or ``main/small``; none means for all."""
+
+    from_class: bool = False
+    """From the DeviceClass: the claim's own parameters take precedence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """The allocation of the scheduler (API: ``status.allocation``)."""
+
+    results: tuple[DeviceResult, ...]
+    node_selector: Object | None = None
+    """The nodes on which the claim can be used; None means all nodes."""
+
+    configs: tuple[OpaqueConfig, ...] = ()
+    """In the order of the allocation, those of other drivers included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A ResourceClaim by its identity, with its allocation if it has one."""
+
+    namespace: str
+    name: str
+    uid: str
+    allocation: Allocation | None = None
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def base_request(request: str) -> str:
+    """Return the name by which pods refer to a request: ``main`` for ``main/small``."""
+    return request.partition("/")[0]
+
+
+def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
+    """Return whether a config applies to a result: a config for ``main`` applies to all
+    alternatives of that request, one for ``main/small`` only to that one."""
+    if config.driver != result.driver:
+        return False
+    names = {result.request, base_request(result.request)}
+    return not config.requests or not names.isdisjoint(config.requests)
+
+
+def parse_claim(body: Object) -> Claim:
+    """Project a ResourceClaim of ``resource.k8s.io/v1``; unknown fields are ignored."""
+    metadata = body["metadata"]
+    allocation = child(body, "status").get("allocation")
+    return Claim(
+        namespace=text(metadata, "namespace"),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        allocation=None if allocation is None else _parse_allocation(allocation),
+    )
+
+
+def _parse_allocation(body: Object) -> Allocation:
+    return Allocation(
+        results=tuple(
+            DeviceResult(
+                driver=result["driver"],
+                pool=result["pool"],
+                device=result["device"],
+                request=result["request"],
+                share_id=result.get("shareID"),
+                admin_access=bool(result.get("adminAccess")),
+                consumed_capacity=result.get("consumedCapacity") or {},
+            )
+            for result in children(body, "devices", "results")
+        ),
+        node_selector=body.get("nodeSelector"),
+        configs=tuple(
+            OpaqueConfig(
+                driver=config["opaque"]["driver"],
+                parameters=config["opaque"].get("parameters"),
+                requests=tuple(config.get("requests") or ()),
+                from_class=config.get("source") == "FromClass",
+            )
+            for config in children(body, "devices", "config")
+            if config.get("opaque") is not None
+        ),
+    )

@@ -1,0 +1,66 @@
+"""
+Whether a NodeSelector matches a node: terms are alternatives, all requirements of a term must
+match.
+
+It must not know where the selector or the labels come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drakit_formats.resource.raw import Object, children
+
+__all__ = ("NodeLabelsUnknownError", "selects_node")
+
+
+class NodeLabelsUnknownError(Exception):
+    """The selector needs labels, and the node's labels are not known yet."""
+
+
+def selects_node(selector: Object | None, *, name: str, labels: Mapping[str, str] | None) -> bool:
+    """
+    Evaluate a NodeSelector (core/v1) for one node; no selector means every node.
+
+    Raises :class:`NodeLabelsUnknownError` if the answer depends on labels that are None.
+    """
+    if selector is None:
+        return True
+    unknown = False
+    for term in children(selector, "nodeSelectorTerms"):
+        fields = children(term, "matchFields")
+        expressions = children(term, "matchExpressions")
+        if not fields and not expressions:
+            continue  # core/v1: an empty term matches nothing
+        if not all(_holds(field, {"metadata.name": name}) for field in fields):
+            continue
+        if expressions and labels is None:
+            unknown = True
+        elif all(_holds(expression, labels or {}) for expression in expressions):
+            return True
+    if unknown:
+        raise NodeLabelsUnknownError
+    return False
+
+
+def _holds(requirement: Object, facts: Mapping[str, str]) -> bool:
+    key, operator = requirement["key"], requirement["operator"]
+    values: list[str] = requirement.get("values") or []
+    value = facts.get(key)
+    match operator:
+        case "In":
+            return value is not None and value in values
+        case "NotIn":
+            return value is None or value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            try:
+                have, want = int(value or ""), int(values[0])
+            except (ValueError, IndexError):
+                return False
+            return have > want if operator == "Gt" else have < want
+        case _:
+            return False
