@@ -44,7 +44,6 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.unprepare import Unpreparing
 from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
-    ClaimDependencies,
     ClaimWork,
     call_driver,
     driver_failed,
@@ -104,20 +103,12 @@ class _Wanted:
     old: StoredClaim
 
 
-class Preparing:
+class Preparing(Unpreparing):
     """Prepares and unprepares claims of one driver: implements :class:`.queue.ClaimOperations`."""
-
-    def __init__(self, parts: ClaimDependencies) -> None:
-        self._parts = parts
-        self._unpreparing = unpreparing = Unpreparing(parts)
-        self.rebuilt = unpreparing.rebuilt
-        self.unprepare = unpreparing.unprepare
-        self.undo_left = unpreparing.undo_left
-        self.collect = unpreparing.collect
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare the claims of a pod; each is answered as soon as it is done."""
-        if not await self._unpreparing.is_complete(works):
+        if not await self.is_complete(works):
             return
         parts = self._parts
         uids = [work.claim.uid for work in works]
@@ -161,7 +152,7 @@ class Preparing:
         start replaces the file. A claim that is not prepared any more needs nothing. So does one
         whose requests and configs are unknown: it is prepared when the kubelet asks.
         """
-        if not await self._unpreparing.is_complete(works):
+        if not await self.is_complete(works):
             return
         try:
             known = await self._parts.checkpoint.find([work.claim.uid for work in works])
@@ -304,7 +295,7 @@ class Preparing:
 
     async def _replace(self, wanted: _Wanted) -> None:
         """Release the devices of a claim's earlier allocation, then prepare it."""
-        undone = await self._unpreparing.undo_one(wanted.old)
+        undone = await self.undo_one(wanted.old)
         if undone.error is None:
             self._parts.scheduler.free_hardware(wanted.old.uid)
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
@@ -336,7 +327,7 @@ class Preparing:
         """Prepare claims that have their hardware."""
         self._drop_abandoned(due)
         if self._parts.devices.traits.side_effects:
-            await self._begin(due, hardware)
+            await self._store_intents(due, hardware)
             self._drop_abandoned(due)
         if not due:
             return
@@ -423,7 +414,7 @@ class Preparing:
             self._refuse(each.work, error)
         return hardware
 
-    async def _begin(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
+    async def _store_intents(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Store the intents; remove the claims from `due` that cannot begin."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
         if not new:
@@ -514,7 +505,7 @@ class Preparing:
         if stored and not isinstance(error, AbandonedError):
             # Claims of its batch may have some of its hardware: their rollbacks must not overlap.
             self._parts.scheduler.free_hardware(due.claim.uid)
-            await self._unpreparing.undo_one(due.claim)
+            await self.undo_one(due.claim)
         self._refuse(due.work, error)
 
 

@@ -157,7 +157,7 @@ class Unpreparing:
         """Undo claims concurrently; `settled` gets each claim's result once, by UID, as soon as it
         is known."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
-        begun, failed = await self._begin(claims)
+        begun, failed = await self._mark_unpreparing(claims)
         if failed:
             settled(failed)
         if free := [claim for claim in begun.values() if not self._needs_driver(claim)]:
@@ -190,7 +190,7 @@ class Unpreparing:
         await self.undo([claim], undone.update)
         return undone[claim.uid]
 
-    async def _begin(
+    async def _mark_unpreparing(
         self, claims: Collection[StoredClaim]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
         """Store the intent, where a driver will be called and the entry does not show it yet."""
