@@ -23,7 +23,7 @@ from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.endpoints.contract import CallError, DriverTraits
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_nodeplugin.revision import Revision
-from drakit_nodeplugin.state.hardware import Hardware, PoolContent
+from drakit_nodeplugin.state.holds import Hardware, PoolContent
 
 DRIVER = "camera.example.com"
 NODE = "node-1"

@@ -54,7 +54,7 @@ from drakit_nodeplugin.endpoints.failures import (
 from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
-from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = (

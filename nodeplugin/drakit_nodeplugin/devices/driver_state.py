@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from drakit_nodeplugin.devices.taints import HealthTiming
-from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.holds import HeldDevice
 
 __all__ = ("DriverState",)
 

@@ -23,7 +23,7 @@ from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.devices.taints import GONE, Condition, health_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.state.hardware import PoolContent
+from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
 
 __all__ = (

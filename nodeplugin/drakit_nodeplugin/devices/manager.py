@@ -49,7 +49,7 @@ from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
 from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import Checkpoint
-from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
 
 __all__ = ("DeviceManager",)

@@ -46,7 +46,7 @@ from drakit_nodeplugin.devices.taints import (
     taints,
     validated,
 )
-from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, blocked_by_unpreparing
+from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
 __all__ = ("PoolState",)
 

@@ -9,7 +9,7 @@ from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
-from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
+from drakit_nodeplugin.endpoints.deviceplugin import plugins
 from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report, reporting
 from drakit_nodeplugin.kubelet import server
@@ -82,7 +82,7 @@ SENTENCES = {
         f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s ends",
     ],
     "admin/device-plugins": [
-        f"kubelet's list for {minutes(kubelet_resources.CLEAR_SECONDS)} minutes",
+        f"kubelet's list for {minutes(plugins.CLEAR_SECONDS)} minutes",
     ],
     "admin/disaster-recovery": [f"keeps the {WORDS[quarantine.KEPT]} newest damaged files"],
     "admin/host-devices": [

@@ -20,7 +20,7 @@ from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import CheckpointError
-from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
 from tests.fakes.kube import FakeApiServer
