@@ -21,6 +21,7 @@ from typing import Literal
 
 from drakit.device import Inventory, LeftOut, PolicyOutcome
 from drakit_formats.resource.pools import pool_name
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
 from drakit_nodeplugin.devices.endpoint_state import (
     SILENT,
@@ -45,7 +46,6 @@ from drakit_nodeplugin.devices.stored import EndpointWriter, GoneDevices
 from drakit_nodeplugin.devices.taints import UNHEALTHY, HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from drakit.driver import DriverError
+from drakit_nodeplugin.changes import FileWatch
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
@@ -43,7 +44,6 @@ from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DriverSource, EndpointContext
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.policies import PolicyWatch

@@ -42,10 +42,10 @@ from drakit_daemon.kube import (
 )
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
-from drakit_nodeplugin.revision import Revision
 
 __all__ = (
     "MAX_POLICIES",

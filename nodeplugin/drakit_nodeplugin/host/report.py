@@ -28,18 +28,17 @@ from drakit.device import LeftOut, PolicyOutcome
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.policies import PolicyState, PolicyWatch
 from drakit_nodeplugin.kubelet.server import Registration
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.lock import is_locked
 
 __all__ = (
-    "API_VERSION",
     "KIND",
     "MAX_NAME",
     "MAX_STUCK",

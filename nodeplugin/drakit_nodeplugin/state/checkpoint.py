@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.revision import Revision
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.state import holds, quarantine, rows, schema
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber

@@ -28,7 +28,6 @@ from drakit.quantity import quantity_units
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 __all__ = (
-    "Amounts",
     "Hardware",
     "Held",
     "HeldAs",

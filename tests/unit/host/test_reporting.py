@@ -11,6 +11,7 @@ import pytest
 
 from drakit import LeftOut
 from drakit_daemon.kube import NotFoundError, UnavailableError
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import report
 from drakit_nodeplugin.host.node import PluginNode
@@ -21,7 +22,6 @@ from drakit_nodeplugin.host.report import (
     remove_former_reports,
 )
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
 
