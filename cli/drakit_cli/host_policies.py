@@ -44,8 +44,7 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
         HostDevicesConfig,
         policy_of_file,
     )
-    from drakit_nodeplugin.host.policies import FILE, check
-    from drakit_nodeplugin.host.policy_file import read_policies
+    from drakit_nodeplugin.host.policies import FILE, check, read_policies
 
     problems: list[str] = []
     entry = next((each for each in place.drivers if each.driver == _ENTRY_POINT), None)

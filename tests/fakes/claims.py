@@ -17,13 +17,13 @@ from drakit import (
     Edits,
 )
 from drakit_formats.resource.claim import Claim, parse_claim
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.endpoints.contract import CallError, DriverTraits
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
-from drakit_nodeplugin.revision import Revision
-from drakit_nodeplugin.state.hardware import Hardware, PoolContent
+from drakit_nodeplugin.state.holds import Hardware, PoolContent
 
 DRIVER = "camera.example.com"
 NODE = "node-1"

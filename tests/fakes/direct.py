@@ -7,8 +7,8 @@ from typing import Any
 
 from drakit import Driver, Edits
 from drakit.device import AllocatedClaim
-from drakit_nodeplugin.endpoints.caller import Caller
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
+from drakit_nodeplugin.endpoints.endpoint import Caller
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python.calls import DriverCalls
 

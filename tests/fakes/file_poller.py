@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 
 __all__ = ("with_poller",)
 

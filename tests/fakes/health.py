@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import DeviceHealth
-from drakit_nodeplugin.revision import Revision
 
 
 class FakeHealth:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from drakit_nodeplugin.claims.errors import (
     TooManyParametersError,
     WrongNodeError,
 )
-from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 __all__ = (

@@ -59,7 +59,7 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStop
 from drakit_nodeplugin.endpoints.policies import held_nodes
 from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
-from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 __all__ = ("Preparing",)

@@ -45,6 +45,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from drakit_nodeplugin.changes import FilePoller, FileWatch
 from drakit_nodeplugin.claims.allocation import device_keys, reference_of, wanted_claim
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubelet_claims import (
@@ -57,7 +58,6 @@ from drakit_nodeplugin.claims.kubelet_claims import (
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import ClaimDependencies, workers
-from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.podresources import PodView

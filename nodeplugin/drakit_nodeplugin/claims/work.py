@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from drakit.device import AllocatedClaim, ClaimReference
 from drakit.driver import Node
 from drakit_formats.resource.claim import base_request
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
@@ -51,10 +52,9 @@ from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
 )
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
-from drakit_nodeplugin.state.hardware import Hardware
+from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim
 
 __all__ = (

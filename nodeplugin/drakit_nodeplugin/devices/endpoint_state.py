@@ -18,12 +18,11 @@ from typing import TypeVar, cast
 from drakit.device import CounterSet, Device, Health, Inventory, LeftOut, PolicyOutcome
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 from drakit_formats.resource.pools import pool_name
-from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
-from drakit_nodeplugin.devices.pool_state import PoolState
+from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.taints import GONE, Condition, health_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.state.hardware import PoolContent
+from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
 
 __all__ = (

@@ -21,8 +21,8 @@ from typing import Literal
 
 from drakit.device import Inventory, LeftOut, PolicyOutcome
 from drakit_formats.resource.pools import pool_name
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
-from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.endpoint_state import (
     SILENT,
     EndpointState,
@@ -31,8 +31,6 @@ from drakit_nodeplugin.devices.endpoint_state import (
     are_pools_known,
     removal_due,
 )
-from drakit_nodeplugin.devices.endpoint_store import EndpointWriter
-from drakit_nodeplugin.devices.gone import GoneDevices
 from drakit_nodeplugin.devices.model import (
     Capacity,
     DesiredPool,
@@ -43,13 +41,13 @@ from drakit_nodeplugin.devices.model import (
     Publication,
     PublishedTaints,
 )
-from drakit_nodeplugin.devices.pool_state import PoolState
+from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
+from drakit_nodeplugin.devices.stored import EndpointWriter, GoneDevices
 from drakit_nodeplugin.devices.taints import UNHEALTHY, HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.latest_value import pause_after
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import Checkpoint
-from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
 
 __all__ = ("DeviceManager",)

@@ -6,7 +6,8 @@ that no claim holds it. Its pods are evicted only after a delay: a device that i
 moment returns within it. An eviction that has begun lasts until the device returns.
 
 The endpoint applies inventories, reports and time; what has changed by that is noted in
-:class:`.DriverState`. An object that is given out stays the same one while nothing changes, so
+:class:`DriverState`, which all pools and endpoints of the driver share. The manager reads and
+resets it when it notifies. An object that is given out stays the same one while nothing changes, so
 readers compare by identity; the devices of an inventory do the same. Which taints a device gets is
 decided in :mod:`.taints`.
 
@@ -15,12 +16,11 @@ It must not know other pools, or the life of the endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from drakit.device import CounterSet, Device, Health, TaintEffect
 from drakit_formats.resource.device import device_body
-from drakit_nodeplugin.devices.driver_state import DriverState
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
@@ -35,6 +35,7 @@ from drakit_nodeplugin.devices.taints import (
     UNHEALTHY,
     UNKNOWN,
     Condition,
+    HealthTiming,
     adopted,
     health_of,
     listed,
@@ -46,9 +47,58 @@ from drakit_nodeplugin.devices.taints import (
     taints,
     validated,
 )
-from drakit_nodeplugin.state.hardware import HeldDevice, PoolContent, blocked_by_unpreparing
+from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
-__all__ = ("PoolState",)
+__all__ = (
+    "DriverState",
+    "PoolState",
+)
+
+# ---------------------------------------------------------------- state of the driver
+
+
+class DriverState:
+    """The shared state of one driver's endpoints: settings, clocks, holds of claims, pending
+    notifications."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        open_ended: bool,
+        timing: HealthTiming,
+        gone_eviction_seconds: float,
+        now: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`open_ended`: the number of endpoints is unknown. Pods are evicted from devices that have
+        been gone for `gone_eviction_seconds`. `now` returns the loop's time, `wall_clock` seconds
+        since 1970."""
+        self.node = node
+        self.open_ended = open_ended
+        self.timing = timing
+        self.gone_eviction_seconds = gone_eviction_seconds
+        self.now = now
+        self.wall = wall_clock
+        self.held: Mapping[str, Collection[HeldDevice]] = {}
+        """The holds of claims, in pools where a claim is still being unprepared. The same object
+        while nothing changes."""
+        self.published_changed = False
+        """Whether the publication has changed since the last notification."""
+        self.health_changed = False
+        """Whether the health that the kubelet gets has changed since the last notification."""
+        self.stored_changed = False
+        """Whether the rows for the store have changed since the last notification."""
+        self.vanished = False
+        """Whether there may be other devices that are gone since the last notification."""
+
+    def changed(self) -> None:
+        """Note that everything may have changed."""
+        self.published_changed = self.health_changed = self.stored_changed = True
+        self.vanished = True
+
+
+# ---------------------------------------------------------------- state of a pool
 
 
 class PoolState:

@@ -345,7 +345,7 @@ class CallableEndpoint(Protocol):
     The endpoint that the claims engine calls.
 
     `prepare`, `unprepare` and `check` are calls of :class:`Calls` that raise nothing: each claim's
-    result can be an error instead. Pools have their names in the API. :mod:`.caller` has the one
+    result can be an error instead. Pools have their names in the API. :mod:`.endpoint` has the one
     implementation.
     """
 

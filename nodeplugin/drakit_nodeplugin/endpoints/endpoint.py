@@ -2,42 +2,170 @@
 One source of a driver's devices: connected repeatedly, and called for claims.
 
 :class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`) and
-the calls with their error sentences (:mod:`.caller`). A kind supplies a
-:class:`.Connection`, and a function that makes the next one. Reports of a connection are forwarded
-as they arrive, and none after it has ended. The listener decides what happens to the devices of a
-stopped endpoint.
+the calls with their error sentences (:class:`Caller`). A kind supplies a :class:`.Connection`, and
+a function that makes the next one. Reports of a connection are forwarded as they arrive, and none
+after it has ended. The listener decides what happens to the devices of a stopped endpoint.
 
-It must not know how any kind of endpoint works, or what devices mean.
+In calls, pools get the driver's names. What a connection raises becomes the result of all claims of
+the call, as an error with a sentence; what it answers is checked. The claims engine decides the
+order of calls, limits their time and abandons them (:mod:`drakit_nodeplugin.claims.work`).
+
+It must not know how any kind of endpoint works, what devices mean, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar, cast
 
-from drakit.device import Inventory
+from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit.driver import DriverError
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.caller import Caller
+from drakit_formats.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.contract import (
+    CallError,
+    CallOperation,
+    Calls,
     Connection,
     ConnectionEndedError,
     DriverTraits,
     EndpointListener,
     Reports,
     Update,
+    overdue,
 )
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError, kind_and_text, text_of
+from drakit_nodeplugin.endpoints.failures import (
+    CallCancelledError,
+    CallOverdueError,
+    DeviceFailedError,
+    EndpointStoppedError,
+    failure_of,
+    kind_and_text,
+    text_of,
+    unusable_answer,
+)
 
 __all__ = (
+    "Caller",
     "Endpoint",
     "Lifecycle",
 )
 
 logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- calls
+
+
+class Caller(ABC):
+    """The calls of one driver, for a :class:`.CallableEndpoint`."""
+
+    def __init__(self, driver: str, *, traits: DriverTraits, node: str) -> None:
+        """`node` is the node's name, after which pools are named in the API."""
+        self.traits = traits
+        self._driver = driver
+        self._node = node
+
+    @abstractmethod
+    def _connection(self) -> Calls | EndpointStoppedError:
+        """Return the connection to call, or the reason why there is none."""
+
+    async def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | CallError]:
+        """See :meth:`.CallableEndpoint.prepare`."""
+        return await self._call("prepare", batch)
+
+    async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
+        """See :meth:`.CallableEndpoint.unprepare`."""
+        return await self._call("unprepare", batch)
+
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
+        """See :meth:`.CallableEndpoint.check`."""
+        return await self._call("check", batch)
+
+    async def _call(
+        self, operation: CallOperation, batch: Sequence[AllocatedClaim]
+    ) -> dict[str, Any]:
+        what = self.traits.method(operation)
+        try:
+            connection = self._connection()
+            if isinstance(connection, EndpointStoppedError):
+                raise connection
+            call = getattr(connection, operation)
+            answers: dict[str, Any] = dict(await call([*map(self._in_driver_pools, batch)]))
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            failure = failure_of(CallCancelledError(), driver=self._driver, what=what)
+        except Exception as error:
+            failure = self._failure(error, operation, batch)
+            if cancelled_by_owner() and isinstance(failure, DeviceFailedError):
+                logger.error(
+                    "call failed after its timeout or cancellation",
+                    extra={"driver": self._driver, "call": what, "error": str(failure)},
+                )
+            if cancelled_by_owner():
+                raise asyncio.CancelledError from None
+        else:
+            return self._results(operation, batch, answers)
+        return dict.fromkeys([item.claim.uid for item in batch], failure)
+
+    def _in_driver_pools(self, given: AllocatedClaim) -> AllocatedClaim:
+        devices = [
+            replace(device, pool=short_pool(self._node, device.pool)) for device in given.devices
+        ]
+        return replace(given, devices=tuple(devices))
+
+    # ------------------------------------------------------------ results
+
+    def _results(
+        self, operation: CallOperation, batch: Sequence[AllocatedClaim], answers: dict[str, Any]
+    ) -> dict[str, Any]:
+        results = {item.claim.uid: self._result(operation, item, answers) for item in batch}
+        if answers:
+            what = self.traits.method(operation)
+            text = f"it answered {what} for claims that were not requested"
+            logger.error(
+                "driver answers for unrequested claims",
+                extra={"driver": self._driver, "error": text},
+            )
+        return results
+
+    def _result(
+        self, operation: CallOperation, item: AllocatedClaim, answers: dict[str, Any]
+    ) -> Any:
+        """Return the answer for a claim, or a DeviceFailedError."""
+        uid, what = item.claim.uid, self.traits.method(operation)
+        if operation == "check":
+            return answers.pop(uid, False) is True
+        if uid not in answers:
+            return unusable_answer("nothing for this claim", driver=self._driver, what=what)
+        answer = answers.pop(uid)
+        if operation == "prepare" and not isinstance(answer, Exception):
+            edits = cast("Sequence[Edits]", answer)
+            if len(edits) != len(item.devices):
+                count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
+                return unusable_answer(count, driver=self._driver, what=what)
+        return answer
+
+    def _failure(
+        self, error: Exception, operation: CallOperation, batch: Sequence[AllocatedClaim]
+    ) -> CallError:
+        if isinstance(error, EndpointStoppedError):
+            return error
+        if isinstance(error, ConnectionEndedError):
+            return EndpointStoppedError(driver=self._driver, reason=error.reason)
+        if isinstance(error, CallOverdueError):
+            return overdue(self._driver, self.traits, operation, batch)
+        return failure_of(error, driver=self._driver, what=self.traits.method(operation))
+
+
+# ---------------------------------------------------------------- life cycle
 
 RECONNECT_SECONDS = (1.0, 60.0)
 """First and longest delay before an endpoint is connected again; it doubles in between."""
@@ -222,7 +350,7 @@ def _reason_of(error: Exception) -> str:
 
 
 class Endpoint(Caller):
-    """One endpoint of any kind: a :class:`HostedEndpoint`."""
+    """One endpoint of any kind: a :class:`.HostedEndpoint`."""
 
     def __init__(
         self,
@@ -246,29 +374,29 @@ class Endpoint(Caller):
     # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """See :meth:`HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
+        """See :meth:`.HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
         :meth:`run` tries again."""
         await self._lifecycle.start()
 
     async def run(self) -> None:
-        """See :meth:`HostedEndpoint.run`."""
+        """See :meth:`.HostedEndpoint.run`."""
         await self._lifecycle.run()
 
     async def close(self) -> None:
-        """See :meth:`HostedEndpoint.close`."""
+        """See :meth:`.HostedEndpoint.close`."""
         await self._lifecycle.close()
 
     async def ended(self) -> None:
-        """See :meth:`HostedEndpoint.ended`."""
+        """See :meth:`.HostedEndpoint.ended`."""
 
     @property
     def blocked(self) -> str | None:
-        """See :attr:`HostedEndpoint.blocked`."""
+        """See :attr:`.HostedEndpoint.blocked`."""
         connection = self._lifecycle.connection
         return None if connection is None else connection.blocked
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """See :meth:`HostedEndpoint.unavailable`."""
+        """See :meth:`.HostedEndpoint.unavailable`."""
         reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 

@@ -30,7 +30,7 @@ from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
-from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.records import StoredNode
 
 __all__ = ("DriverDevices",)

@@ -29,7 +29,7 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.host.reporting import remove_former_reports, remove_report
+from drakit_nodeplugin.host.report import remove_former_reports, remove_report
 from drakit_nodeplugin.kubelet.sockets import SocketError
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_daemon.kube.events import EventRecorder
 from drakit_daemon.logs import ProblemLog
 from drakit_formats.resource.raw import child, text
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.device_numbers import HeldNumbers

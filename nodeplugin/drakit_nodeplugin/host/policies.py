@@ -2,10 +2,13 @@
 The policies that configure a running driver: watched, checked one by one, and kept on the node.
 
 The last valid version of an invalid policy stays in effect, unless it is another object of the same
-name. A copy of the policies that the driver applied last is on the node (:mod:`.policy_file`); it
-counts until the API server has listed the policies, so that nothing changes at a restart. Without
-the resource (404), or the permission to read it (403), there are no policies unless the node knows
-some; :class:`~drakit_daemon.kube.reflector.Reflector` logs that and tries again.
+name. Without the resource (404), or the permission to read it (403), there are no policies unless
+the node knows some; :class:`~drakit_daemon.kube.reflector.Reflector` logs that and tries again.
+
+A copy of the policies that the driver applied last is on the node; it counts until the API server
+has listed the policies. A plugin that starts without the API server needs it, or it would withdraw
+devices. The file contains the policies as the API server sent them, so that each version of a
+driver checks them itself. A damaged file is quarantined, and the API server's list replaces it.
 
 Types of policies are the vendor's code: they are called in a thread, not in the daemon's loop.
 :mod:`drakit_nodeplugin.endpoints.policies` hands the policies to the driver. This module must not
@@ -16,17 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from pydantic import ValidationError
 
 from drakit.driver import DevicePolicy, Policy
+from drakit.layout import write_private
 from drakit.settings import describe
 from drakit_daemon.kube import (
     ApiError,
@@ -37,13 +42,22 @@ from drakit_daemon.kube import (
 )
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
-from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
-from drakit_nodeplugin.revision import Revision
 
-__all__ = ("MAX_POLICIES", "CheckedPolicy", "PolicyState", "PolicyTable", "PolicyWatch", "check")
+__all__ = (
+    "MAX_POLICIES",
+    "CheckedPolicy",
+    "PolicyState",
+    "PolicyTable",
+    "PolicyWatch",
+    "StoredPolicy",
+    "check",
+    "read_policies",
+    "write_policies",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +84,74 @@ SAVE_RETRY_SECONDS = 30.0
 """Pause before a failed write of the copy is retried."""
 
 _NEVER = datetime.fromtimestamp(0, UTC)
+
+
+# ---------------------------------------------------------------- the copy on the node
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPolicy:
+    """A policy as the API server sent it."""
+
+    name: str
+    uid: str
+    created: str
+    """``creationTimestamp``."""
+
+    generation: int
+    spec: Mapping[str, Any] | None
+    """None if it is missing, or cannot be read."""
+
+
+def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] | None:
+    """
+    Return the stored policies; None if there are none that can be used.
+
+    :param quarantine: move a damaged file aside; otherwise, only log it.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.error("policies cannot be read", extra={"file": str(path), "error": str(error)})
+        return None
+    try:
+        body = cast("dict[str, Any]", orjson.loads(content))
+        if body["version"] != VERSION:  # another release needs it after a rollback
+            facts = {"file": str(path), "version": body["version"]}
+            logger.warning("policies of another version are not used", extra=facts)
+            return None
+        if body["checksum"] != zlib.crc32(orjson.dumps(body["policies"])):
+            raise ValueError("its checksum is wrong")
+        return [StoredPolicy(**each) for each in body["policies"]]
+    except (ValueError, TypeError, KeyError) as error:
+        if not quarantine:
+            facts = {"file": str(path), "error": str(error)}
+            logger.error("policies are damaged", extra=facts)
+            return None
+        aside = path.with_name(f"{path.name}.damaged")
+        facts = {"file": str(path), "moved_to": str(aside), "error": str(error)}
+        logger.error("damaged policies quarantined", extra=facts)
+        try:
+            path.replace(aside)
+        except OSError as failure:
+            facts = {"file": str(path), "error": str(failure)}
+            logger.error("damaged policies cannot be quarantined", extra=facts)
+        return None
+
+
+def write_policies(path: Path, policies: Collection[StoredPolicy]) -> None:
+    """Replace the file. Raises OSError."""
+    listed = orjson.loads(orjson.dumps(sorted(policies, key=lambda each: each.name)))
+    body = {
+        "version": VERSION,
+        "checksum": zlib.crc32(orjson.dumps(listed)),
+        "policies": listed,
+    }
+    write_private(path, orjson.dumps(body))
 
 
 # ---------------------------------------------------------------- policies in force

@@ -24,8 +24,8 @@ from typing import Any, Protocol, cast
 import grpc.aio
 
 from drakit_daemon import logs
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import DeviceHealth
-from drakit_nodeplugin.revision import Revision
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 

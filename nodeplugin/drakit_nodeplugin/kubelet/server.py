@@ -27,8 +27,8 @@ from typing import Any, Literal
 import grpc.aio
 
 from drakit_daemon.backoff import Backoff
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
 from drakit_nodeplugin.kubelet.sockets import (

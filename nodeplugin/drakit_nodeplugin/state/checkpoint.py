@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.revision import Revision
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.state import holds, quarantine, rows, schema
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber
-from drakit_nodeplugin.state.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.quarantine import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim, StoredEndpoint, StoredNode
 from drakit_nodeplugin.state.rows import Held, Outcome

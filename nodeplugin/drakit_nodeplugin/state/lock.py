@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from drakit.layout import private_directory
 from drakit_daemon.logs import ProblemLog
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 
 __all__ = ("DriverLock", "is_locked", "try_lock")
 

@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.state.device_numbers import TakenNumber
-from drakit_nodeplugin.state.hardware import Hardware
 from drakit_nodeplugin.state.holds import (
+    Hardware,
     Held,
     HeldAs,
     Rest,

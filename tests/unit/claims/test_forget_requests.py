@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.file_poller import FilePoller
-from drakit_nodeplugin.host.maintenance import Maintenance
+from drakit_nodeplugin.host.active_driver import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state import inspection

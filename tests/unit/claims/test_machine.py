@@ -40,7 +40,7 @@ from drakit import (
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.state.hardware import PoolContent
+from drakit_nodeplugin.state.holds import PoolContent
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference, results_of
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode

@@ -13,8 +13,13 @@ from drakit import CounterSet, Device
 from drakit_nodeplugin.claims.prepare import LISTED_SECONDS
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import Checkpoint, rows, schema
-from drakit_nodeplugin.state.hardware import Hardware, HeldDevice, PoolContent, units_of
-from drakit_nodeplugin.state.holds import held_beside_unpreparing
+from drakit_nodeplugin.state.holds import (
+    Hardware,
+    HeldDevice,
+    PoolContent,
+    held_beside_unpreparing,
+    units_of,
+)
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 

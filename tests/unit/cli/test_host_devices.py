@@ -14,8 +14,7 @@ from drakit_cli import report
 from drakit_cli.main import main
 from drakit_cli.manifests import policies_text
 from drakit_drivers.hostdev import HostDevicePolicySpec
-from drakit_nodeplugin.host.policies import FILE
-from drakit_nodeplugin.host.policy_file import StoredPolicy, write_policies
+from drakit_nodeplugin.host.policies import FILE, StoredPolicy, write_policies
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.recordings import plug
 from tests.fakes.sysfs import FakeHost

@@ -9,8 +9,8 @@ import pytest
 
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory
-from drakit_nodeplugin.devices.gone import GONE_SECONDS
 from drakit_nodeplugin.devices.model import DeviceHealth
+from drakit_nodeplugin.devices.stored import GONE_SECONDS
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.unit.devices.conftest import (
     DRIVER,

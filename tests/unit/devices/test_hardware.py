@@ -8,7 +8,7 @@ import pytest
 
 from drakit import Device, Inventory
 from drakit.device import Capacity, CapacityRange, CounterSet
-from drakit_nodeplugin.state.hardware import (
+from drakit_nodeplugin.state.holds import (
     HeldDevice,
     PoolContent,
     blocked_by_unpreparing,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from drakit_nodeplugin.config import DevicePlugins, Devices
-from drakit_nodeplugin.endpoints.deviceplugin.allocate import MAX_ANSWER_BYTES
+from drakit_nodeplugin.endpoints.deviceplugin.messages import MAX_ANSWER_BYTES
 from drakit_nodeplugin.endpoints.wire import MAX_MESSAGE_BYTES
 from tests.unit.docs.listings import ROOT, commands, listing, listings
 

@@ -14,7 +14,7 @@ from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire
 from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
-from drakit_nodeplugin.endpoints.deviceplugin import allocate, device_list, plugin_registration
+from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
 from drakit_nodeplugin.endpoints.python import reports
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
@@ -102,10 +102,10 @@ EXPECTED = [
     f"{config.MAX_RESOURCES}",
     f"{limits.MAX_STRING_BYTES} characters",
     kibibytes(wire.MAX_MESSAGE_BYTES),
-    kibibytes(device_list.MAX_DEVICE_BYTES),
-    f"{device_list.MAX_DEVICE_ID} characters",
-    kibibytes(allocate.MAX_ANSWER_BYTES),
-    f"{allocate.MAX_PARTS} of each",
+    kibibytes(messages.MAX_DEVICE_BYTES),
+    f"{messages.MAX_DEVICE_ID} characters",
+    kibibytes(messages.MAX_ANSWER_BYTES),
+    f"{messages.MAX_PARTS} of each",
     f"{host_paths.MAX_NODES}",
     f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
     f"with bursts of up to {plugin_registration.MAX_BURST:.0f}",
@@ -137,7 +137,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
 
 def test_the_page_about_the_protocol_has_the_limits_of_the_code():
     text = (ROOT / "docs/reference/device-plugins.md").read_text()
-    assert f"`Allocate` responses of up to {kibibytes(allocate.MAX_ANSWER_BYTES)}" in text
+    assert f"`Allocate` responses of up to {kibibytes(messages.MAX_ANSWER_BYTES)}" in text
     assert f"other messages of up to {kibibytes(wire.MAX_MESSAGE_BYTES)}" in text
 
 

@@ -9,9 +9,9 @@ from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
-from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
+from drakit_nodeplugin.endpoints.deviceplugin import plugins
 from drakit_nodeplugin.endpoints.python import thread
-from drakit_nodeplugin.host import policies, report, reporting
+from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, publisher
 from drakit_nodeplugin.state import quarantine, schema
@@ -44,8 +44,8 @@ SENTENCES = {
         f"the first {report.MAX_LISTED} [devices",
         f"up to {report.MAX_LISTED} policies",
         f"the first {report.MAX_STUCK} claims that have been preparing or unpreparing for more "
-        f"than {minutes(reporting.STUCK_SECONDS)} minute",
-        f"when it changes, at most once every {reporting.PACE_SECONDS:.0f} s",
+        f"than {minutes(report.STUCK_SECONDS)} minute",
+        f"when it changes, at most once every {report.PACE_SECONDS:.0f} s",
         f"have more than {report.MAX_NAME - 1}",
     ],
     "reference/checkpoint": [
@@ -82,7 +82,7 @@ SENTENCES = {
         f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s ends",
     ],
     "admin/device-plugins": [
-        f"kubelet's list for {minutes(kubelet_resources.CLEAR_SECONDS)} minutes",
+        f"kubelet's list for {minutes(plugins.CLEAR_SECONDS)} minutes",
     ],
     "admin/disaster-recovery": [f"keeps the {WORDS[quarantine.KEPT]} newest damaged files"],
     "admin/host-devices": [
@@ -90,8 +90,8 @@ SENTENCES = {
         f"({HostDevicesConfig().rescan_interval.total_seconds():.0f} s by default)",
     ],
     "admin/sizing": [
-        f"at most one every {reporting.PACE_SECONDS:.0f} s; about one every "
-        f"{reporting.REPEAT_SECONDS / 60:.0f} minutes if nothing changes",
+        f"at most one every {report.PACE_SECONDS:.0f} s; about one every "
+        f"{report.REPEAT_SECONDS / 60:.0f} minutes if nothing changes",
         f"{-(-1000 // PACKING.fill_devices)} for 1,000 devices on a node",
     ],
 }

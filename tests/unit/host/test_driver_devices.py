@@ -11,16 +11,15 @@ import pytest
 
 from drakit import ClaimReference, Device, HeldNode, Inventory
 from drakit import HeldDevice as DeviceOfClaims
+from drakit_nodeplugin.changes import FilePoller, Revision
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import CheckpointError
-from drakit_nodeplugin.state.hardware import HeldDevice
+from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
 from tests.fakes.kube import FakeApiServer

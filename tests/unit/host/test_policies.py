@@ -8,8 +8,7 @@ import pytest
 
 from drakit import DevicePolicy
 from drakit_nodeplugin.host import policies
-from drakit_nodeplugin.host.policies import PolicyTable, check
-from drakit_nodeplugin.host.policy_file import StoredPolicy
+from drakit_nodeplugin.host.policies import PolicyTable, StoredPolicy, check
 from tests.fakes.lamps import LampPolicy
 
 HALL = StoredPolicy(

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
+from drakit_nodeplugin.host.policies import StoredPolicy, read_policies, write_policies
 
 HALL = StoredPolicy(
     name="hall", uid="uid-1", created="2026-01-01T00:00:00Z", generation=3, spec={"lamps": 2}

@@ -11,8 +11,13 @@ from drakit_daemon.kube import ForbiddenError, Listing, NotFoundError, Unavailab
 from drakit_daemon.kube.listing import Skipped
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.host.policies import FILE, PolicyWatch
-from drakit_nodeplugin.host.policy_file import StoredPolicy, read_policies, write_policies
+from drakit_nodeplugin.host.policies import (
+    FILE,
+    PolicyWatch,
+    StoredPolicy,
+    read_policies,
+    write_policies,
+)
 from tests.fakes.lamps import LAMPS, Lamps
 
 PATH = "/apis/lamps.example.com/v1/lamppolicies"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.kubelet.server import RegistrationStatus

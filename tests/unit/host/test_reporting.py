@@ -11,13 +11,17 @@ import pytest
 
 from drakit import LeftOut
 from drakit_daemon.kube import NotFoundError, UnavailableError
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import EndpointStatus
-from drakit_nodeplugin.host import reporting
+from drakit_nodeplugin.host import report
 from drakit_nodeplugin.host.node import PluginNode
-from drakit_nodeplugin.host.report import DeviceCounts
-from drakit_nodeplugin.host.reporting import DriverReport, ReportSources, remove_former_reports
+from drakit_nodeplugin.host.report import (
+    DeviceCounts,
+    DriverReport,
+    ReportSources,
+    remove_former_reports,
+)
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
 
@@ -132,7 +136,7 @@ async def test_a_thousand_changes_are_a_write_in_ten_seconds_and_the_last_one_co
     await asyncio.sleep(15)
     times = [at for at, _ in rig.api.applied]
     assert rig.published[-1] == 999
-    assert all(b - a >= reporting.PACE_SECONDS for a, b in itertools.pairwise(times))
+    assert all(b - a >= report.PACE_SECONDS for a, b in itertools.pairwise(times))
     assert len(times) <= 8
 
 
@@ -239,7 +243,7 @@ async def test_a_claim_is_stuck_after_a_minute_and_only_the_first_ones_are_named
 
 
 async def test_only_reports_of_unserved_drivers_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(reporting, "FORMER_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(report, "FORMER_SECONDS", (0.01, 0.01))
     for name in ("former.example.com", "hosted.example.com", "other.example.com"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "checkpoint.db").touch()

@@ -8,6 +8,7 @@ from typing import Any
 
 from drakit.device import CounterSet, Device
 from drakit_formats.resource.raw import Object
+from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
@@ -15,7 +16,6 @@ from drakit_nodeplugin.devices.model import (
     PublishedTaints,
     StampedTaint,
 )
-from drakit_nodeplugin.revision import Revision
 from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning

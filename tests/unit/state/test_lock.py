@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.state import lock
 from drakit_nodeplugin.state.lock import DriverLock, is_locked, try_lock
 
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.state.lock import DriverLock
 
 async def main(data, uid, obliging):

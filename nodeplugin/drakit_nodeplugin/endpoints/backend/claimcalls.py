@@ -2,7 +2,7 @@
 The calls of a backend for claims: the requests, and the parts of an answer for each claim.
 
 An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
-claim alone. :mod:`drakit_nodeplugin.endpoints.caller` words the errors that concern all
+claim alone. :mod:`drakit_nodeplugin.endpoints.endpoint` words the errors that concern all
 claims.
 
 It must not know how a backend is found, or what it lists.

@@ -37,7 +37,7 @@ import grpc.aio
 
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.rate_limiter import RateLimiter
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_problem
+from drakit_nodeplugin.endpoints.deviceplugin.messages import resource_name_problem
 from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import open_directory, path_of
 from drakit_nodeplugin.endpoints.wire import quoted

@@ -21,9 +21,9 @@ from drakit_nodeplugin.config import DevicePlugins as Settings
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.endpoints.deviceplugin import (
-    kubelet_resources,
     plugin_connection,
     plugin_registration,
+    plugins,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic
@@ -179,7 +179,7 @@ def short_delays(monkeypatch) -> None:
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(plugin_registration, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(plugin_connection, "REPLACE_SECONDS", 0.02)
-    monkeypatch.setattr(kubelet_resources, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(plugins, "SETTLE_SECONDS", 0.02)
 
 
 @pytest.fixture

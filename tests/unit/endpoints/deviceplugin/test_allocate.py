@@ -11,7 +11,7 @@ import pytest
 
 from drakit.device import DeviceNode, Mount
 from drakit_formats.cdi import build_spec
-from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
+from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     BadAnswerError,
     allocate_answer,
     edits_of,

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import PluginClient
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.wire import Client
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb

@@ -8,7 +8,7 @@ import pytest
 
 from drakit.device import Health, Topology
 from drakit_formats.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
+from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     DeviceRoom,
     TooManyDevicesError,
     devices_in,

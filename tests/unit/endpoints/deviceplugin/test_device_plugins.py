@@ -18,11 +18,10 @@ import pytest
 from drakit.device import Edits
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
-    plugin_client,
     plugin_connection,
     plugin_registration,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import pool_of
+from drakit_nodeplugin.endpoints.deviceplugin.messages import pool_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
@@ -154,7 +153,7 @@ async def test_a_second_process_takes_the_place_of_the_first(world, plugin, dire
 async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connection(
     world, plugin, monkeypatch
 ):
-    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
     await plugin.register(endpoint="nothing.sock")
     await asyncio.sleep(0.3)
     assert world.stops() == []
@@ -225,7 +224,7 @@ async def test_a_new_process_at_the_same_path_is_connected_and_not_the_old_one(
 async def test_a_plugin_that_listens_late_is_found_without_registering_again(
     world, directory, monkeypatch
 ):
-    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
     plugin = FakeDevicePlugin(directory)
     await plugin.register()
     await world.until_stopped()
@@ -335,7 +334,7 @@ async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_aft
 
 
 async def test_a_plugin_that_listens_nowhere_is_reported(world, directory, monkeypatch):
-    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
     await FakeDevicePlugin(directory).register()
     assert "thing.sock, but does not answer on it" in await world.until_stopped()
 
@@ -606,7 +605,7 @@ async def test_a_failing_pre_start_is_a_sentence(world, directory):
 
 
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
-    monkeypatch.setattr(plugin_client, "ALLOCATE_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_connection, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
     with pytest.raises(DeviceFailedError, match="did not answer Allocate in time"):
         await world.prepare("thing-0")
@@ -620,7 +619,7 @@ async def test_a_large_answer_that_finds_no_thread_fails_alone(world, plugin, mo
 
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(envs={"A": "b" * 10_000})
     with monkeypatch.context() as patched:
-        patched.setattr(plugin_client.asyncio, "to_thread", refuse)
+        patched.setattr(plugin_connection.asyncio, "to_thread", refuse)
         with pytest.raises(DeviceFailedError, match="can't start new thread"):
             await world.prepare("thing-0")
     (edits,) = await world.prepare("thing-0")

@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletResources
+from drakit_nodeplugin.endpoints.deviceplugin import plugins
+from drakit_nodeplugin.endpoints.deviceplugin.plugins import KubeletResources
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.deviceplugin import FakeDevicePlugin
@@ -127,8 +127,8 @@ async def test_a_silent_kubelet_is_polled_with_backoff():
 def fast(short_delays, monkeypatch) -> None:
     """Shorten minutes to fractions of a second."""
     # Twice this time without an answer restarts the wait: a busy machine must be faster than that.
-    monkeypatch.setattr(kubelet_resources, "PERIOD_SECONDS", 0.15)
-    monkeypatch.setattr(kubelet_resources, "CLEAR_SECONDS", 0.4)
+    monkeypatch.setattr(plugins, "PERIOD_SECONDS", 0.15)
+    monkeypatch.setattr(plugins, "CLEAR_SECONDS", 0.4)
 
 
 async def test_a_resource_of_the_kubelet_is_refused(world, directory):

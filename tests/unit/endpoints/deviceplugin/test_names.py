@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
+from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     MAX_POOL,
     device_name,
     pool_of,

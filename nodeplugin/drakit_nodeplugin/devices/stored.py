@@ -1,29 +1,42 @@
 """
-The endpoints of a driver in the checkpoint. Only names are stored, so that a restart finishes
-removals that have begun.
+What the device manager keeps in the checkpoint, and what it learns from there: the endpoints of a
+driver, and the devices that claims still hold.
 
+Only names of endpoints and devices are stored, so that a restart finishes removals that have begun.
 As in the kubelet's own checkpoint, an endpoint exists after a restart as a stopped one, until it
 returns or its grace period has ended. Only differences are written, and at most once a second. A
 failed write is retried. Devices are published regardless.
 
-It must not know the reasons for an endpoint's state, the format of rows, or devices beyond their
-names.
+An endpoint that no longer lists a device does not know whether a claim holds it; only the
+checkpoint does. So such a device stays until a query of the checkpoint finds no claim. The queries
+are made at once, and then periodically.
+
+It must not know the reasons for an endpoint's state, the format of rows, taints, or devices beyond
+their names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.records import StoredEndpoint
 
-__all__ = ("EndpointWriter",)
+__all__ = (
+    "GONE_SECONDS",
+    "EndpointWriter",
+    "GoneDevices",
+)
 
 logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- endpoints
 
 PACE_SECONDS = 1.0
 """Minimum time between two rounds of writes. A driver whose devices change by the thousand writes
@@ -118,3 +131,60 @@ class EndpointWriter:
             for name in gone:
                 del self.stored[name]
         self._on_written()
+
+
+# ---------------------------------------------------------------- gone devices
+
+GONE_SECONDS = 1.0
+"""Time between two checks for claims that hold gone devices."""
+
+
+class GoneDevices:
+    """Follows the devices of one driver that are gone."""
+
+    def __init__(
+        self,
+        driver: str,
+        checkpoint: Checkpoint,
+        *,
+        gone: Callable[[], Iterable[DeviceKey]],
+        on_free: Callable[[Collection[DeviceKey]], None],
+    ) -> None:
+        """`gone` returns the devices that are gone now; `on_free` receives those of them that no
+        claim holds."""
+        self._checkpoint = checkpoint
+        self._gone = gone
+        self._on_free = on_free
+        self._changed = asyncio.Event()
+        self._problems = ProblemLog(
+            logger,
+            "devices that are gone stay published: the checkpoint cannot be read",
+            facts={"driver": driver},
+        )
+
+    def changed(self) -> None:
+        """Note that other devices may be gone."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Check until canceled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GONE_SECONDS if any(self._gone()) else None):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._check()
+
+    async def _check(self) -> None:
+        # Read before the query: a claim can get a device that vanishes after the answer.
+        gone = frozenset(self._gone())
+        if not gone:
+            return
+        try:
+            used = await self._checkpoint.devices_in_use()
+        except CheckpointError as error:
+            self._problems.report(str(error))
+            return
+        self._problems.report(None)
+        if free := [key for key in gone if key.name not in used.get(key.pool, ())]:
+            self._on_free(free)

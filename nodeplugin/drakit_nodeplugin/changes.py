@@ -1,14 +1,18 @@
 """
-Polls the files of all drivers of the process, together in one thread hop per round.
+Waits for changes: of what a task of the event loop counts, and of files.
 
-Each driver has files that others may remove or change without notice: sockets, locks, CDI files and
-a checkpoint. Checking one takes a few microseconds, a round trip to a thread a hundred. With fifty
-drivers, separate round trips would cost a few percent of a processor. So one thread checks all, and
-only those with something to do are woken.
+A writer advances a :class:`Revision`; readers wait for a change later than the last one they have
+seen, each at its own pace.
 
-Checks that can hang together, because they use the same disk, belong to one poller; checks of
-another disk must not wait for them. :class:`FileWatch` is the check for files whose time of change
-is enough. It must not know the meaning of a check, or the reaction to it.
+A :class:`FilePoller` polls the files of all drivers of the process, together in one thread hop per
+round. Each driver has files that others may remove or change without notice: sockets, locks, CDI
+files and a checkpoint. Checking one takes a few microseconds, a round trip to a thread a hundred.
+With fifty drivers, separate round trips would cost a few percent of a processor. So one thread
+checks all, and only those with something to do are woken. Checks that can hang together, because
+they use the same disk, belong to one poller; checks of another disk must not wait for them.
+:class:`FileWatch` is the check for files whose time of change is enough.
+
+It must not depend on what changes, the meaning of a check, or the reaction to it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,41 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-__all__ = ("FilePoller", "FileWatch")
+__all__ = (
+    "FilePoller",
+    "FileWatch",
+    "Revision",
+)
+
+# ---------------------------------------------------------------- in memory
+
+
+class Revision:
+    """
+    A counter of changes, for any number of readers in one event loop.
+
+    An `asyncio.Event` has one reader, which clears it. The devices of a driver have several: the
+    publisher, and each health stream of the kubelet.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._changed = asyncio.Event()
+
+    def advance(self) -> None:
+        """Count a change, and wake all readers."""
+        self.number += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def after(self, seen: int) -> int:
+        """Wait for a change later than `seen`, and return its number."""
+        while self.number <= seen:
+            await self._changed.wait()
+        return self.number
+
+
+# ---------------------------------------------------------------- of files
 
 PERIOD_SECONDS = 1.0
 """Time between two rounds: half of the 2 s within which a CDI file must be restored."""
