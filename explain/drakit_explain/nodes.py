@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from drakit_explain.loads import Requests
 from drakit_explain.model import NodeFacts, Placement, PodToleration, TaintFacts
-from drakit_formats.resource.nodeselector import selects_node
+from drakit_formats.resource.nodes import selects_node
 
 __all__ = ("NodeProblem", "Unusable", "resolved", "too_small", "unusable")
 

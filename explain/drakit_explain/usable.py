@@ -16,7 +16,7 @@ from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.nodes import NodeProblem, Unusable, resolved, too_small, unusable
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World
-from drakit_formats.resource.nodeselector import selects_node
+from drakit_formats.resource.nodes import selects_node
 
 __all__ = ("Nodes", "UsableNodes")
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Edits
 from drakit_daemon.tasks import cancelled_by_owner
-from drakit_formats.resource.pools import short_pool
+from drakit_formats.resource.nodes import short_pool
 from drakit_nodeplugin.endpoints.contract import (
     CallError,
     CallOperation,

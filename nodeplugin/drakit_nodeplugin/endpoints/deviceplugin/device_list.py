@@ -31,8 +31,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from drakit.device import AttributeValue, Device, Health, Inventory, Topology
-from drakit_formats.resource.limits import MAX_STRING_BYTES
-from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
+from drakit_formats.resource.limits import MAX_STRING_BYTES, is_dns_label, is_dns_subdomain
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import parse, parts, quoted
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
