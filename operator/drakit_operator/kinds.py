@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_daemon.kube.paths import resource_path
+from drakit_daemon.kube.request import resource_path
 from drakit_explain.core_projection import project_node, project_pod
 from drakit_explain.model import (
     ClaimFacts,
