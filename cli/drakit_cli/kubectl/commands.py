@@ -38,7 +38,7 @@ from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.releases import find_releases
 from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
-from drakit_explain.cel import choice
+from drakit_explain import cel
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
         print(script(options.shell))
         return 0
-    if not choice.is_installed():  # the other dependencies may have come with another extra
+    if not cel.is_installed():  # the other dependencies may have come with another extra
         raise ImportError("no evaluator of CEL selectors is installed")
     return _COMMANDS[options.command](options, Output(format=options.output))
 

@@ -26,9 +26,9 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.core_projection import project_pod
 from drakit_explain.loads import loads_of
 from drakit_explain.model import PodFacts, TaintRuleFacts
+from drakit_explain.projection import project_pod
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats.resource.raw import Object, child, children

@@ -11,12 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_explain.core_projection import (
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
-)
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -31,6 +25,10 @@ from drakit_explain.model import (
 from drakit_explain.projection import (
     project_claim,
     project_class,
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
     project_slice,
     project_taint_rule,
     project_template,
