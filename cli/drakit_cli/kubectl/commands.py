@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.kubectl import claims, devices, doctor
 from drakit_cli.kubectl import explain as explaining
 from drakit_cli.kubectl.access import find_denied
 from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.evaluating import with_gates
-from drakit_cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
-from drakit_cli.kubectl.kinds import (
+from drakit_cli.kubectl.gather import (
     CLAIMS,
     CLASSES,
     NAMESPACES,
@@ -32,7 +31,11 @@ from drakit_cli.kubectl.kinds import (
     RULES,
     SLICES,
     TEMPLATES,
+    Gathered,
     Kind,
+    UnreachableError,
+    gather,
+    read_pod,
 )
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.releases import find_releases

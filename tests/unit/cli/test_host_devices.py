@@ -11,8 +11,8 @@ import yaml
 
 from drakit.layout import driver_directory
 from drakit_cli import report
+from drakit_cli.host_devices import policies_text
 from drakit_cli.main import main
-from drakit_cli.manifests import policies_text
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_nodeplugin.host.policies import FILE
 from drakit_nodeplugin.host.policy_file import StoredPolicy, write_policies
