@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from drakit.testing.objects import StatusError, merge
+from drakit.testing.cluster import StatusError, merge
 from drakit_cli.kubectl.main import main
 from tests.fakes.kube import FakeApiServer
 
