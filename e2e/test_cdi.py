@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from drakit_formats.cdi import lint_spec
-from drakit_formats.cdi.reading import Directories, read_directories
+from drakit_formats.cdi.lint import Directories, read_directories
 from e2e.cluster.api import Cluster
 from e2e.cluster.local.binaries import containerd_version
 from e2e.images.testimage import static_busybox

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from drakit_cli.errors import UsageError
+from drakit_cli.answers import UsageError
 from drakit_formats.cdi import Problem, lint_directories, lint_spec
-from drakit_formats.cdi.problems import has_errors
+from drakit_formats.cdi.checks import has_errors
 from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
 __all__ = ("lint",)

@@ -1,7 +1,7 @@
 """
 ``drakit node checkpoint show`` and ``verify``.
 
-It must not know how a checkpoint is stored: :mod:`.entries` reads it.
+It must not know how a checkpoint is stored: :mod:`.place` reads it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from drakit_cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
-from drakit_cli.place import find_place
-from drakit_cli.tables import table, visible
+from drakit_cli.answers import table, visible
+from drakit_cli.place import Checkpoint, Entry, find_place, read_checkpoints, spec_path
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drakit_cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
-from drakit_cli.errors import CommandError, UsageError
-from drakit_cli.place import find_place
+from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.place import Checkpoint, Entry, find_place, read_checkpoints, spec_path
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig

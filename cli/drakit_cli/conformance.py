@@ -17,12 +17,11 @@ from typing import Any, cast
 
 import yaml
 
-from drakit.testing.conformance.errors import TargetError
-from drakit.testing.conformance.rule import Rule
-from drakit.testing.conformance.rules import rules
+from drakit.testing.conformance.facts import TargetError
+from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import parse_target
-from drakit_cli.errors import UsageError
+from drakit_cli.answers import UsageError
 
 __all__ = ("conformance", "print_result")
 

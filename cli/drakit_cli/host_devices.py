@@ -1,5 +1,6 @@
 """
-``drakit node devices``: the device nodes of this node, and what hostdev makes of them.
+hostdev on this node, for commands: its configuration, the policies that the daemon keeps here, and
+``drakit node devices``, the device nodes of this node and what hostdev makes of them.
 
 It must not know how devices are found: hostdev's own scan finds them.
 """
@@ -11,18 +12,124 @@ import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drakit_cli.errors import CommandError, UsageError
-from drakit_cli.host_policies import HostdevOnNode, parse_labels, read_hostdev
-from drakit_cli.manifests import policies_text
+import yaml
+
+from drakit_cli.answers import CommandError, UsageError, table, visible
 from drakit_cli.place import find_place
-from drakit_cli.tables import table, visible
 
 if TYPE_CHECKING:
     from drakit_drivers.hostdev.candidates import Candidate
+    from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
+    from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("as_json", "candidates", "devices")
+__all__ = ("as_json", "candidates", "devices", "policies_text", "read_hostdev")
+
+# ---------------------------------------------------------------- configuration and policies
+
+_DRIVER = "hostdev.drakit.dev"
+_ENTRY_POINT = "hostdev"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostdevOnNode:
+    """The configuration of hostdev, and its policies."""
+
+    config: HostDevicesConfig
+    policies: Sequence[HostPolicy]
+    """All valid policies; policies of the configuration file replace those of the cluster."""
+
+    problems: Sequence[str]
+    """Why the policies are incomplete."""
+
+
+def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
+    """Read the configuration and the policies; raise UsageError."""
+    from pydantic import ValidationError
+
+    from drakit.settings import describe
+    from drakit_drivers.hostdev.policy import (
+        HostDevicePolicySpec,
+        HostDevicesConfig,
+        policy_of_file,
+    )
+    from drakit_nodeplugin.host.policies import FILE, check, read_policies
+
+    problems: list[str] = []
+    entry = next((each for each in place.drivers if each.driver == _ENTRY_POINT), None)
+    if entry is None:
+        problems.append("the node plugin does not host hostdev; nothing is published")
+    try:
+        config = HostDevicesConfig.model_validate(entry.config if entry else {})
+    except ValidationError as error:
+        raise UsageError(describe(error, file="the configuration of hostdev")) from error
+    file = place.drivers_directory / _DRIVER / FILE
+    stored = read_policies(file, quarantine=False)
+    if stored is None and file.exists():
+        problems.append(f"{file} cannot be read: the policies of the cluster are not known")
+    found: dict[str, HostPolicy] = {}
+    for each in stored or ():
+        checked = check(each, HostDevicePolicySpec)
+        if checked.policy is None:
+            problems.append(f"policy {each.name} is invalid: {checked.problem}")
+        else:
+            found[each.name] = checked.policy
+    for name, spec in config.policies.items():
+        found[name] = policy_of_file(name, spec)
+    return HostdevOnNode(
+        config=config,
+        policies=list(found.values()),
+        problems=problems,
+    )
+
+
+def parse_labels(text: str | None) -> Mapping[str, str] | None:
+    """Read labels of the form ``key=value,key=value``; raise UsageError."""
+    if text is None:
+        return None
+    labels: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--labels: {part!r} must have the form KEY=VALUE")
+        labels[key] = value
+    return labels
+
+
+# ---------------------------------------------------------------- manifests
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all texts that begin with a digit: parsers disagree on which of them are numbers."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    node = dumper.represent_str(text)
+    if text[:1].isdigit():
+        node.style = '"'
+    return node
+
+
+_Dumper.add_representer(str, _text)
+
+
+def policies_text(policies: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write specs of policies, by their names."""
+    manifests = [
+        {
+            "apiVersion": "drakit.dev/v1alpha1",
+            "kind": "HostDevicePolicy",
+            "metadata": {"name": name},
+            "spec": dict(spec),
+        }
+        for name, spec in policies.items()
+    ]
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False)
+
+
+# ---------------------------------------------------------------- devices
 
 _HEAD = ("PATH", "SUBSYSTEM", "DEVICE", "POLICY", "DESCRIPTION", "STATE")
 

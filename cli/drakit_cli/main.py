@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from drakit_cli.errors import CommandError
+from drakit_cli.answers import CommandError
 
 __all__ = ("main",)
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print the versions of drakit, Python and SQLite",
         description="Prints the versions of drakit, Python and SQLite.",
     )
-    version.set_defaults(command="version.show")
+    version.set_defaults(command="report.versions")
     return parser
 
 

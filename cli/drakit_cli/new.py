@@ -23,8 +23,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from drakit_cli.errors import CommandError, UsageError
-from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
+from drakit_cli.answers import CommandError, UsageError
+from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 
 __all__ = ("Project", "new", "project_of", "render")
 

@@ -1,26 +1,43 @@
 """
-The directories of the node plugin on this node, and the drivers that have files there.
+The files of the node plugin on this node: its directories, the drivers that have files there, and
+each entry of a checkpoint with its boot and its CDI file.
 
-Settings come from the plugin's own configuration file; the command line takes precedence. It must
-not know what is in the files.
+Settings come from the plugin's own configuration file; the command line takes precedence. It writes
+nothing. It must not know how the entries are shown.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from drakit_cli.errors import UsageError
+from drakit_cli.answers import CommandError, UsageError
+from drakit_formats.cdi import InvalidNameError, SpecDirectory, transient_file_name
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
+    from drakit_nodeplugin.state.inspection import Inspection
+    from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = ("checkpoint_path", "drivers", "find_place", "read_boot")
+__all__ = (
+    "Checkpoint",
+    "Entry",
+    "drivers",
+    "find_place",
+    "read_checkpoint",
+    "read_checkpoints",
+    "spec_path",
+)
+
+# ---------------------------------------------------------------- directories
 
 
 def find_place(options: argparse.Namespace) -> NodePluginConfig:
-    """Read the settings; raise :class:`.errors.UsageError`."""
+    """Read the settings; raise :class:`.answers.UsageError`."""
     from drakit_nodeplugin.config import ConfigError, NodePluginConfig, load_config
 
     given: dict[str, Any] = {
@@ -59,3 +76,106 @@ def read_boot(place: NodePluginConfig) -> str | None:
         return place.boot_id_file.read_text().strip() or None
     except OSError:
         return None
+
+
+# ---------------------------------------------------------------- checkpoints
+
+BootState = Literal["this", "earlier", "unknown"]
+CdiState = Literal["ok", "missing", "differs", "present", "-"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One row, and what belongs to it."""
+
+    claim: StoredClaim
+    boot: BootState
+    cdi: CdiState
+    """``missing`` and ``differs`` appear only where a file must exist: for a claim that was
+    prepared in this boot. Elsewhere a file is ``present``, or there is none (``-``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The checkpoint of one driver."""
+
+    driver: str
+    path: Path
+    inspection: Inspection
+    entries: tuple[Entry, ...]
+    orphans: tuple[Path, ...]
+    """CDI files of claims that the checkpoint does not know."""
+
+
+def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Checkpoint]:
+    """
+    Read the checkpoints of all drivers, or of one.
+
+    Raises :class:`.answers.CommandError` if one cannot be read. A file of another program is
+    skipped unless its driver is requested.
+    """
+    from drakit_nodeplugin.state.inspection import InspectionError
+
+    for driver in drivers(place, only):
+        try:
+            yield read_checkpoint(place, driver)
+        except InspectionError as error:
+            if error.foreign and only is None:
+                continue
+            raise CommandError(str(error)) from error
+
+
+def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
+    """Read the checkpoint of a driver; raise InspectionError."""
+    from drakit_nodeplugin.state.inspection import InspectionError, inspect
+
+    path = checkpoint_path(place, driver)
+    if not path.exists():
+        raise InspectionError(f"driver {driver} has no checkpoint: {path} does not exist")
+    directory = SpecDirectory(place.cdi_directory)
+    # Files first: the row of each one was there when it was written.
+    prefix = f"{driver}-claim_"
+    files = {name[len(prefix) : -len(".json")] for name in directory.names(prefix)}
+    inspection = inspect(path)
+    boot = read_boot(place)
+    orphans = files - {claim.uid for claim in inspection.claims}
+    return Checkpoint(
+        driver=driver,
+        path=path,
+        inspection=inspection,
+        entries=tuple(
+            Entry(
+                claim=claim,
+                boot=_boot(claim, boot),
+                cdi=_cdi(directory, driver, claim, boot),
+            )
+            for claim in inspection.claims
+        ),
+        orphans=tuple(directory.path / f"{prefix}{uid}.json" for uid in sorted(orphans)),
+    )
+
+
+def spec_path(place: NodePluginConfig, driver: str, uid: str) -> Path | None:
+    """Return the path of a claim's CDI file; None for a UID that cannot have one."""
+    with suppress(InvalidNameError):
+        return place.cdi_directory / transient_file_name(f"{driver}/claim", uid)
+    return None
+
+
+def _boot(claim: StoredClaim, boot: str | None) -> BootState:
+    if boot is None:
+        return "unknown"
+    return "this" if claim.boot_id == boot else "earlier"
+
+
+def _cdi(directory: SpecDirectory, driver: str, claim: StoredClaim, boot: str | None) -> CdiState:
+    try:
+        text = directory.read_text(transient_file_name(f"{driver}/claim", claim.uid))
+    except (InvalidNameError, OSError):
+        text = None
+    needed = claim.state == "prepared" and claim.boot_id == boot and claim.cdi_spec is not None
+    if text is None:
+        return "missing" if needed else "-"
+    if text == claim.cdi_spec:
+        return "ok"
+    return "differs" if needed else "present"

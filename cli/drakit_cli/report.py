@@ -1,5 +1,6 @@
 """
-``drakit node report``: what a bug report needs of this node, as text or as an archive.
+What a bug report needs: ``drakit version``, and ``drakit node report`` with this node's data, as
+text or as an archive.
 
 A part that cannot be read costs itself only. Each part is bounded. The report has no opaque
 parameters, no values of environment variables, no content of CDI files (which have variables), and
@@ -16,28 +17,29 @@ import contextlib
 import io
 import json
 import os
+import platform
+import sqlite3
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from drakit_cli import version
+from drakit_cli.answers import UsageError
 from drakit_cli.checkpoint import as_text
-from drakit_cli.entries import read_checkpoint
-from drakit_cli.errors import UsageError
-from drakit_cli.host_devices import as_json, candidates
-from drakit_cli.host_policies import read_hostdev
-from drakit_cli.manifests import policies_text
-from drakit_cli.place import drivers, find_place
+from drakit_cli.host_devices import as_json, candidates, policies_text, read_hostdev
+from drakit_cli.place import drivers, find_place, read_checkpoint
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("report",)
+__all__ = ("report", "versions")
+
+# ---------------------------------------------------------------- the report
 
 MAX_PART_BYTES = 512 * 1024
 """The size limit of each part; longer parts are truncated."""
@@ -120,7 +122,7 @@ def _versions() -> str:
     kernel = os.uname()
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        version.show(argparse.Namespace())
+        versions(argparse.Namespace())
     return f"{text.getvalue()}{kernel.sysname} {kernel.release} {kernel.machine} {kernel.version}\n"
 
 
@@ -237,3 +239,15 @@ def _mounts(place: NodePluginConfig) -> str:
         lines = file.read(_MAX_MOUNTINFO_BYTES).splitlines()
     kept = [line for line in lines if " /dev/" in line.partition(" - ")[2]]
     return "\n".join([*kept, "", config.swaps.read_text(errors="replace")])
+
+
+# ---------------------------------------------------------------- versions
+
+
+def versions(_: argparse.Namespace) -> int:
+    """Print the versions."""
+    print(
+        f"drakit {version('drakit')} (Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version})"
+    )
+    return 0

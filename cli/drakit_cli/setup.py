@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import yaml
 
-from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.answers import CommandError, UsageError
 from drakit_daemon.kube import ApiError, ConfigError, NotFoundError, Session, connect, resource_path
 
 __all__ = ("crds", "policies")

@@ -30,8 +30,7 @@ from typing import Any
 
 from aiohttp import web
 
-from drakit.testing.cluster import Change, FakeCluster
-from drakit.testing.objects import Object, ObjectPath, StatusError, merge
+from drakit.testing.cluster import Change, FakeCluster, Object, ObjectPath, StatusError, merge
 
 __all__ = ("FakeApiServer", "Fault")
 

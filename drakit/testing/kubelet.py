@@ -5,6 +5,8 @@ The kubelet's side of drivers' sockets: registration, prepare, unprepare and hea
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, claim)
 
+Of a health stream it keeps what the status of pods would show, and for how long.
+
 It must not know what serves the sockets: it does what kubelets do, and judges nothing.
 """
 
@@ -12,24 +14,138 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from drakit.device import ClaimReference
-from drakit.testing.health import HealthSubscriber, health_version
 from drakit_daemon.tasks import cancelled_by_owner
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
-from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
+from drakit_proto.kubelet.drahealth.v1 import health_pb2 as health_v1
+from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as health_v1_grpc
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health_v1alpha1
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as health_v1alpha1_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("FakeKubelet",)
+__all__ = ("FakeKubelet", "HealthSubscriber", "health_version")
+
+# ---------------------------------------------------------------- health
+
+_HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1": (health_v1, health_v1_grpc),
+    "v1alpha1": (health_v1alpha1, health_v1alpha1_grpc),
+}
+DEFAULT_TIMEOUT_SECONDS = 30
+"""Seconds for which the kubelet uses a report without a timeout."""
+
+
+def health_version(supported: Iterable[str]) -> str | None:
+    """Choose a version as the kubelet does: by its own preference, whatever the driver's order."""
+    advertised = set(supported)
+    for version in _HEALTH_VERSIONS:
+        if f"{version}.DRAResourceHealth" in advertised:
+            return version
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """The kubelet's record of one device."""
+
+    status: str
+    message: str
+    until: float
+    """Until when the report holds, loop clock."""
+
+
+class HealthSubscriber:
+    """
+    Reads one stream: a report holds from its receipt for the time in it.
+
+    `async with` ends it. When the stream ends, all reports are dropped.
+    """
+
+    def __init__(self, channel: Any, *, version: str) -> None:
+        self.version = version
+        self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
+        """Each message: status and text by pool and device."""
+
+        self.ended: bool = False
+        self._messages, stubs = _HEALTH_VERSIONS[version]
+        self.call: Any = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
+            self._messages.NodeWatchResourcesRequest()
+        )
+        self._known: dict[tuple[str, str], Report] = {}
+        self._news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def __aenter__(self) -> HealthSubscriber:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.call.cancel()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    def status(self, device: str, *, pool: str = "node-1") -> str:
+        """Return the health of a device in a pod's status."""
+        report = self._known.get((pool, device))
+        if report is None or asyncio.get_running_loop().time() > report.until:
+            return "Unknown"
+        return report.status
+
+    def message(self, device: str, *, pool: str = "node-1") -> str:
+        """Return the message beside it."""
+        report = self._known.get((pool, device))
+        return "" if report is None else report.message
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for messages, or the stream's end, until a condition holds."""
+        async with asyncio.timeout(5):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def _read(self) -> None:
+        try:
+            async for response in self.call:
+                self._receive(response)
+                self._news.set()
+        finally:
+            self._known.clear()
+            self.ended = True
+            self._news.set()
+
+    def _receive(self, response: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        message: dict[tuple[str, str], tuple[str, str]] = {}
+        for health in response.devices:
+            key = health.device.pool_name, health.device.device_name
+            status = self._messages.HealthStatus.Name(health.health).capitalize()
+            seconds = health.health_check_timeout_seconds
+            self._known[key] = Report(
+                status=status,
+                message=health.message,
+                until=now + (seconds if seconds > 0 else DEFAULT_TIMEOUT_SECONDS),
+            )
+            message[key] = status, health.message
+        self.messages.append(message)
+
+
+# ---------------------------------------------------------------- the kubelet
 
 _VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1": (v1, v1_grpc),
@@ -177,8 +293,8 @@ class FakeKubelet:
 
     def watch_health(self, dra: Path) -> Any:
         """Open the health stream of version v1alpha1. Return the gRPC call."""
-        return health_pb2_grpc.DRAResourceHealthStub(self._channel(dra)).NodeWatchResources(
-            health_pb2.NodeWatchResourcesRequest()
+        return health_v1alpha1_grpc.DRAResourceHealthStub(self._channel(dra)).NodeWatchResources(
+            health_v1alpha1.NodeWatchResourcesRequest()
         )
 
     async def follow_health(

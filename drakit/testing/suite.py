@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from drakit.testing.conformance.rule import Rule
-from drakit.testing.conformance.rules import rules
+from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
 from drakit.testing.conformance.targets import Setup, Target, parse_target
 

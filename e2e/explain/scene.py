@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit_explain.cel.helper import Helper
-from drakit_explain.core_projection import (
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
-)
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.projection import (
     project_claim,
     project_class,
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
     project_slice,
     project_taint_rule,
     project_template,

@@ -3,13 +3,12 @@ Why a pod's claim is pending: pure functions over facts of the cluster.
 
 :mod:`.model` holds the facts, :mod:`.projection` reads them from raw objects, :mod:`.world` indexes
 them. :mod:`.selectors` decides which selectors must be evaluated, and keeps the outcomes.
-:mod:`.nodes` excludes nodes that a pod cannot use. :mod:`.pools`, :mod:`.search` and
-:mod:`.constraints` search a node as the scheduler does, for the question and answer of
-:mod:`.allocation`. :mod:`.availability` counts what stands in the way. :mod:`.pending` names the
-problem by one of :mod:`.codes`: :mod:`.pending_claims` finds problems before any search,
-:mod:`.shortage` those after it, in the words of :mod:`.wording`. :mod:`.remedies` proves which
-change would be enough. :mod:`.broken` and :mod:`.deletion` explain pods and claims after the
-allocation.
+:mod:`.nodes` excludes nodes that a pod cannot use. :mod:`.pools` and :mod:`.search` search a node
+as the scheduler does, for the question and answer of :mod:`.allocation`. :mod:`.availability`
+counts what stands in the way. :mod:`.pending` names the problem by one of :mod:`.codes`:
+:mod:`.pending_claims` finds problems before any search, :mod:`.shortage` those after it, in the
+words of :mod:`.wording`. :mod:`.remedies` proves which change would be enough. :mod:`.broken` and
+:mod:`.deletion` explain pods and claims after the allocation.
 
 The caller gathers the facts, evaluates selectors (:mod:`.cel`) and reports the result: the operator
 writes Events, ``kubectl drakit`` prints it.

@@ -1,42 +1,173 @@
 """
-Whether the scheduler can allocate a pod's claims on one node: the question and the answer.
+Whether the scheduler can allocate a pod's claims on one node: the question, the answer, and the
+limits of devices that are allocated together.
 
 :mod:`.search` finds the answer. :mod:`.pools` gives the pools of the node, the caller evaluates
 selectors and knows what is allocated.
 
-It must not know clients, nodes, CEL, or how an answer is worded.
+It follows the allocator of ``k8s.io/dynamic-resource-allocation/structured``, its odd cases
+included: a request without an amount takes the policy's default or all of it, the policy rounds
+amounts up, and names are compared as they are written. All amounts are integers, in billionths.
+
+It must not know clients, nodes, CEL, the order of the search, or how an answer is worded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from drakit_explain.capacity import Consumed
+from drakit.quantity import quantity_units
 from drakit_explain.model import (
+    Amount,
+    CapacityFacts,
+    CapacityPolicy,
     Constraint,
     DeviceFacts,
     DeviceID,
+    ListValue,
     Request,
+    Share,
     SliceFacts,
     TaintFacts,
     Toleration,
 )
+from drakit_explain.pools import Counter, NodePool
 
 __all__ = (
     "MAX_RESULTS",
     "Allocated",
     "Answer",
+    "Consumed",
     "NotEvaluatedError",
     "Outcome",
     "SearchedClaim",
+    "SearchedConstraint",
+    "SearchedCounters",
     "Selected",
     "Selections",
+    "consumed_by",
+    "consumed_of",
+    "counters_of",
+    "fits_capacity",
     "not_supported",
+    "requested_names",
+    "short_capacities",
+    "summed",
     "tolerates",
 )
+
+# ---------------------------------------------------------------- capacities
+
+Consumed = Mapping[str, int]
+"""Billionths of each capacity, by name as in the slice."""
+
+_WHOLE = 10**9
+"""Billionths of one."""
+
+
+def requested_names(asked: Iterable[Amount]) -> set[str]:
+    return {each.name for each in asked}
+
+
+def summed(amounts: Iterable[Amount]) -> dict[str, int]:
+    """Add up amounts by name, in billionths; raise ValueError if one is not a quantity."""
+    sums: dict[str, int] = {}
+    for amount in amounts:
+        sums[amount.name] = sums.get(amount.name, 0) + quantity_units(amount.quantity)
+    return sums
+
+
+def consumed_of(device: DeviceID, shares: Iterable[Share]) -> Consumed | None:
+    """Return what shares take of a device's capacity; None if they take nothing."""
+    amounts = [amount for each in shares if each.device == device for amount in each.consumed]
+    return summed(amounts) if amounts else None
+
+
+def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:
+    """Return what a request takes of each capacity of a device."""
+    wanted = summed(asked)
+    return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
+
+
+def fits_capacity(
+    capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
+) -> bool:
+    """Return whether a request fits a device beside the shares of others."""
+    return short_capacities(capacity, asked, used=used) == ()
+
+
+def short_capacities(
+    capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
+) -> tuple[str, ...] | None:
+    """
+    Return the capacities of which less is left than a claim takes; empty if there are none.
+
+    None means that the device cannot give such amounts even if nothing is consumed. Raises
+    ValueError if something is no quantity.
+    """
+    wanted = summed(asked)
+    if not wanted.keys() <= {each.name for each in capacity}:
+        return None
+    shares = tuple(used)
+    short: list[str] = []
+    for each in capacity:
+        need, total = _taken(each, wanted.get(each.name)), quantity_units(each.value)
+        if need > total or _violates(need, each.policy):
+            return None
+        if need + sum(share.get(each.name, 0) for share in shares) > total:
+            short.append(each.name)
+    return tuple(short)
+
+
+def _taken(capacity: CapacityFacts, asked: int | None) -> int:
+    policy = capacity.policy
+    if asked is None:
+        default = policy.default if policy is not None else None
+        return quantity_units(capacity.value if default is None else default)
+    if policy is None:
+        return asked
+    if policy.min is not None:
+        return _rounded_up(asked, quantity_units(policy.min), policy.step)
+    values = (quantity_units(value) for value in policy.valid_values)
+    return next((value for value in values if asked <= value), asked)
+
+
+def _rounded_up(asked: int, least: int, step: str | None) -> int:
+    if asked < least:
+        return least
+    if step is None:
+        return asked
+    size, start = _whole(quantity_units(step)), _whole(least)
+    if size <= 0:
+        return asked
+    return (start + -(-(_whole(asked) - start) // size) * size) * _WHOLE
+
+
+def _violates(amount: int, policy: CapacityPolicy | None) -> bool:
+    if policy is None or (policy.default and amount == quantity_units(policy.default)):
+        return False
+    if policy.min is not None or policy.max is not None or policy.step is not None:
+        if policy.max is not None and amount > quantity_units(policy.max):
+            return True
+        if policy.step is None:
+            return False
+        size = _whole(quantity_units(policy.step))
+        least = _whole(quantity_units(policy.min)) if policy.min is not None else 0
+        return size > 0 and (_whole(amount) - least) % size != 0
+    if policy.valid_values:
+        return amount not in [quantity_units(value) for value in policy.valid_values]
+    return False
+
+
+def _whole(amount: int) -> int:
+    """Round billionths up to a whole number, as ``Quantity.Value`` does."""
+    return -(-amount // _WHOLE)
+
+
+# ---------------------------------------------------------------- the question and the answer
 
 MAX_RESULTS = 32
 """Devices in the allocation of a claim (API: ``AllocationResultsMaxSize``)."""
@@ -148,3 +279,119 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
     if toleration.operator in ("", "Equal"):
         return toleration.value == taint.value
     return toleration.operator == "Exists"
+
+
+# ---------------------------------------------------------------- constraints and counters
+
+
+class SearchedConstraint:
+    """One constraint of a claim, with the values of the devices that the search has taken."""
+
+    def __init__(self, facts: Constraint) -> None:
+        self.attribute: str = facts.attribute
+        self.distinct: bool = facts.distinct
+        self._requests = frozenset(facts.requests)
+        self._number = 0
+        self._value: object = None
+        self._values: dict[str, object] = {}
+        """By request: as in the allocator, a second device of a request replaces the first."""
+
+    def _applies(self, base: str, sub: str) -> bool:
+        requests = self._requests
+        return not requests or base in requests or (bool(sub) and f"{base}/{sub}" in requests)
+
+    def add(self, base: str, sub: str, device: DeviceFacts, driver: str) -> bool:
+        if not self._applies(base, sub):
+            return True
+        value = device.attribute(self.attribute, driver)
+        if value is None:
+            return False
+        if self._number == 0:
+            self._value = value
+            self._values = {base: value} if self.distinct else {}
+        elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
+            # Releases of Kubernetes differ in how they compare lists.
+            raise NotEvaluatedError(
+                f"a constraint compares lists of attribute {self.attribute}, which drakit does not "
+                f"support"
+            )
+        elif self.distinct:
+            if any(_same(value, other) for other in self._values.values()):
+                return False
+            self._values[base] = value
+        elif not _same(value, self._value):
+            return False
+        self._number += 1
+        return True
+
+    def remove(self, base: str, sub: str) -> None:
+        if not self._applies(base, sub):
+            return
+        self._values.pop(base, None)
+        self._number -= 1
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+class SearchedCounters:
+    """The rest of the pools' counters, by the name of the pool, as in the allocator."""
+
+    def __init__(self, is_held: Callable[[DeviceID], bool]) -> None:
+        """
+        Count the counters that are left.
+
+        :param is_held: whether a claim has a device, or a share of it.
+        """
+        self._is_held = is_held
+        self._available: dict[str, dict[Counter, int]] = {}
+        self._consumed: dict[str, dict[Counter, int]] = {}
+
+    def take(self, pool: NodePool, facts: DeviceFacts) -> bool:
+        name = pool.identity.pool
+        if name not in self._available:
+            self._available[name] = self._left(pool)
+        consumed = self._consumed.setdefault(name, {})
+        for counter, amount in counters_of(facts):
+            consumed[counter] = consumed.get(counter, 0) + amount
+        available = self._available[name]
+        if any(left < consumed.get(counter, 0) for counter, left in available.items()):
+            self.give_back(pool, facts)
+            return False
+        return True
+
+    def give_back(self, pool: NodePool, facts: DeviceFacts) -> None:
+        consumed = self._consumed[pool.identity.pool]
+        for counter, amount in counters_of(facts):
+            consumed[counter] -= amount
+
+    def _left(self, pool: NodePool) -> dict[Counter, int]:
+        left = dict(pool.counters)
+        driver, name = pool.identity
+        if any(
+            consumed.grouped
+            for each in (*pool.slices, *pool.elsewhere)
+            for device in each.devices
+            for consumed in device.consumes
+        ):
+            raise NotEvaluatedError(
+                f"devices of pool {name} of driver {driver} have compatibilityGroups, which "
+                f"drakit does not support"
+            )
+        for each in (*pool.slices, *pool.elsewhere):
+            for device in each.devices:
+                if not device.consumes:
+                    continue
+                if self._is_held(DeviceID(driver, name, device.name)):
+                    for counter, amount in counters_of(device):
+                        if counter in left:
+                            left[counter] -= amount
+        return left
+
+
+def counters_of(facts: DeviceFacts) -> Iterator[tuple[Counter, int]]:
+    """Return the amounts that a device consumes of its pool's counters, in billionths."""
+    for each in facts.consumes:
+        for amount in each.counters:
+            yield Counter(each.name, amount.name), quantity_units(amount.quantity)

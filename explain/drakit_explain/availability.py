@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from drakit_explain.allocation import (
     NotEvaluatedError,
     Selected,
+    counters_of,
     not_supported,
+    short_capacities,
     tolerates,
 )
-from drakit_explain.capacity import short_capacities
-from drakit_explain.constraints import counters_of
 from drakit_explain.devices import DeviceKind, bits
 from drakit_explain.model import (
     ClaimFacts,

@@ -1,7 +1,7 @@
 """
 Why a pod is pending: what the scheduler would find, and a sentence with the problem and the remedy.
 
-Nodes that the pod cannot use are excluded first (:mod:`.usable`). On each other node with enough
+Nodes that the pod cannot use are excluded first (:mod:`.nodes`). On each other node with enough
 devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
 on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
 the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
@@ -31,7 +31,7 @@ from drakit_explain.model import (
     PodFacts,
     Request,
 )
-from drakit_explain.nodes import NodeProblem, Unusable
+from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
 from drakit_explain.pending_claims import (
     Wanted,
     classes_missing,
@@ -43,7 +43,6 @@ from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
 from drakit_explain.shortage import RequestReport, findings_of_shortage
 from drakit_explain.trial import Trial
-from drakit_explain.usable import Nodes, UsableNodes
 from drakit_explain.world import World
 
 __all__ = (

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from drakit.quantity import quantity_units
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.core_projection import ADMIN_ACCESS
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -29,6 +28,7 @@ from drakit_explain.model import (
     Request,
     TemplateFacts,
 )
+from drakit_explain.projection import ADMIN_ACCESS
 from drakit_explain.world import Name, World
 
 __all__ = (

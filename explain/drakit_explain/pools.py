@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from drakit.quantity import quantity_units
 from drakit_explain.model import Place, PoolID, SliceFacts
-from drakit_formats.resource.nodeselector import selects_node
+from drakit_formats.resource.nodes import selects_node
 
 __all__ = ("Counter", "NodePool", "NodeView", "PoolState", "place_includes", "pools_of_node")
 

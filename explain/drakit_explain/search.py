@@ -18,15 +18,19 @@ from drakit_explain.allocation import (
     MAX_RESULTS,
     Allocated,
     Answer,
+    Consumed,
     NotEvaluatedError,
     Outcome,
     SearchedClaim,
+    SearchedConstraint,
+    SearchedCounters,
     Selections,
+    consumed_by,
+    fits_capacity,
     not_supported,
+    requested_names,
     tolerates,
 )
-from drakit_explain.capacity import Consumed, consumed_by, fits_capacity, requested_names
-from drakit_explain.constraints import SearchedConstraint, SearchedCounters
 from drakit_explain.devices import bits
 from drakit_explain.model import DeviceFacts, DeviceID, Request, TaintFacts
 from drakit_explain.pools import NodePool, PoolState

@@ -13,9 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from drakit_explain.allocation import Allocated, Answer, SearchedClaim, Selected, Selections
+from drakit_explain.allocation import (
+    Allocated,
+    Answer,
+    Consumed,
+    SearchedClaim,
+    Selected,
+    Selections,
+    consumed_of,
+)
 from drakit_explain.availability import Analysis, needed
-from drakit_explain.capacity import Consumed, consumed_of
 from drakit_explain.model import (
     ClaimFacts,
     DeviceFacts,
@@ -24,10 +31,10 @@ from drakit_explain.model import (
     SliceFacts,
     TaintFacts,
 )
+from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool
 from drakit_explain.search import MAX_STEPS, allocate
-from drakit_explain.usable import Nodes
 from drakit_explain.world import World
 
 __all__ = ("Position", "Released", "Trial", "WithoutErrors", "WithoutSelector")

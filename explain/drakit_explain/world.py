@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from drakit_explain.allocation import NotEvaluatedError, Selected
-from drakit_explain.capacity import Consumed, consumed_of
+from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
 from drakit_explain.devices import bits
 from drakit_explain.loads import Loads
 from drakit_explain.model import (

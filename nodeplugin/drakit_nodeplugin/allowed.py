@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from drakit.settings import Settings, normalised
-from drakit_formats.cdi.names import InvalidNameError, split_kind
-from drakit_formats.resource.names import is_dns_label, is_dns_subdomain, is_driver_name
+from drakit_formats.cdi.checks import InvalidNameError, split_kind
+from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain, is_driver_name
 
 __all__ = ("AllowedBackend", "AllowedEndpoint", "AllowedPlugin", "OwnerSettings", "check")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from drakit_daemon import logs
 from drakit_daemon.kube import ConfigError as ConnectionConfigError
-from drakit_explain.cel.choice import NoEvaluatorError, installed_selectors
+from drakit_explain.cel import NoEvaluatorError, installed_selectors
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config, ConfigError, Logging, read_config
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_daemon.kube.paths import resource_path
-from drakit_explain.core_projection import project_node, project_pod
+from drakit_daemon.kube.request import resource_path
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -26,6 +25,8 @@ from drakit_explain.model import (
 from drakit_explain.projection import (
     project_claim,
     project_class,
+    project_node,
+    project_pod,
     project_slice,
     project_taint_rule,
     project_template,

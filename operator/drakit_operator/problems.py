@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from drakit_explain import templates
 from drakit_explain.broken import broken_claim
-from drakit_explain.certainty import certain, with_limits
-from drakit_explain.codes import Code, Reason
+from drakit_explain.codes import Code, Reason, certain, with_limits
 from drakit_explain.model import ClaimFacts, PodFacts, SliceFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes

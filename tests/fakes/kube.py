@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from drakit.testing.apiserver import FakeApiServer
-from drakit.testing.cluster import FakeCluster
-from drakit.testing.objects import Object, ObjectPath, StatusError
+from drakit.testing.cluster import FakeCluster, Object, ObjectPath, StatusError
 
 __all__ = ("FakeApiServer", "FakeCluster", "Object", "StatusError", "Target")
 

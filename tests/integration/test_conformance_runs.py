@@ -12,8 +12,7 @@ import pytest
 
 from drakit.testing import conformance_tests
 from drakit.testing.conformance import node
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import rules
+from drakit.testing.conformance.rules import rule, rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, run
 from drakit.testing.conformance.targets import (
     BackendSocketTarget,

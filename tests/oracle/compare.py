@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drakit_explain.allocation import Answer, Outcome, SearchedClaim, Selected
-from drakit_explain.capacity import Consumed, consumed_of
+from drakit_explain.allocation import (
+    Answer,
+    Consumed,
+    Outcome,
+    SearchedClaim,
+    Selected,
+    consumed_of,
+)
 from drakit_explain.cel.helper import Helper, HelperError
 from drakit_explain.model import (
     ClaimFacts,

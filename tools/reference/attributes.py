@@ -30,7 +30,7 @@ from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
 from drakit_drivers.hostdev.selection import Published
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
-from drakit_formats.resource.topology import TOPOLOGY_FIELDS
+from drakit_formats.resource.device import TOPOLOGY_FIELDS
 from drakit_nodeplugin.endpoints.deviceplugin.messages import list_devices
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tools.reference import markdown

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.kinds import CLAIMS
+from drakit_cli.kubectl.gather import CLAIMS, Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from drakit_cli.kubectl.devices import UNHEALTHY, PoolRow
 from drakit_cli.kubectl.evaluating import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.finding import Finding, is_or_are, shortened
-from drakit_cli.kubectl.gather import Gap, Gathered
-from drakit_cli.kubectl.kinds import CLASSES, NODES, SLICES
+from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural
-from drakit_cli.kubectl.pools import UNHEALTHY, PoolRow
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze
 from drakit_explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts

@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.kubectl import claims, devices, doctor
 from drakit_cli.kubectl import explain as explaining
 from drakit_cli.kubectl.access import find_denied
 from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.evaluating import with_gates
-from drakit_cli.kubectl.gather import Gathered, UnreachableError, gather, read_pod
-from drakit_cli.kubectl.kinds import (
+from drakit_cli.kubectl.gather import (
     CLAIMS,
     CLASSES,
     NAMESPACES,
@@ -32,13 +31,17 @@ from drakit_cli.kubectl.kinds import (
     RULES,
     SLICES,
     TEMPLATES,
+    Gathered,
     Kind,
+    UnreachableError,
+    gather,
+    read_pod,
 )
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.releases import find_releases
 from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
-from drakit_explain.cel import choice
+from drakit_explain import cel
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
 
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
         print(script(options.shell))
         return 0
-    if not choice.is_installed():  # the other dependencies may have come with another extra
+    if not cel.is_installed():  # the other dependencies may have come with another extra
         raise ImportError("no evaluator of CEL selectors is installed")
     return _COMMANDS[options.command](options, Output(format=options.output))
 

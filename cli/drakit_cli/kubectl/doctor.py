@@ -17,11 +17,10 @@ from typing import Any
 from drakit_cli.kubectl.access import Denied
 from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import check_cluster, check_gaps
+from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.finding import Finding
-from drakit_cli.kubectl.gather import Gap, Gathered
-from drakit_cli.kubectl.kinds import SLICES
+from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
-from drakit_cli.kubectl.pools import PoolRow, pool_rows
 from drakit_cli.kubectl.release_checks import check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
 from drakit_daemon.kube import ApiError, Session
-from drakit_explain.cel import choice
+from drakit_explain import cel
 from drakit_explain.cel.gates import PATH, GatesUnknownError, depend_on_gates, read_gates
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.selectors import bring_up_to_date
@@ -23,7 +23,7 @@ __all__ = ("evaluate_selectors", "lacks_helper", "with_gates")
 
 def lacks_helper() -> bool:
     """Return whether Kubernetes' own compiler is missing, so that a Python library is used."""
-    return choice.find_helper(os.environ) is None
+    return cel.find_helper(os.environ) is None
 
 
 async def with_gates(session: Session, found: Gathered, expressions: Collection[str]) -> Gathered:
@@ -52,8 +52,8 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
     if not wanted:
         return
     try:
-        selectors, _ = choice.installed_selectors()
-    except choice.NoEvaluatorError as error:
+        selectors, _ = cel.installed_selectors()
+    except cel.NoEvaluatorError as error:
         _not_evaluated(found, str(error))
         return
     selectors.use(found.gates)

@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.kubectl.evaluating import evaluate_selectors
-from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
+from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim
-from drakit_explain.certainty import certain
-from drakit_explain.codes import Reason, no_remedy
+from drakit_explain.codes import Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable

@@ -1,5 +1,6 @@
 """
-The facts of a cluster, listed with the permissions of the user.
+The facts of a cluster, listed with the permissions of the user: the kinds with their paths, and
+what an answer lacks without them.
 
 A kind that may not be listed narrows the answer: it becomes a :class:`Gap`, which names what is not
 checked. So does an object that cannot be read.
@@ -10,13 +11,12 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from drakit_cli.errors import CommandError
-from drakit_cli.kubectl.kinds import PODS, RULES, Kind
+from drakit_cli.answers import CommandError
 from drakit_daemon.kube import (
     ApiError,
     ForbiddenError,
@@ -26,15 +26,151 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.core_projection import project_pod
 from drakit_explain.loads import loads_of
-from drakit_explain.model import PodFacts, TaintRuleFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NamespaceFacts,
+    NodeFacts,
+    PodFacts,
+    QuotaFacts,
+    SliceFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+)
+from drakit_explain.projection import (
+    project_claim,
+    project_class,
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
+    project_slice,
+    project_taint_rule,
+    project_template,
+)
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats.resource.raw import Object, child, children
 from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
-__all__ = ("Gap", "Gathered", "UnreachableError", "find_versions", "gather", "read_pod", "unread")
+__all__ = (
+    "CLAIMS",
+    "CLASSES",
+    "NAMESPACES",
+    "NODES",
+    "PODS",
+    "QUOTAS",
+    "RULES",
+    "SLICES",
+    "TEMPLATES",
+    "Gap",
+    "Gathered",
+    "Kind",
+    "UnreachableError",
+    "gather",
+    "read_pod",
+    "unread",
+)
+
+# ---------------------------------------------------------------- kinds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of objects, by the words of paths and of sentences."""
+
+    plural: str
+    word: str
+    type: type[Fact]
+    project: Callable[[Object, str], Fact]
+    """From an object and its version."""
+
+    group: str = GROUP
+    namespaced: bool = False
+    effect: str
+    """The part of an answer that is missing without this kind."""
+
+    unknown: Object = field(default_factory=dict[str, Any], hash=False)
+    """The rest of an object that cannot be read: it allows no conclusion."""
+
+
+PODS = Kind(
+    plural="pods",
+    word="pods",
+    type=PodFacts,
+    project=lambda body, _: project_pod(body),
+    group="",
+    namespaced=True,
+    effect="it is unknown which of them still exist",
+)
+CLAIMS = Kind(
+    plural="resourceclaims",
+    word="ResourceClaims",
+    type=ClaimFacts,
+    project=project_claim,
+    namespaced=True,
+    effect="devices that such claims hold count as free",
+)
+TEMPLATES = Kind(
+    plural="resourceclaimtemplates",
+    word="ResourceClaimTemplates",
+    type=TemplateFacts,
+    project=project_template,
+    namespaced=True,
+    effect="requests of claims that are not created yet are unknown",
+)
+CLASSES = Kind(
+    plural="deviceclasses",
+    word="DeviceClasses",
+    type=ClassFacts,
+    project=lambda body, _: project_class(body),
+    effect="it is unknown which devices a class selects",
+    unknown={"spec": {"selectors": [{}]}},
+)
+SLICES = Kind(
+    plural="resourceslices",
+    word="ResourceSlices",
+    type=SliceFacts,
+    project=project_slice,
+    effect="devices are unknown",
+    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
+)
+NODES = Kind(
+    plural="nodes",
+    word="nodes",
+    type=NodeFacts,
+    project=lambda body, _: project_node(body),
+    group="",
+    effect="node selectors, affinity, taints and resources of nodes are not checked",
+)
+RULES = Kind(
+    plural="devicetaintrules",
+    word="DeviceTaintRules",
+    type=TaintRuleFacts,
+    project=lambda body, _: project_taint_rule(body),
+    effect="taints that they add are not checked",
+)
+NAMESPACES = Kind(
+    plural="namespaces",
+    word="namespaces",
+    type=NamespaceFacts,
+    project=lambda body, _: project_namespace(body),
+    group="",
+    effect="it is unknown whether the namespace allows admin access",
+)
+QUOTAS = Kind(
+    plural="resourcequotas",
+    word="ResourceQuotas",
+    type=QuotaFacts,
+    project=lambda body, _: project_quota(body),
+    group="",
+    namespaced=True,
+    effect="it is unknown whether a quota prevents the creation of a claim",
+)
+
+
+# ---------------------------------------------------------------- gathering
 
 SETTLE_SECONDS = 30.0
 """An object that has not changed for this long is settled: kubelet and controllers had time."""

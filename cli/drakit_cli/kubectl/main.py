@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from drakit_cli.errors import CommandError, UsageError
+from drakit_cli.answers import CommandError, UsageError
 
 __all__ = ("main",)
 

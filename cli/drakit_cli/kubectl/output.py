@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from drakit_cli.tables import table, visible
+from drakit_cli.answers import table, visible
 
 __all__ = ("Output", "plural")
 

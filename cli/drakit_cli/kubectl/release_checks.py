@@ -13,9 +13,9 @@ from itertools import combinations
 
 from drakit_cli.kubectl.access import Denied
 from drakit_cli.kubectl.capabilities import Capabilities
+from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.finding import Finding, shortened
 from drakit_cli.kubectl.output import plural
-from drakit_cli.kubectl.pools import PoolRow
 from drakit_cli.kubectl.releases import (
     NODEPLUGIN,
     OPERATOR,

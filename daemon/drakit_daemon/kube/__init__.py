@@ -17,7 +17,8 @@ from drakit_daemon.kube import (
 
 # isort: split
 from drakit_daemon.kube.config import ConfigError
-from drakit_daemon.kube.errors import (
+from drakit_daemon.kube.listing import Listing, Skipped, WatchEvent
+from drakit_daemon.kube.request import (
     AlreadyExistsError,
     ApiError,
     ConflictError,
@@ -29,11 +30,9 @@ from drakit_daemon.kube.errors import (
     UnauthorizedError,
     UnavailableError,
     UnreadableError,
+    resource_path,
 )
-from drakit_daemon.kube.listing import Listing, Skipped
-from drakit_daemon.kube.paths import resource_path
 from drakit_daemon.kube.session import Session, connect
-from drakit_daemon.kube.watch import WatchEvent
 
 __all__ = (
     "AlreadyExistsError",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from drakit_daemon.kube.errors import NotFoundError
+from drakit_daemon.kube.request import NotFoundError
 
 __all__ = ("Reader", "VersionNotServedError", "served_version", "served_versions", "version_of")
 

@@ -20,8 +20,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from drakit_daemon.kube.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
-from drakit_daemon.kube.paths import resource_path
+from drakit_daemon.kube.request import (
+    AlreadyExistsError,
+    ApiError,
+    ForbiddenError,
+    NotFoundError,
+    resource_path,
+)
 from drakit_daemon.rate_limiter import RateLimiter
 
 __all__ = ("EventRecorder", "EventTimings", "Events")

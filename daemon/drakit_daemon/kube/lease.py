@@ -22,8 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from drakit_daemon.kube.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
-from drakit_daemon.kube.paths import resource_path
+from drakit_daemon.kube.request import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    NotFoundError,
+    resource_path,
+)
 from drakit_daemon.logs import ProblemLog
 
 __all__ = ("LeaseElection", "LeaseTimings")

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from drakit_daemon.backoff import Backoff
-from drakit_daemon.kube.errors import (
+from drakit_daemon.kube.listing import Listing, SkippedLog, WatchEvent
+from drakit_daemon.kube.request import (
     ApiError,
     ForbiddenError,
     GoneError,
@@ -27,8 +28,6 @@ from drakit_daemon.kube.errors import (
     TooManyRequestsError,
     UnavailableError,
 )
-from drakit_daemon.kube.listing import Listing, SkippedLog
-from drakit_daemon.kube.watch import WatchEvent
 
 __all__ = (
     "PAGE_SIZE",

@@ -21,12 +21,10 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
-from drakit_daemon.kube.answer import Answer, read_answer
 from drakit_daemon.kube.config import Credentials, find_cluster
-from drakit_daemon.kube.errors import UnavailableError, error_of_response
 from drakit_daemon.kube.lean import ClusterAccess, Connection
-from drakit_daemon.kube.listing import Listing, read_list
-from drakit_daemon.kube.watch import WatchEvent, read_events
+from drakit_daemon.kube.listing import Listing, WatchEvent, read_events, read_list
+from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
 
 __all__ = ("Session", "Timeouts", "connect")
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from drakit.device import ClaimReference
 from drakit.testing.apiserver import FakeApiServer
-from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, PublishedDevice
 
 __all__ = ("NAMESPACE", "Cluster", "default_share", "result_for")
 

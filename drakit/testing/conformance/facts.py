@@ -1,7 +1,8 @@
 """
-The facts that rules get from a kit: published devices, stored claims, responses to the kubelet.
+What rules get from a kit: published devices, stored claims, responses to the kubelet; and outcomes
+other than a pass: a rule fails, does not apply, or the kit itself cannot continue.
 
-It must not know where these come from.
+It must not know rules, or where the facts come from.
 """
 
 from __future__ import annotations
@@ -14,12 +15,41 @@ from drakit.device import ClaimReference
 
 __all__ = (
     "ClaimUnderTest",
+    "ConformanceError",
     "DeviceHealth",
     "PrepareResult",
-    "PreparedDevice",
     "PublishedDevice",
+    "RuleFailedError",
+    "RuleSkippedError",
+    "TargetError",
     "merged",
 )
+
+# ---------------------------------------------------------------- outcomes
+
+
+class ConformanceError(Exception):
+    """
+    The kit cannot go on; the text is a sentence with the reason.
+
+    While a rule is checked this fails the rule: a driver that does not recover from a reboot
+    violates the rule about reboots. Before that, the driver could not be tested.
+    """
+
+
+class RuleFailedError(ConformanceError):
+    """The driver violates the rule; the text describes what was observed instead."""
+
+
+class RuleSkippedError(Exception):
+    """The rule does not apply to this driver, or its devices here; the text is the reason."""
+
+
+class TargetError(ConformanceError):
+    """The target's name or configuration is malformed."""
+
+
+# ---------------------------------------------------------------- facts
 
 
 @dataclass(frozen=True, kw_only=True)

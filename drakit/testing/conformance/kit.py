@@ -25,12 +25,14 @@ import grpc.aio
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit.testing.conformance.claims import Cluster, result_for
-from drakit.testing.conformance.errors import ConformanceError, RuleFailedError, RuleSkippedError
 from drakit.testing.conformance.facts import (
     ClaimUnderTest,
+    ConformanceError,
     DeviceHealth,
     PrepareResult,
     PublishedDevice,
+    RuleFailedError,
+    RuleSkippedError,
     merged,
 )
 from drakit.testing.conformance.node import FakeNode

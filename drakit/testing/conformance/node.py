@@ -22,7 +22,7 @@ import aiohttp
 import grpc.aio
 import yaml
 
-from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.facts import ConformanceError
 from drakit.testing.conformance.podlist import OWN_POD
 from drakit.testing.conformance.programs import (
     Program,

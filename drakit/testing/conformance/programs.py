@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.facts import ConformanceError
 
 __all__ = ("Program", "python_environment", "python_path", "run_command")
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from drakit.testing.conformance.errors import ConformanceError, RuleSkippedError
+from drakit.testing.conformance.facts import ConformanceError, RuleSkippedError
 from drakit.testing.conformance.kit import Kit, open_kit
-from drakit.testing.conformance.rule import Rule
-from drakit.testing.conformance.rules import rules
+from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.targets import Target
 
 __all__ = ("Outcome", "Report", "RuleResult", "check_rule", "run")

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from drakit.testing.conformance.errors import TargetError
+from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
 
 __all__ = (

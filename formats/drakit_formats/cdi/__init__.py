@@ -1,24 +1,27 @@
 """
 CDI specs (Container Device Interface): they describe devices to container runtimes.
 
-Writing: :mod:`.spec` builds a spec from edits, :mod:`.version` finds the lowest version that it
-needs, :mod:`.text` serializes it, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds
-problems of specs and directories, :mod:`.reading` resolves directories as runtimes do. Both use the
-rules of :mod:`.fields` and :mod:`.names`. The node plugin decides which claims have a file, and
-when it is removed.
+Writing: :mod:`.spec` builds a spec from edits, of the lowest version that it needs, :mod:`.text`
+serializes it, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds problems of specs, and
+of directories, which it resolves as runtimes do. Both use the rules of :mod:`.fields` and
+:mod:`.checks`. The node plugin decides which claims have a file, and when it is removed.
 
 It must not know claims, drivers, Kubernetes, or a container runtime's configuration.
 """
 
 from __future__ import annotations
 
+from drakit_formats.cdi.checks import InvalidNameError, Problem, qualified_name, transient_file_name
 from drakit_formats.cdi.directory import DamagedSpecError, SpecDirectory
 from drakit_formats.cdi.lint import lint_directories, lint_spec
-from drakit_formats.cdi.names import InvalidNameError, qualified_name, transient_file_name
-from drakit_formats.cdi.problems import Problem
-from drakit_formats.cdi.spec import InvalidEditsError, Spec, build_spec, container_edits
+from drakit_formats.cdi.spec import (
+    InvalidEditsError,
+    Spec,
+    build_spec,
+    container_edits,
+    required_version,
+)
 from drakit_formats.cdi.text import dump_spec
-from drakit_formats.cdi.version import required_version
 
 __all__ = (
     "DamagedSpecError",

@@ -1,21 +1,165 @@
 """
-Checks of a parsed spec: for text, numbers, lists and objects. :mod:`.fields` combines them.
+What a value of a CDI spec may be: problems and their places, names, and checks for text, numbers,
+lists and objects, which :mod:`.fields` combines.
+
+An *error* is rejected by a runtime, prevents a container from starting, or is forbidden by the
+specification. A *warning* works, but probably not as intended. A runtime rejects the whole file for
+one invalid name, so names are checked before a write.
 
 A check inspects one value and adds its problems to a list, so one pass finds everything.
 Null is the same as an absent field, as it is for the runtimes' own reader; in a list it is not.
 
-It must not know which fields a spec has.
+It must not know which fields a spec has, or what a name refers to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
-from drakit_formats.cdi.problems import Problem, Severity, kind_of, shown
+__all__ = (
+    "Check",
+    "Found",
+    "InvalidNameError",
+    "Listing",
+    "Problem",
+    "Record",
+    "Severity",
+    "add",
+    "check_device_name",
+    "flag",
+    "has_errors",
+    "kind_of",
+    "number",
+    "qualified_name",
+    "shown",
+    "split_kind",
+    "split_qualified_name",
+    "text",
+    "transient_file_name",
+)
 
-__all__ = ("Check", "Found", "Listing", "Record", "Rule", "add", "flag", "number", "text")
+# ---------------------------------------------------------------- problems
+
+Severity = Literal["error", "warning"]
+
+_SHOWN_CHARACTERS = 80
+"""Characters of a value in a sentence: sentences appear in Events and terminals."""
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number with a fraction",
+    int: "a number",
+    list: "a list",
+    str: "text",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One problem of a spec."""
+
+    file: str = ""
+    """Path of the spec's file, or of a directory; empty if the spec came from none."""
+
+    path: str
+    """The field (``devices[0].containerEdits.env[2]``); empty for the spec as a whole."""
+
+    severity: Severity
+    text: str
+    """The problem of the field, as the end of a sentence that begins with it."""
+
+    def __str__(self) -> str:
+        where = " ".join(part for part in (self.file and f"{self.file}:", self.path) if part)
+        return f"{where} {self.text}" if where else self.text
+
+
+def has_errors(problems: Iterable[Problem]) -> bool:
+    """Return whether any problem is an error."""
+    return any(problem.severity == "error" for problem in problems)
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a value in terms of JSON; other Python types by their names."""
+    return _KINDS.get(type(value)) or type(value).__name__
+
+
+def shown(value: object) -> str:
+    """Format a value for a sentence: on one line, and of limited length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write numbers of thousands of digits
+        return "a number with thousands of digits"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+# ---------------------------------------------------------------- names
+
+_KIND_PART = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_FILE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+class InvalidNameError(ValueError):
+    """A kind, device or file name that CDI does not allow; the text is a sentence."""
+
+
+def split_kind(kind: str) -> tuple[str, str]:
+    """Split a kind into vendor and class, and check both."""
+    vendor, slash, class_ = kind.partition("/")
+    if not slash:
+        raise InvalidNameError(f"CDI kind {kind!r} must have the form vendor/class")
+    for part, what in ((vendor, "vendor"), (class_, "class")):
+        if not _KIND_PART.fullmatch(part):
+            raise InvalidNameError(
+                f"the {what} {part!r} of CDI kind {kind!r} must begin with a letter, end with a "
+                "letter or digit, and contain only letters, digits, '_', '-' and '.'"
+            )
+    return vendor, class_
+
+
+def check_device_name(name: str) -> None:
+    """Raise for a name that runtimes reject."""
+    if not _DEVICE_NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"CDI device name {name!r} must begin and end with a letter or digit, and contain "
+            "only letters, digits, '_', '-', '.' and ':'"
+        )
+
+
+def qualified_name(kind: str, name: str) -> str:
+    """Return a device's name as the kubelet passes it to the runtime: ``vendor/class=name``."""
+    split_kind(kind)
+    check_device_name(name)
+    return f"{kind}={name}"
+
+
+def split_qualified_name(name: str) -> tuple[str, str]:
+    """Split a qualified name into kind and device, and check both."""
+    kind, equals, device = name.partition("=")
+    if not equals:
+        raise InvalidNameError(f"qualified CDI name {name!r} must have the form vendor/class=name")
+    split_kind(kind)
+    check_device_name(device)
+    return kind, device
+
+
+def transient_file_name(kind: str, identifier: str) -> str:
+    """Return the file name of a generated, transient spec: ``vendor-class_identifier.json``."""
+    vendor, class_ = split_kind(kind)
+    if not _FILE_ID.fullmatch(identifier):
+        raise InvalidNameError(
+            f"the identifier {identifier!r} of a CDI file must begin and end with a letter or "
+            "digit, and contain only letters, digits, '_', '-' and '.'"
+        )
+    return f"{vendor}-{class_}_{identifier}.json"
+
+
+# ---------------------------------------------------------------- checks
 
 Found: TypeAlias = list[Problem]
 Check: TypeAlias = Callable[[object, str, Found], None]

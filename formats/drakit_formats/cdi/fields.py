@@ -7,20 +7,186 @@ tags.cncf.io/container-device-interface 1.1.1 (``pkg/cdi``, ``pkg/parser``), of 
 text, and of OCI runtimes, which apply the edits; tests/data/cdi has a file for each, and notes
 where runtimes accept more.
 
+A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
+whose names end in `advice` report values that work, but probably not as intended.
+
 It must not know versions, files, or where a spec comes from.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from drakit_formats.cdi import rules
-from drakit_formats.cdi.checks import Check, Found, Listing, Record, add, flag, number, text
-from drakit_formats.cdi.problems import kind_of, shown
+from drakit_formats.cdi.checks import (
+    Check,
+    Found,
+    InvalidNameError,
+    Listing,
+    Record,
+    add,
+    check_device_name,
+    flag,
+    kind_of,
+    number,
+    shown,
+    split_kind,
+    text,
+)
 
 __all__ = ("check_edits", "check_spec")
+
+# ---------------------------------------------------------------- rules of texts and numbers
+
+_NODE_TYPES = ("b", "c", "u", "p")
+_HOOK_NAMES = (
+    "prestart",
+    "createRuntime",
+    "createContainer",
+    "startContainer",
+    "poststart",
+    "poststop",
+)
+_PERMISSIONS = re.compile(r"[rwm]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DNS_SUBDOMAIN = re.compile(
+    r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+)
+_ANNOTATION_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+_VENDOR_CHARACTERS = 253
+_CLASS_CHARACTERS = 63
+_ANNOTATION_NAME_CHARACTERS = 63
+_CLOS_ID_BYTES = 4096
+"""The reference library's limit: that of a path."""
+
+_INTERFACE_BYTES = 15
+"""Linux: IFNAMSIZ less the null byte."""
+
+
+def _kind_rule(value: str) -> str | None:
+    try:
+        split_kind(value)
+    except InvalidNameError as error:
+        return f"is invalid: {error}"
+    return None
+
+
+def _kind_advice(value: str) -> str | None:
+    vendor, class_ = split_kind(value)
+    if len(vendor) > _VENDOR_CHARACTERS or not _DNS_SUBDOMAIN.fullmatch(vendor):
+        return (
+            "has a vendor that is not a DNS subdomain, as the specification requires: "
+            f"{shown(vendor)}"
+        )
+    if len(class_) > _CLASS_CHARACTERS:
+        return f"has a class of more than {_CLASS_CHARACTERS} characters: {shown(class_)}"
+    return None
+
+
+def _device_name_rule(value: str) -> str | None:
+    try:
+        check_device_name(value)
+    except InvalidNameError as error:
+        return f"is invalid: {error}"
+    return None
+
+
+def _annotation_key_rule(value: str) -> str | None:
+    prefix, slash, name = value.rpartition("/")
+    if slash and (len(prefix) > _VENDOR_CHARACTERS or not _DNS_SUBDOMAIN.fullmatch(prefix.lower())):
+        return "has a prefix before its '/' that is not a DNS subdomain"
+    if len(name) > _ANNOTATION_NAME_CHARACTERS or not _ANNOTATION_NAME.fullmatch(name):
+        return (
+            "must be a name of at most 63 letters, digits, '_', '-' and '.', that begins and ends "
+            "with a letter or digit, optionally after a DNS subdomain and '/'"
+        )
+    return None
+
+
+def _env_rule(value: str) -> str | None:
+    return None if value.find("=") > 0 else f"must have the form NAME=value, not {shown(value)}"
+
+
+def _env_advice(value: str) -> str | None:
+    name = value.partition("=")[0]
+    return f"has a control character in its name {shown(name)}" if _CONTROL.search(name) else None
+
+
+def _not_empty_rule(value: str) -> str | None:
+    return None if value else "must not be empty"
+
+
+def _path_rule(value: str) -> str | None:
+    return None if value.startswith("/") else f"must be an absolute path, not {shown(value)}"
+
+
+def _path_advice(value: str) -> str | None:
+    return f"contains '..': {shown(value)}" if ".." in value.split("/") else None
+
+
+def _optional_path_rule(value: str) -> str | None:
+    return _path_rule(value) if value else None
+
+
+def _node_type_rule(value: str) -> str | None:
+    if not value or value in _NODE_TYPES:
+        return None
+    return f"must be one of {', '.join(_NODE_TYPES)}, not {shown(value)}"
+
+
+def _permissions_rule(value: str) -> str | None:
+    if not value or value == "none" or _PERMISSIONS.fullmatch(value):
+        return None
+    return f"must be letters of 'rwm', or 'none', not {shown(value)}"
+
+
+def _permissions_advice(value: str) -> str | None:
+    if not value:
+        return "is empty, which gives all of 'rwm'; for no permission, write 'none'"
+    if value == "none" or len(set(value)) == len(value):
+        return None
+    return f"has a letter twice: {shown(value)}"
+
+
+def _hook_name_rule(value: str) -> str | None:
+    if value in _HOOK_NAMES:
+        return None
+    return f"must be one of {', '.join(_HOOK_NAMES)}, not {shown(value)}"
+
+
+def _clos_id_rule(value: str) -> str | None:
+    if value == "/":  # the root's class
+        return None
+    if value in (".", "..") or "/" in value or "\n" in value:
+        return f"must be a file's name, or '/', not {shown(value)}"
+    if len(value.encode()) >= _CLOS_ID_BYTES:
+        return f"must be shorter than {_CLOS_ID_BYTES} bytes"
+    return None
+
+
+def _interface_name_rule(value: str) -> str | None:
+    if not value:
+        return "must not be empty"
+    if (
+        value in (".", "..")
+        or re.search(r"[/:\s]", value)
+        or len(value.encode()) > _INTERFACE_BYTES
+    ):
+        return (
+            f"must be a name of at most {_INTERFACE_BYTES} bytes that Linux allows for a network "
+            f"interface, without '/', ':' and white space, not {shown(value)}"
+        )
+    return None
+
+
+def _gid_advice(value: int) -> str | None:
+    return None if value else "is 0, which runtimes ignore"
+
+
+# ---------------------------------------------------------------- fields
 
 _UINT32 = 2**32 - 1
 _GID = 2**31 - 1
@@ -73,7 +239,7 @@ def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
     options = mount.get("options")
     source = mount.get("hostPath")
     if isinstance(options, list) and ("bind" in options or "rbind" in options):
-        if isinstance(source, str) and source and (wrong := rules.path(source)):
+        if isinstance(source, str) and source and (wrong := _path_rule(source)):
             add(found, f"{path}.hostPath", "error", wrong)
     elif mount.get("type") in (None, "", "none", "bind"):
         # An OCI runtime goes by the options alone, and the kernel knows no file system so called.
@@ -101,7 +267,7 @@ def _annotations(value: object, path: str, found: Found) -> None:
         add(found, path, "error", f"must not have more than {_ANNOTATION_BYTES} bytes in total")
 
 
-_annotation_key = text(rules.annotation_key)
+_annotation_key = text(_annotation_key_rule)
 _annotation_value = text()
 
 
@@ -127,13 +293,13 @@ def _edits_anything(edits: dict[str, Any]) -> bool:
 
 _DEVICE_NODE = Record(
     {
-        "path": text(rules.path, advice=rules.path_advice),
-        "hostPath": text(rules.optional_path, advice=rules.path_advice),
-        "type": text(rules.node_type),
+        "path": text(_path_rule, advice=_path_advice),
+        "hostPath": text(_optional_path_rule, advice=_path_advice),
+        "type": text(_node_type_rule),
         "major": number(0, _MAJOR),
         "minor": number(0, _MINOR),
         "fileMode": number(0, _FILE_MODE, octal=True),
-        "permissions": text(rules.permissions, advice=rules.permissions_advice),
+        "permissions": text(_permissions_rule, advice=_permissions_advice),
         "uid": number(0, _UINT32),
         "gid": number(0, _UINT32),
     },
@@ -143,10 +309,10 @@ _DEVICE_NODE = Record(
 
 _MOUNT = Record(
     {
-        "hostPath": text(rules.not_empty, advice=rules.path_advice),
-        "containerPath": text(rules.path, advice=rules.path_advice),
+        "hostPath": text(_not_empty_rule, advice=_path_advice),
+        "containerPath": text(_path_rule, advice=_path_advice),
         "type": text(),
-        "options": Listing(text(rules.not_empty)),
+        "options": Listing(text(_not_empty_rule)),
     },
     required=("hostPath", "containerPath"),
     whole=_mount,
@@ -154,10 +320,10 @@ _MOUNT = Record(
 
 _HOOK = Record(
     {
-        "hookName": text(rules.hook_name),
-        "path": text(rules.path, advice=rules.path_advice),
+        "hookName": text(_hook_name_rule),
+        "path": text(_path_rule, advice=_path_advice),
         "args": Listing(text()),
-        "env": Listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "env": Listing(text(_env_rule, advice=_env_advice), whole=_env),
         "timeout": number(1, _INT32),
     },
     required=("hookName", "path"),
@@ -165,18 +331,18 @@ _HOOK = Record(
 
 _NET_DEVICE = Record(
     {
-        "hostInterfaceName": text(rules.interface_name),
-        "name": text(rules.interface_name),
+        "hostInterfaceName": text(_interface_name_rule),
+        "name": text(_interface_name_rule),
     },
     required=("hostInterfaceName", "name"),
 )
 
 _INTEL_RDT = Record(
     {
-        "closID": text(rules.clos_id),
+        "closID": text(_clos_id_rule),
         "l3CacheSchema": text(),
         "memBwSchema": text(),
-        "schemata": Listing(text(rules.not_empty)),
+        "schemata": Listing(text(_not_empty_rule)),
         "enableMonitoring": flag,
     },
     gone={
@@ -187,20 +353,20 @@ _INTEL_RDT = Record(
 
 check_edits: Record = Record(
     {
-        "env": Listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "env": Listing(text(_env_rule, advice=_env_advice), whole=_env),
         "deviceNodes": Listing(_DEVICE_NODE, whole=_last_wins("path")),
         "netDevices": Listing(_NET_DEVICE, whole=_net_devices),
         "hooks": Listing(_HOOK),
         "mounts": Listing(_MOUNT, whole=_last_wins("containerPath")),
         "intelRdt": _INTEL_RDT,
-        "additionalGids": Listing(number(0, _GID, advice=rules.gid_advice)),
+        "additionalGids": Listing(number(0, _GID, advice=_gid_advice)),
     }
 )
 """Checks the ``containerEdits`` of a device or of a whole spec."""
 
 _DEVICE = Record(
     {
-        "name": text(rules.device_name),
+        "name": text(_device_name_rule),
         "annotations": _annotations,
         "containerEdits": check_edits,
     },
@@ -210,8 +376,8 @@ _DEVICE = Record(
 
 check_spec: Check = Record(
     {
-        "cdiVersion": text(rules.not_empty),
-        "kind": text(rules.kind, advice=rules.kind_advice),
+        "cdiVersion": text(_not_empty_rule),
+        "kind": text(_kind_rule, advice=_kind_advice),
         "annotations": _annotations,
         "devices": Listing(_DEVICE, whole=_devices),
         "containerEdits": check_edits,

@@ -1,24 +1,177 @@
 """
-The linter: finds all problems of a spec, or of directories of specs.
+The linter: finds all problems of a spec, or of the directories of CDI files as runtimes read them.
 
-:mod:`.fields` has the rules of fields, :mod:`.version` those of versions; :mod:`.reading` finds the
-files and their conflicts. tests/data/cdi shows every problem in a file.
+:mod:`.fields` has the rules of fields, :mod:`.spec` those of versions. tests/data/cdi shows every
+problem in a file.
 
-It must not know the caller, or how problems are shown.
+A directory later in the list has priority over the earlier ones. A device that two files of one
+directory define is ignored, and a file of a later directory does not restore it: runtimes remove it
+at the end (``pkg/cdi/cache.go`` of the reference library). A file with an error is skipped, because
+runtimes reject it.
+
+Functions that read directories block. It must not know the caller, or how problems are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
-from drakit_formats.cdi.checks import Found
+from drakit_formats.cdi.checks import Found, Problem, Severity, has_errors
 from drakit_formats.cdi.fields import check_spec
-from drakit_formats.cdi.problems import Problem
-from drakit_formats.cdi.reading import DEFAULT_DIRECTORIES, read_directories
-from drakit_formats.cdi.version import check_version
+from drakit_formats.cdi.spec import check_version
+from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
-__all__ = ("lint_directories", "lint_spec")
+__all__ = (
+    "DEFAULT_DIRECTORIES",
+    "Directories",
+    "lint_directories",
+    "lint_spec",
+    "read_directories",
+)
+
+# ---------------------------------------------------------------- directories
+
+DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""The directories that runtimes read by default: admins' specs, and generated ones."""
+
+CheckSpec = Callable[[object], list[Problem]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecFile:
+    """One file, and the devices that it defines."""
+
+    path: Path
+    priority: int
+    """The place of its directory in the list; the highest priority wins."""
+
+    spec: object = None
+    """The parsed content, of any type; None if nothing was read."""
+
+    problems: tuple[Problem, ...]
+    """Its own, without conflicts."""
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """The qualified names of its devices, and their fields; none if it has errors."""
+        if has_errors(self.problems):
+            return {}
+        spec = cast("Mapping[str, Any]", self.spec)
+        return {
+            f"{spec['kind']}={device['name']}": f"devices[{index}].name"
+            for index, device in enumerate(spec["devices"])
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Directories:
+    """The content of all directories."""
+
+    files: tuple[SpecFile, ...]
+    """In the order in which runtimes read them."""
+
+    devices: Mapping[str, SpecFile]
+    """The devices that runtimes find, by qualified name, and their files."""
+
+    problems: tuple[Problem, ...]
+    """The problems of all files and directories, conflicts included."""
+
+
+def read_directories(paths: Iterable[Path | str], *, check: CheckSpec) -> Directories:
+    """Read directories of CDI files as a runtime does; one that does not exist is fine."""
+    problems: list[Problem] = []
+    files: list[SpecFile] = []
+    for priority, directory in enumerate(paths):
+        for path in _listing(Path(directory), problems):
+            file = SpecFile(path=path, priority=priority, **_read(path, check))
+            files.append(file)
+            problems += file.problems
+    holders, lost = _resolve(files, problems)
+    devices = {name: file for name, file in holders.items() if name not in lost}
+    return Directories(files=tuple(files), devices=devices, problems=tuple(problems))
+
+
+def _listing(directory: Path, problems: list[Problem]) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            names = sorted(e.name for e in entries if not e.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        text = f"cannot be listed, and runtimes do not read the directories after it: {error}"
+        problems.append(_problem(directory, text))
+        return []
+    for name in names:
+        if name.endswith(".yml"):
+            text = "is not read by runtimes; rename it to *.yaml"
+            problems.append(_problem(directory / name, text, severity="warning"))
+    return [directory / name for name in names if name.endswith((".json", ".yaml"))]
+
+
+def _read(path: Path, check: CheckSpec) -> dict[str, Any]:
+    try:
+        data = _bytes(path)
+        spec = parse_json(data) if path.name.endswith(".json") else parse_yaml(data)
+    except UnreadableSpecError as error:
+        return {"problems": (_problem(path, str(error)),)}
+    except OSError as error:
+        return {"problems": (_problem(path, f"cannot be read: {error}"),)}
+    found = (replace(problem, file=str(path)) for problem in check(spec))
+    return {"spec": spec, "problems": tuple(found)}
+
+
+def _bytes(path: Path) -> bytes:
+    # A pipe would be waited for without end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableSpecError("is not a regular file")
+    return path.read_bytes()
+
+
+def _resolve(
+    files: list[SpecFile], problems: list[Problem]
+) -> tuple[dict[str, SpecFile], dict[str, SpecFile]]:
+    """Return the file that defines each device in the end, and the ignored devices with their
+    files."""
+    holders: dict[str, SpecFile] = {}
+    lost: dict[str, SpecFile] = {}
+    for file in files:
+        for name in file.devices:
+            holder = holders.get(name)
+            if holder is None or holder.priority < file.priority:
+                if holder is not None:
+                    text = f"is overridden by {file.path}, which also defines {name}"
+                    problems.append(_problem_of(holder, name, text, severity="warning"))
+                holders[name] = file
+            else:
+                lost[name] = file
+                for one, other in ((file, holder), (holder, file)):
+                    text = f"conflicts: {other.path} also defines {name}, so runtimes use neither"
+                    problems.append(_problem_of(one, name, text))
+    for name, loser in lost.items():
+        holder = holders[name]
+        if holder.priority != loser.priority:
+            text = (
+                f"is ignored: two files of {loser.path.parent} also define {name}, and runtimes "
+                "then ignore all its definitions"
+            )
+            problems.append(_problem_of(holder, name, text))
+    return holders, lost
+
+
+def _problem(path: Path, text: str, *, field: str = "", severity: Severity = "error") -> Problem:
+    return Problem(file=str(path), path=field, severity=severity, text=text)
+
+
+def _problem_of(file: SpecFile, device: str, text: str, *, severity: Severity = "error") -> Problem:
+    return _problem(file.path, text, field=file.devices[device], severity=severity)
+
+
+# ---------------------------------------------------------------- all problems
 
 
 def lint_spec(spec: object) -> list[Problem]:

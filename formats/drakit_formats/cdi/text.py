@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, cast
 
-from drakit_formats.cdi.problems import shown
+from drakit_formats.cdi.checks import shown
 
 __all__ = ("UnreadableSpecError", "dump_spec", "parse_json", "parse_yaml")
 

@@ -2,8 +2,8 @@
 Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``), and whether two of
 them are equivalent.
 
-:mod:`.checks` and :mod:`.inventory` check limits before. The node plugin distributes devices over
-slices; :mod:`.versions` converts to other versions of the API.
+:mod:`.inventory` checks limits before. The node plugin distributes devices over slices;
+:mod:`.versions` converts to other versions of the API.
 
 It must not know clients, pools, or where devices come from.
 """
@@ -16,9 +16,16 @@ from typing import Any
 from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
 from drakit.quantity import same_quantity
 from drakit_formats.resource.raw import Object, child, children
-from drakit_formats.resource.topology import TOPOLOGY_FIELDS
 
-__all__ = ("counter_set_body", "device_body", "same_counter_sets", "same_device")
+__all__ = ("TOPOLOGY_FIELDS", "counter_set_body", "device_body", "same_counter_sets", "same_device")
+
+TOPOLOGY_FIELDS: Mapping[str, str] = {
+    "resource.kubernetes.io/numaNode": "numa_node",
+    "resource.kubernetes.io/pcieRoot": "pcie_root",
+    "resource.kubernetes.io/pciBusID": "pci_bus_id",
+}
+"""The fields of :class:`~drakit.device.Topology`, by the attribute that each becomes."""
+
 
 _BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
 

@@ -1,24 +1,411 @@
 """
 The publishable part of an inventory: checks each device, and the rules for several devices.
 
+Devices come from vendors, some of them hostile: a value of a wrong type gives a sentence, never an
+exception, and what passes has a bounded size. The amounts of a capacity are not compared with each
+other: the API server does that, and names the devices that it rejects.
+
 A device that is malformed, that has another's name, or that consumes missing counters is left out
 with a reason; the rest is published. A driver lists all of its devices at each change: a
 device that is the same object as before is not checked again.
 
-It must not know clients, clocks, or the callers.
+It must not know the API's JSON, clients, clocks, or the callers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from drakit.device import CounterSet, Device, Inventory
-from drakit.quantity import parse_quantity
-from drakit_formats.resource.checks import counters_problems, device_problems, place_problems, shown
+from drakit.device import (
+    Capacity,
+    CapacityRange,
+    CounterSet,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Inventory,
+    Taint,
+    Topology,
+    Version,
+)
+from drakit.quantity import parse_quantity, quantity_problem
+from drakit_formats.resource.device import TOPOLOGY_FIELDS
+from drakit_formats.resource.limits import (
+    MAX_ATTRIBUTE_VALUES,
+    MAX_ATTRIBUTES_AND_CAPACITIES,
+    MAX_CONSUMED_COUNTER_SETS,
+    MAX_COUNTERS,
+    MAX_DRIVER_TAINTS,
+    MAX_POOL_NAME_LENGTH,
+    MAX_STRING_BYTES,
+    MAX_VALID_VALUES,
+    is_dns_label,
+    is_dns_subdomain,
+    label_key_problem,
+    label_value_problem,
+    qualified_name_problem,
+)
 
-__all__ = ("CheckedInventory", "check_inventory")
+__all__ = ("CheckedInventory", "check_inventory", "device_problems")
+
+# ---------------------------------------------------------------- one device
+
+MAX_PROBLEMS = 5
+"""Problems of one device: a vendor fixes the first and then sees the next; the text ends in an
+Event."""
+
+MAX_AMOUNT = 2**63 - 1
+"""The API server and the scheduler count steps in 64 bits."""
+
+_VERSION = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    r"(-(?P<pre>(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*))?"
+    r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?",
+    re.ASCII,
+)
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_PCI_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_EFFECTS = ("None", "NoSchedule", "NoExecute")
+
+
+def device_problems(device: object, *, node: str = "") -> list[str]:
+    """
+    Return why a device cannot be published, as sentences; empty if the API server decides.
+
+    Amounts that some API server accepts but no claim can use are problems too (negative ones, a
+    default above the capacity). With the node's name, the name of the pool is checked for its
+    length as well.
+    """
+    if not isinstance(device, Device):
+        return [f"it is of type {type(device).__name__}, not a Device"]
+    try:
+        # Its mappings can be the vendor's own classes, and do anything.
+        problems = list(_problems(device, node))
+    except Exception as error:
+        return [f"it cannot be checked ({type(error).__name__}: {str(error)[:200]})"]
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = ["there are more problems"]
+    return problems
+
+
+def _problems(device: Device, node: str) -> Iterator[str]:
+    yield from place_problems(device.name, device.pool, node=node)
+    yield from _attributes_problems(device.attributes, device.capacity, device.topology)
+    yield from _capacities_problems(device.capacity, device.allow_multiple_allocations)
+    yield from _consumes_problems(device.consumes)
+    yield from _taints_problems(device.taints)
+    if not isinstance(cast("object", device.evict_if_gone), bool):
+        yield f"its evict_if_gone is {_kind(device.evict_if_gone)}, not a boolean"
+    if not isinstance(cast("object", device.prepare_again), bool):
+        yield f"its prepare_again is {_kind(device.prepare_again)}, not a boolean"
+    yield from _edits_problems(device.edits)
+    health = cast("object", device.health)
+    if health is not None and not isinstance(health, Health):
+        yield f"its health is {_kind(health)}, not a Health"
+
+
+def shown(value: object) -> str:
+    """Format a vendor's value for a sentence: short, and without control characters."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _kind(value: object) -> str:
+    return f"of type {type(value).__name__}"
+
+
+def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
+    """Yield the problems of the name and the pool of a device or a counter set."""
+    if not isinstance(name, str):
+        yield f"its name is not text, but {_kind(name)}"
+    elif not is_dns_label(name):
+        yield "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)"
+    if pool == "":
+        return
+    if not isinstance(pool, str):
+        yield f"its pool is not text, but {_kind(pool)}"
+    elif not is_dns_subdomain(pool):
+        yield "its pool is not a DNS label, or several joined by dots (a-z, 0-9, - and .)"
+    elif len(node) + 1 + len(pool) > MAX_POOL_NAME_LENGTH:
+        yield (
+            f"its pool is too long: with the node's name before it, it would have more than "
+            f"{MAX_POOL_NAME_LENGTH} characters"
+        )
+
+
+def _attributes_problems(attributes: object, capacity: object, topology: object) -> Iterator[str]:
+    wrong = [
+        f"its {what} field is not a mapping, but {_kind(given)}"
+        for what, given in (("attributes", attributes), ("capacity", capacity))
+        if not isinstance(given, Mapping)
+    ]
+    if not isinstance(topology, Topology):
+        wrong.append(f"its topology is {_kind(topology)}, not a Topology")
+    if wrong or not isinstance(topology, Topology):
+        yield from wrong
+        return
+    attributes = cast("Mapping[object, object]", attributes)
+    places = {
+        name: value
+        for name, field in TOPOLOGY_FIELDS.items()
+        if (value := getattr(topology, field)) is not None
+    }
+    count = len(attributes) + len(cast("Mapping[object, object]", capacity)) + len(places)
+    if count > MAX_ATTRIBUTES_AND_CAPACITIES:
+        yield (
+            f"it has {count} attributes and capacities (those of its topology included), "
+            f"but at most {MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
+        )
+        return
+    values = len(places) + sum(map(_size, attributes.values()))
+    if values > MAX_ATTRIBUTE_VALUES:
+        yield (
+            f"its attributes have {values} values (each one of a list counts), "
+            f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
+        )
+        return  # a backend can send tens of thousands, and each one would be checked
+    for name, value in attributes.items():
+        if problem := _name_problem(name) or _value_problem(value):
+            yield f"attribute {shown(name)} {problem}"
+    for name in places:
+        if name in attributes:
+            yield f"attribute {name!r} is set, although its topology sets it too"
+    yield from _topology_problems(topology)
+
+
+def _topology_problems(topology: Topology) -> Iterator[str]:
+    numa = cast("object", topology.numa_node)
+    if numa is not None and (
+        isinstance(numa, bool) or not isinstance(numa, int) or not 0 <= numa < 2**31
+    ):
+        yield f"its numa_node {shown(numa)} is not the number of a NUMA node (0, 1, ...)"
+    root = cast("object", topology.pcie_root)
+    if root is not None and not (isinstance(root, str) and _PCIE_ROOT.fullmatch(root)):
+        yield f"its pcie_root {shown(root)} does not have the form 'pci0000:00'"
+    bus = cast("object", topology.pci_bus_id)
+    if bus is not None and not (isinstance(bus, str) and _PCI_BUS_ID.fullmatch(bus)):
+        yield f"its pci_bus_id {shown(bus)} does not have the form '0000:01:00.0'"
+
+
+def _size(value: object) -> int:
+    return len(cast("tuple[object]", value)) if isinstance(value, tuple) else 1
+
+
+def _name_problem(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"has a name that is not text, but {_kind(name)}"
+    return qualified_name_problem(name)
+
+
+def _value_problem(value: object) -> str | None:
+    if not isinstance(value, tuple):
+        return _scalar_problem(value)
+    values = cast("tuple[object, ...]", value)
+    if not values:
+        return "is an empty list"
+    if len({_scalar_type(each) for each in values}) > 1:
+        return "is a list of values of several types"
+    for each in values:
+        if problem := _scalar_problem(each):
+            return f"has a value in its list that {problem}"
+    return None
+
+
+def _scalar_type(value: object) -> type:
+    for kind in (bool, int, str):
+        if isinstance(value, kind):
+            return kind
+    return type(value)
+
+
+def _scalar_problem(value: object) -> str | None:
+    if isinstance(value, str):
+        return _string_problem(value)
+    if isinstance(value, Version):
+        text = cast("object", value.text)
+        if not (
+            isinstance(text, str) and len(text) <= MAX_STRING_BYTES and _VERSION.fullmatch(text)
+        ):
+            return "is not a semantic version (such as 1.2.3) of at most 64 characters"
+    elif isinstance(value, list):
+        return "is of type list; a list attribute is given as a tuple"
+    elif not isinstance(value, int):
+        return f"is {_kind(value)}, which is neither text, an integer, a boolean nor a Version"
+    elif not -(2**63) <= value < 2**63:
+        return "is not a 64-bit integer"
+    return None
+
+
+def _string_problem(value: str) -> str | None:
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:  # a file's name that is no UTF-8, for example
+        return "has characters that cannot be written as UTF-8"
+    return f"has more than {MAX_STRING_BYTES} bytes (in UTF-8)" if size > MAX_STRING_BYTES else None
+
+
+def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
+    if not isinstance(shared, bool):
+        yield f"its allow_multiple_allocations is {_kind(shared)}, not a boolean"
+    if not isinstance(capacity, Mapping) or len(cast("Mapping[object, object]", capacity)) > (
+        MAX_ATTRIBUTES_AND_CAPACITIES
+    ):
+        return  # reported with the attributes
+    for name, amount in cast("Mapping[object, object]", capacity).items():
+        if problem := _name_problem(name):
+            yield f"capacity {shown(name)} {problem}"
+        for problem in _capacity_problems(amount):
+            yield f"capacity {shown(name)}: {problem}"
+        # An API server without DRAConsumableCapacity drops the policy instead of rejecting it.
+        if not shared and isinstance(amount, Capacity) and _has_policy(amount):
+            yield (
+                f"capacity {shown(name)} has a request policy, but the device is not "
+                f"shared (allow_multiple_allocations)"
+            )
+
+
+def _has_policy(capacity: Capacity) -> bool:
+    """Return whether the capacity limits what claims can request of it (API: ``requestPolicy``)."""
+    return (
+        capacity.default is not None
+        or bool(capacity.valid_values)
+        or capacity.valid_range is not None
+    )
+
+
+def _capacity_problems(capacity: object) -> Iterator[str]:
+    if not isinstance(capacity, Capacity):
+        if problem := quantity_problem(capacity):
+            yield f"{shown(capacity)} {problem}"
+        return
+    consumable: list[tuple[str, object]] = [("default", capacity.default)]
+    values = cast("object", capacity.valid_values)
+    if not isinstance(values, tuple | list):
+        yield f"its valid_values are {_kind(values)}, not a tuple of quantities"
+    elif len(given := cast("tuple[object, ...]", values)) > MAX_VALID_VALUES:
+        yield f"it has {len(given)} valid_values, but at most {MAX_VALID_VALUES} are allowed"
+    else:
+        consumable += [("valid value", value) for value in given]
+    span = cast("object", capacity.valid_range)
+    if isinstance(span, CapacityRange):
+        consumable += [("min", span.min), ("max", span.max), ("step", span.step)]
+    elif span is not None:
+        yield f"its valid_range is {_kind(span)}, not a CapacityRange"
+    optional = ("default", "max", "step")
+    consumable = [each for each in consumable if each[1] is not None or each[0] not in optional]
+    wrong = False
+    for name, amount in [("value", capacity.value), *consumable]:
+        if problem := quantity_problem(amount):
+            wrong = True
+            yield f"its {name} {shown(amount)} {problem}"
+    if wrong:
+        return
+    amounts = [(name, parse_quantity(cast("str", amount))) for name, amount in consumable]
+    # Kubernetes before 1.37 divides by the step in 64 bits, and panics if it is or overflows to 0.
+    # Such an answer names no device, so the whole pool would not be published.
+    if any(amount > MAX_AMOUNT for _, amount in amounts):
+        yield f"one of the amounts that claims can consume is more than {MAX_AMOUNT}"
+    if ("step", 0) in amounts:
+        yield "the step of its valid_range is zero"
+    if any(
+        name == "default" and amount > parse_quantity(capacity.value) for name, amount in amounts
+    ):
+        yield f"its default {capacity.default} is more than the capacity ({capacity.value})"
+
+
+def _consumes_problems(consumes: object) -> Iterator[str]:
+    if not isinstance(consumes, Mapping):
+        yield f"what it consumes is not a mapping, but {_kind(consumes)}"
+        return
+    sets = cast("Mapping[object, object]", consumes)
+    if len(sets) > MAX_CONSUMED_COUNTER_SETS:
+        yield (
+            f"it consumes from {len(sets)} counter sets, but at most {MAX_CONSUMED_COUNTER_SETS} "
+            "are allowed"
+        )
+        return
+    for name, counters in sets.items():
+        if not isinstance(name, str) or not is_dns_label(name):
+            yield f"it consumes from {shown(name)}, which is not a valid name of a counter set"
+        for problem in counters_problems(counters):
+            yield f"what it consumes from {shown(name)} {problem}"
+
+
+def counters_problems(counters: object) -> Iterator[str]:
+    """Yield the problems of the counters of a set, or of what a device consumes of it."""
+    if not isinstance(counters, Mapping):
+        yield f"is not a mapping of counters, but {_kind(counters)}"
+        return
+    amounts = cast("Mapping[object, object]", counters)
+    if not 1 <= len(amounts) <= MAX_COUNTERS:
+        yield f"has {len(amounts)} counters, but must have 1 to {MAX_COUNTERS}"
+        return
+    for name, amount in amounts.items():
+        if not isinstance(name, str) or not is_dns_label(name):
+            yield f"has a counter {shown(name)}, whose name is not a DNS label"
+        elif problem := quantity_problem(amount):
+            yield f"has a counter {name!r} of {shown(amount)}, which {problem}"
+
+
+def _taints_problems(taints: object) -> Iterator[str]:
+    if not isinstance(taints, tuple | list):
+        yield f"its taints are {_kind(taints)}, not a tuple of Taint"
+        return
+    given = cast("tuple[object, ...]", taints)
+    if len(given) > MAX_DRIVER_TAINTS:
+        yield f"it has {len(given)} taints, but a driver can set at most {MAX_DRIVER_TAINTS}"
+        return
+    seen: set[tuple[str, str]] = set()
+    for taint in given:
+        if not isinstance(taint, Taint):
+            yield f"one of its taints is {_kind(taint)}, not a Taint"
+            continue
+        problem = _taint_problem(taint.key, taint.value, taint.effect)
+        if problem:
+            yield f"taint {shown(taint.key)} {problem}"
+        elif (taint.key, taint.effect) in seen:
+            yield f"taint {shown(taint.key)} appears twice with the effect {taint.effect}"
+        else:
+            seen.add((taint.key, taint.effect))
+
+
+def _taint_problem(key: object, value: object, effect: object) -> str | None:
+    if not isinstance(key, str) or not isinstance(value, str):
+        return "has a key or a value that is not text"
+    if problem := label_key_problem(key):
+        return problem
+    if problem := label_value_problem(value):
+        return f"has a value that {problem}"
+    if effect not in _EFFECTS:
+        return f"has the effect {shown(effect)}, which is none of {', '.join(_EFFECTS)}"
+    return None
+
+
+def _edits_problems(edits: object) -> Iterator[str]:
+    """The rest of CDI's rules is checked at prepare, as for all edits."""
+    if not isinstance(edits, Edits):
+        yield f"its edits are {_kind(edits)}, not an Edits"
+        return
+    nodes = cast("object", edits.device_nodes)
+    if not isinstance(nodes, tuple | list):
+        yield f"the device_nodes of its edits are {_kind(nodes)}, not a tuple of DeviceNode"
+        return
+    for node in cast("tuple[object, ...]", nodes):
+        if not isinstance(node, DeviceNode):
+            yield f"a device node of its edits is {_kind(node)}, not a DeviceNode"
+            continue
+        path = cast("object", node.path)
+        if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+            yield f"the device node {shown(path)} of its edits is not an absolute path"
+
+
+# ---------------------------------------------------------------- all devices
 
 MAX_LEFT_OUT = 100
 """Devices that are reported with a reason: this many suffice to find a driver's bug."""

@@ -1,13 +1,20 @@
 """
-The numbers of the API for slices and what is in them, in one place.
+What the API allows in slices: names (labels, subdomains, C identifiers, the keys and values of
+labels), and numbers.
 
-They are those of ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have no lower
-limit for what drakit publishes.
+The modules that check objects know which kind of name each has. Sentences describe the problem
+without repeating the name, so that callers can put them after any field. The numbers are those of
+``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have no lower limit for what
+drakit publishes.
 
-It must not know how any of them is checked.
+It must not know how the numbers are checked.
 """
 
 from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TypeGuard
 
 __all__ = (
     "MAX_ATTRIBUTES_AND_CAPACITIES",
@@ -15,13 +22,91 @@ __all__ = (
     "MAX_CONSUMED_COUNTER_SETS",
     "MAX_COUNTERS",
     "MAX_COUNTER_SETS_PER_SLICE",
+    "MAX_DRIVER_NAME",
     "MAX_DRIVER_TAINTS",
     "MAX_POOL_NAME_LENGTH",
     "MAX_STRING_BYTES",
     "MAX_TAINTED_DEVICES_PER_SLICE",
-    "MAX_TAINTS",
     "MAX_VALID_VALUES",
+    "is_dns_label",
+    "is_dns_subdomain",
+    "is_driver_name",
+    "label_key_problem",
+    "label_value_problem",
+    "qualified_name_problem",
 )
+
+# ---------------------------------------------------------------- names
+
+MAX_LABEL_LENGTH = 63
+MAX_SUBDOMAIN_LENGTH = 253
+MAX_DOMAIN_LENGTH = 63
+"""The length limit of an attribute's domain, which is shorter than other subdomains."""
+MAX_IDENTIFIER_LENGTH = 32
+MAX_DRIVER_NAME = 63
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def is_dns_label(text: str) -> bool:
+    """Return whether a text is a DNS label of at most 63 characters (RFC 1123)."""
+    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
+
+
+def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bool:
+    """Return whether a text is a DNS subdomain: labels joined by dots."""
+    return len(text) <= max_length and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_driver_name(name: object) -> TypeGuard[str]:
+    """Return whether this can be a driver's name: a DNS subdomain of at most 63 characters. It must
+    begin with a letter, because the name is also the vendor of CDI names."""
+    return (
+        isinstance(name, str)
+        and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME)
+        and not name[0].isdigit()
+    )
+
+
+# The same few names come with each of thousands of devices.
+@lru_cache(maxsize=1024)
+def qualified_name_problem(name: str) -> str | None:
+    """Return the problem of the name of an attribute or a capacity (API: ``QualifiedName``)."""
+    domain, slash, identifier = name.rpartition("/")
+    if slash and not is_dns_subdomain(domain, max_length=MAX_DOMAIN_LENGTH):
+        return "has a domain that is not a DNS subdomain of at most 63 characters"
+    if len(identifier) > MAX_IDENTIFIER_LENGTH or not _IDENTIFIER.fullmatch(identifier):
+        return f"is not a C identifier of at most {MAX_IDENTIFIER_LENGTH} characters"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def label_key_problem(key: str) -> str | None:
+    """Return the problem of the key of a label that must have a prefix."""
+    prefix, slash, name = key.partition("/")
+    if not slash:
+        return "has no domain before it (such as camera.example.com/lens)"
+    if not is_dns_subdomain(prefix):
+        return "has a domain that is not a DNS subdomain of at most 253 characters"
+    if problem := label_value_problem(name) if name else "is empty":
+        return f"has a name after the slash that {problem}"
+    return None
+
+
+def label_value_problem(value: str) -> str | None:
+    """Return the problem of the value of a label; it may be empty."""
+    if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
+        return None
+    return (
+        f"is not a label value: at most {MAX_LABEL_LENGTH} letters, digits, '-', '_' and '.', "
+        f"with a letter or digit at both ends"
+    )
+
+
+# ---------------------------------------------------------------- numbers
 
 MAX_TAINTED_DEVICES_PER_SLICE = 64
 """If any device of the slice has taints, consumes counters or has a list attribute; 128
@@ -46,7 +131,6 @@ MAX_STRING_BYTES = 64
 MAX_VALID_VALUES = 10
 """Amounts of a capacity to choose from."""
 
-MAX_TAINTS = 16
 MAX_DRIVER_TAINTS = 12
 """Taints of the driver's own; the rest are for the node plugin."""
 

@@ -17,8 +17,7 @@ import orjson
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_formats.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
-from drakit_formats.resource.nodeselector import NodeLabelsUnknownError, selects_node
-from drakit_formats.resource.pools import is_pool_of
+from drakit_formats.resource.nodes import NodeLabelsUnknownError, is_pool_of, selects_node
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
     ClaimNotAllocatedError,

@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 from drakit.device import CounterSet, Device, Health, Inventory, LeftOut, PolicyOutcome
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
-from drakit_formats.resource.pools import pool_name
+from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.taints import GONE, Condition, health_of

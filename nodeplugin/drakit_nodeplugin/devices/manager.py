@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Literal
 
 from drakit.device import Inventory, LeftOut, PolicyOutcome
-from drakit_formats.resource.pools import pool_name
+from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
 from drakit_nodeplugin.devices.endpoint_state import (

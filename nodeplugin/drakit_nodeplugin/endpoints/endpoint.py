@@ -26,7 +26,7 @@ from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit.driver import DriverError
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.tasks import cancelled_by_owner
-from drakit_formats.resource.pools import short_pool
+from drakit_formats.resource.nodes import short_pool
 from drakit_nodeplugin.endpoints.contract import (
     CallError,
     CallOperation,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from drakit.layout import private_directory, private_file, write_private
 from drakit_daemon import tasks
-from drakit_formats.resource.names import is_driver_name
+from drakit_formats.resource.limits import is_driver_name
 from drakit_nodeplugin.config import MAX_BACKENDS, ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of

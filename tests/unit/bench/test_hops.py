@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 from bench.hops import Recorder, Round
-from drakit.testing.objects import merge
+from drakit.testing.cluster import merge
 from drakit_daemon import tasks
 from drakit_daemon.kube import resource_path
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drakit_formats.cdi import lint_spec
-from drakit_formats.cdi.reading import read_directories
+from drakit_formats.cdi.lint import read_directories
 
 CORPUS = Path(__file__).parents[2] / "data" / "cdi"
 VERDICTS = yaml.safe_load((CORPUS / "verdicts.yaml").read_text())

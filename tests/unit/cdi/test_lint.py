@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drakit_formats.cdi import Problem, lint_directories, lint_spec
-from drakit_formats.cdi.reading import DEFAULT_DIRECTORIES, read_directories
+from drakit_formats.cdi.lint import DEFAULT_DIRECTORIES, read_directories
 
 CONFLICTS = Path(__file__).parents[2] / "data" / "cdi" / "conflicts"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 from drakit_formats.cdi import InvalidEditsError, InvalidNameError, build_spec, dump_spec, lint_spec
-from drakit_formats.cdi.names import qualified_name
+from drakit_formats.cdi.checks import qualified_name
 from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,8 +11,8 @@ import yaml
 
 from drakit.layout import driver_directory
 from drakit_cli import report
+from drakit_cli.host_devices import policies_text
 from drakit_cli.main import main
-from drakit_cli.manifests import policies_text
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_nodeplugin.host.policies import FILE, StoredPolicy, write_policies
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device

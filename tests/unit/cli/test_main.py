@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from drakit_cli.answers import table
 from drakit_cli.main import main
-from drakit_cli.tables import table
 
 ROOT = Path(__file__).parents[3]
 

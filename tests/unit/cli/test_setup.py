@@ -8,7 +8,7 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_cli import setup
-from drakit_cli.errors import UsageError
+from drakit_cli.answers import UsageError
 from drakit_cli.setup import Owner, apply_crds, apply_policies
 from drakit_daemon.kube import connect
 

@@ -9,7 +9,7 @@ from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, selection
 from drakit_explain import pending, projection, search, selectors
-from drakit_formats.resource import limits, names
+from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire
@@ -79,12 +79,12 @@ EXPECTED = [
     f"{limits.MAX_DRIVER_TAINTS}",
     f"{limits.MAX_CONSUMED_COUNTER_SETS}",
     f"{limits.MAX_COUNTERS}",
-    f"{names.MAX_LABEL_LENGTH} characters",
-    f"{names.MAX_IDENTIFIER_LENGTH} characters",
+    f"{limits.MAX_LABEL_LENGTH} characters",
+    f"{limits.MAX_IDENTIFIER_LENGTH} characters",
     f"{contract.MAX_DEVICES:,}",
     f"{limits.MAX_TAINTED_DEVICES_PER_SLICE}",
     f"{report.MAX_LISTED}",
-    f"{names.MAX_DRIVER_NAME} characters",
+    f"{limits.MAX_DRIVER_NAME} characters",
     f"{health.MAX_MESSAGE_BYTES:,} bytes",
     f"{reports.MAX_YIELDS:,} per second",
     # Backends

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drakit_explain.capacity import short_capacities, summed
+from drakit_explain.allocation import short_capacities, summed
 from drakit_explain.model import Amount, CapacityFacts, CapacityPolicy
 
 

@@ -5,11 +5,6 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.cel.library import Library
-from drakit_explain.core_projection import (
-    project_namespace,
-    project_pod,
-    project_quota,
-)
 from drakit_explain.model import (
     Amount,
     ClaimFacts,
@@ -25,7 +20,13 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import missing_classes
-from drakit_explain.projection import project_claim, project_class
+from drakit_explain.projection import (
+    project_claim,
+    project_class,
+    project_namespace,
+    project_pod,
+    project_quota,
+)
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.core_projection import project_pod
 from drakit_explain.model import (
     Amount,
     CapacityFacts,
@@ -26,6 +25,7 @@ from drakit_explain.model import (
 from drakit_explain.projection import (
     project_claim,
     project_class,
+    project_pod,
     project_slice,
     project_template,
 )

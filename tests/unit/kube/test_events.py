@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from drakit_daemon.kube import UnavailableError
-from drakit_daemon.kube.errors import error_of_status
 from drakit_daemon.kube.events import EventRecorder, EventTimings
+from drakit_daemon.kube.request import error_of_status
 from tests.fakes.kube import FakeCluster, StatusError
 
 POD = {

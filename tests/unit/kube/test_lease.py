@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from drakit_daemon.kube import ForbiddenError, UnavailableError
-from drakit_daemon.kube.errors import error_of_status
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
+from drakit_daemon.kube.request import error_of_status
 from tests.fakes.kube import FakeCluster, StatusError
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/drakit-system/leases"

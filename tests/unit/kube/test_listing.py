@@ -106,7 +106,7 @@ async def test_a_proxys_answer_is_not_blamed_on_an_object(session, api_server):
 
 
 async def test_an_answer_that_is_too_large_counts_as_unavailable(session, api_server, monkeypatch):
-    monkeypatch.setattr("drakit_daemon.kube.answer.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("drakit_daemon.kube.request.MAX_ANSWER_BYTES", 1000)
     api_server.store(f"{CLAIMS}/a", {"spec": {"x": "x" * 2000}})
     with pytest.raises(UnavailableError, match="more than 1000 bytes"):
         await session.get(f"{CLAIMS}/a")

@@ -3,7 +3,7 @@
 import pytest
 
 from drakit_daemon.kube import resource_path
-from drakit_daemon.kube.paths import Target, parse_path
+from drakit_daemon.kube.request import Target, parse_path
 
 
 @pytest.mark.parametrize(

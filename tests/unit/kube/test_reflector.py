@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from drakit_daemon.kube import GoneError, Listing, UnavailableError, WatchEvent
-from drakit_daemon.kube.errors import error_of_status
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_daemon.kube.request import error_of_status
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 

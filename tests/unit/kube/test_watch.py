@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drakit_daemon.kube import GoneError, UnavailableError
-from drakit_daemon.kube import watch as watching
+from drakit_daemon.kube.listing import read_events
 from drakit_daemon.kube.session import Session, Timeouts, connect
-from drakit_daemon.kube.watch import read_events
 
 PATH = "/api/v1/pods"
 
@@ -83,7 +82,7 @@ async def test_an_object_of_a_cluster_has_no_namespace_of_others():
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1000, 100_000])
 async def test_a_line_that_is_too_long_is_not_held_in_memory(monkeypatch, chunk_bytes):
-    monkeypatch.setattr(watching, "MAX_OBJECT_BYTES", 10_000)
+    monkeypatch.setattr("drakit_daemon.kube.listing.MAX_OBJECT_BYTES", 10_000)
     data = line(metadata=METADATA, note="x" * 50_000) + line(b=2)
     bad, last = await read(
         *(data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes))
@@ -94,7 +93,7 @@ async def test_a_line_that_is_too_long_is_not_held_in_memory(monkeypatch, chunk_
 
 
 async def test_a_long_line_of_something_else_is_no_event(monkeypatch):
-    monkeypatch.setattr(watching, "MAX_OBJECT_BYTES", 1000)
+    monkeypatch.setattr("drakit_daemon.kube.listing.MAX_OBJECT_BYTES", 1000)
     with pytest.raises(UnavailableError, match="not an event"):
         await read(b"x" * 600, b"x" * 600, b"x" * 600, b"\n")
 

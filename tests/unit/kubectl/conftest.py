@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from drakit.testing.objects import StatusError, merge
+from drakit.testing.cluster import StatusError, merge
 from drakit_cli.kubectl.main import main
 from tests.fakes.kube import FakeApiServer
 
@@ -230,7 +230,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def python_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate selectors as on a machine without the helper program."""
-    monkeypatch.setattr("drakit_explain.cel.choice.find_helper", lambda environ: None)
+    monkeypatch.setattr("drakit_explain.cel.find_helper", lambda environ: None)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from drakit_cli.kubectl.completion import main as complete
 from drakit_cli.kubectl.completion import script
 from drakit_cli.kubectl.main import _parser, main
 from drakit_cli.kubectl.output import Output
-from drakit_explain.cel import choice
+from drakit_explain import cel
 
 EXEC = """\
 import json, os
@@ -104,8 +104,8 @@ def test_without_an_evaluator_of_selectors_every_command_names_the_extra(
     monkeypatch, capsys, command
 ):
     """As in an environment with drakit[testing] alone."""
-    monkeypatch.setattr(choice, "find_helper", lambda environ: None)
-    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    monkeypatch.setattr(cel, "find_helper", lambda environ: None)
+    monkeypatch.setattr(cel, "find_spec", lambda name: None)
     assert main([command]) == 2
     assert "pip install 'drakit[kubectl]'" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from drakit import Device, Edits, Health, Version
 from drakit.device import Capacity, CapacityRange, Taint, Topology
-from drakit_formats.resource.checks import device_problems
+from drakit_formats.resource.inventory import device_problems
 
 PLACE = Topology(numa_node=1, pcie_root="pci0000:00", pci_bus_id="0000:01:00.0")
 

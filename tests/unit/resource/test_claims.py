@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drakit_formats.resource.claim import base_request
-from drakit_formats.resource.nodeselector import NodeLabelsUnknownError, selects_node
+from drakit_formats.resource.nodes import NodeLabelsUnknownError, selects_node
 
 
 def term(key: str, operator: str, *values: str, kind: str = "matchExpressions") -> dict:

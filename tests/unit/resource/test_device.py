@@ -6,13 +6,13 @@ import pytest
 
 from drakit import Device, Edits, Version
 from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
-from drakit_formats.resource.checks import device_problems
 from drakit_formats.resource.device import (
     counter_set_body,
     device_body,
     same_counter_sets,
     same_device,
 )
+from drakit_formats.resource.inventory import device_problems
 
 FULL = Device(
     name="gpu-0",

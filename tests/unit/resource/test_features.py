@@ -8,7 +8,6 @@ import pytest
 
 from drakit import Device
 from drakit.device import Capacity, Taint
-from drakit_formats.resource.checks import device_problems
 from drakit_formats.resource.device import device_body
 from drakit_formats.resource.features import (
     Feature,
@@ -18,6 +17,7 @@ from drakit_formats.resource.features import (
     refusal,
     without,
 )
+from drakit_formats.resource.inventory import device_problems
 
 FULL = Device(
     name="c",

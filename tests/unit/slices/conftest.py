@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from drakit_daemon.kube import UnavailableError, WatchEvent
-from drakit_daemon.kube.answer import Answer
-from drakit_daemon.kube.errors import error_of_status
 from drakit_daemon.kube.listing import read_list
+from drakit_daemon.kube.request import Answer, error_of_status
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource

@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 
 import drakit.testing
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import collect
+from drakit.testing.conformance.rules import collect, rule
 
 
 def test_every_public_name_is_there():

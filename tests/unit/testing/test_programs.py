@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drakit.testing.conformance import programs
-from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.facts import ConformanceError
 from drakit.testing.conformance.programs import Program, run_command
 from drakit.testing.conformance.relay import relay
 

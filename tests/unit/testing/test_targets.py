@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drakit.testing.conformance import targets
-from drakit.testing.conformance.errors import TargetError
+from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.targets import (
     BackendTarget,
     DevicePluginTarget,

@@ -11,8 +11,8 @@ import time
 
 from drakit.testing.conformance.facts import DeviceHealth
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.health import health_version
+from drakit.testing.conformance.rules import rule
+from drakit.testing.kubelet import health_version
 
 __all__ = ()
 

@@ -11,8 +11,7 @@ import time
 
 from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules import rule, steps
 
 __all__ = ()
 

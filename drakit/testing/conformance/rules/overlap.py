@@ -15,11 +15,14 @@ from itertools import combinations
 from typing import Any
 
 from drakit.quantity import quantity_units
-from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import (
+    ClaimUnderTest,
+    ConformanceError,
+    PrepareResult,
+    PublishedDevice,
+)
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules import rule, steps
 
 __all__ = ()
 

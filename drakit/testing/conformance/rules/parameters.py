@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, PublishedDevice
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules import rule, steps
 
 __all__ = ()
 

@@ -16,8 +16,7 @@ from typing import Any
 from drakit.driver import PREPARE_METHODS, overrides
 from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
 
 __all__ = ()

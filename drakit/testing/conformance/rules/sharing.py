@@ -10,8 +10,7 @@ from drakit.quantity import quantity_units
 from drakit.testing.conformance.claims import default_share
 from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
-from drakit.testing.conformance.rule import rule
-from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules import rule, steps
 
 __all__ = ()
 

@@ -22,8 +22,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import (
+    ClaimUnderTest,
+    ConformanceError,
+    PrepareResult,
+    PublishedDevice,
+)
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.targets import PythonTarget, Target
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from drakit_daemon.backoff import Backoff
-from drakit_formats.resource.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import (

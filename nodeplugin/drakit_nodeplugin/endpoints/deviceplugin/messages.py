@@ -44,8 +44,7 @@ from drakit.device import (
     Topology,
 )
 from drakit_formats.cdi import InvalidEditsError, container_edits
-from drakit_formats.resource.limits import MAX_STRING_BYTES
-from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
+from drakit_formats.resource.limits import MAX_STRING_BYTES, is_dns_label, is_dns_subdomain
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError

@@ -32,7 +32,7 @@ from drakit.driver import (
     overrides,
 )
 from drakit.settings import describe
-from drakit_formats.resource.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_formats.resource.names import is_dns_label, is_dns_subdomain
+from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     MAX_POOL,
     device_name,

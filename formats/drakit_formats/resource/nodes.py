@@ -1,8 +1,8 @@
 """
-Whether a NodeSelector matches a node: terms are alternatives, all requirements of a term must
-match.
+What belongs to a node: the pools that are named after it, and the objects whose NodeSelector
+matches it.
 
-It must not know where the selector or the labels come from.
+It must not know what is in a pool, or where the selector or the labels come from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,31 @@ from collections.abc import Mapping
 
 from drakit_formats.resource.raw import Object, children
 
-__all__ = ("NodeLabelsUnknownError", "selects_node")
+__all__ = ("NodeLabelsUnknownError", "is_pool_of", "pool_name", "selects_node", "short_pool")
+
+# ---------------------------------------------------------------- pools
+
+
+def pool_name(node: str, pool: str) -> str:
+    """Return a pool's name in the API; a pool of a node is named after it, to be unique."""
+    return f"{node}/{pool}" if pool else node
+
+
+def is_pool_of(node: str, name: str) -> bool:
+    """Return whether a pool in the API is one of the node; other pools have devices that are not
+    part of a node, such as devices on a network."""
+    return name == node or name.startswith(f"{node}/")
+
+
+def short_pool(node: str, name: str) -> str:
+    """Return a pool's name as its driver reports it; a name that is not of this node stays as it
+    is."""
+    if name == node:
+        return ""
+    return name.removeprefix(f"{node}/")
+
+
+# ---------------------------------------------------------------- selectors
 
 
 class NodeLabelsUnknownError(Exception):

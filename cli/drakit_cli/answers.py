@@ -1,14 +1,32 @@
 """
-Tables for people: columns as wide as their content.
+How a command answers people: a table with columns as wide as their content, or an error, which is a
+sentence and an exit code.
 
-It must not know what is shown.
+It must not know the commands, or what is shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ("table", "visible")
+__all__ = ("CommandError", "UsageError", "table", "visible")
+
+# ---------------------------------------------------------------- errors
+
+
+class CommandError(Exception):
+    """The command failed."""
+
+    exit_code = 1
+
+
+class UsageError(CommandError):
+    """Wrong usage: invalid arguments or settings."""
+
+    exit_code = 2
+
+
+# ---------------------------------------------------------------- tables
 
 _GAP = "  "
 

@@ -1,5 +1,9 @@
 """
-Errors of requests to the API server: one class for each reaction of a caller.
+The two ends of a request to the API server: its path, and the answer or the error.
+
+Paths are made from names, and read back for error sentences: any group, version and resource has a
+path of the same shape. The body of a response is read up to a limit, and parsed. There is one class
+of errors for each reaction of a caller:
 
     ApiError                    any answer that is not a success
       UnauthorizedError         401: the server rejects our token, even after it was read again
@@ -13,34 +17,105 @@ Errors of requests to the API server: one class for each reaction of a caller.
       UnavailableError          no answer (connection, timeout), or 5xx; ask again later
         UnreadableError         a response that is too large, or that cannot be parsed as JSON
 
-It must not know sessions or the HTTP library. No text contains a token: headers are never shown.
+It must not know sessions, kinds, timeouts or the HTTP library: the caller passes the chunks. No
+text contains a token: headers are never shown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, cast
+from urllib.parse import quote
 
 import orjson
 
-from drakit_daemon.kube.paths import parse_path
-
 __all__ = (
     "AlreadyExistsError",
+    "Answer",
     "ApiError",
     "ConflictError",
     "ForbiddenError",
     "GoneError",
     "InvalidError",
     "NotFoundError",
+    "Target",
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
     "UnreadableError",
     "error_of_response",
     "error_of_status",
+    "parse_path",
+    "read_answer",
+    "resource_path",
 )
+
+# ---------------------------------------------------------------- paths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The resource that a path names; the core group is the empty string."""
+
+    group: str
+    resource: str
+    namespace: str | None = None
+    name: str | None = None
+    subresource: str | None = None
+
+
+def resource_path(
+    api_version: str,
+    resource: str,
+    *,
+    namespace: str | None = None,
+    name: str | None = None,
+    subresource: str | None = None,
+) -> str:
+    """
+    Make the path of a collection (no name) or of an object.
+
+    ``resource`` is the plural: ``resource_path("resource.k8s.io/v1", "resourceclaims", ...)``.
+    """
+    if subresource is not None and name is None:
+        raise ValueError(f"a subresource needs a name: {resource}/{subresource}")
+    parts = ["apis" if "/" in api_version else "api", *api_version.split("/")]
+    if namespace is not None:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (resource, name, subresource) if part is not None]
+    if not all(parts):
+        # An empty name would turn a request for one object into one for all of them.
+        raise ValueError(f"a part of the path is empty: /{'/'.join(parts)}")
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def parse_path(path: str) -> Target | None:
+    """Read a path back; None if it is not that of a resource (``/version``)."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    match parts:
+        case ["api", _, *rest] if rest:
+            group = ""
+        case ["apis", group, _, *rest] if rest:
+            pass
+        case _:
+            return None
+    namespace = None
+    # ".../namespaces/lab" is the namespace itself, ".../namespaces/lab/pods" what is in it.
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+        namespace, rest = rest[1], rest[2:]
+    resource, name, subresource = (*rest, None, None)[:3]
+    return Target(
+        group=group,
+        resource=resource or "",
+        namespace=namespace,
+        name=name,
+        subresource=subresource,
+    )
+
+
+# ---------------------------------------------------------------- errors
 
 _MAX_MESSAGE_CHARACTERS = 2000
 """A proxy in between may answer with a page of HTML; a validation error lists every field."""
@@ -221,3 +296,56 @@ def _verb(method: str, *, named: bool) -> str:
         case _:
             verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "WATCH": "watch"}
             return verbs.get(method, method.lower())
+
+
+# ---------------------------------------------------------------- answers
+
+MAX_ANSWER_BYTES = 32 * 2**20
+"""Bytes of a response, unless the caller sets another limit."""
+
+
+_MANAGERS = b',"managedFields":['
+"""The last field of an object's metadata (ObjectMeta). Its writers can nest it at will, because the
+API server keeps it as it comes. Within a JSON string these quotes would be escaped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A JSON object, and its size in bytes."""
+
+    body: dict[str, Any]
+    size_bytes: int = 0
+
+
+async def read_answer(
+    chunks: AsyncIterable[bytes],
+    *,
+    method: str,
+    path: str,
+    max_bytes: int | None = None,
+    one_metadata: bool = False,
+) -> Answer:
+    """
+    Read a response; UnreadableError if it is too large, or is not a JSON object.
+
+    With `one_metadata`, it is a list with the metadata of at most one object, whose `managedFields`
+    are dropped before parsing.
+    """
+    bound = max_bytes or MAX_ANSWER_BYTES
+    answer = bytearray()
+    async for chunk in chunks:
+        answer += chunk
+        if len(answer) > bound:
+            why = f"it has more than {bound} bytes"
+            raise UnreadableError.no_answer(method, path, why=why)
+    if one_metadata and (end := answer.find(_MANAGERS)) >= 0:
+        answer[end:] = b"}}]}"  # of the metadata, the object, the items and the list
+    try:
+        parsed: Any = orjson.loads(answer) if answer else {}
+    except orjson.JSONDecodeError as error:
+        why = f"it cannot be parsed ({error.msg})"
+        raise UnreadableError.no_answer(method, path, why=why) from None
+    if not isinstance(parsed, dict):
+        why = "it is not a JSON object; is there a proxy in between?"
+        raise UnreadableError.no_answer(method, path, why=why)
+    return Answer(body=cast("dict[str, Any]", parsed), size_bytes=len(answer))
