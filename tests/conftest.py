@@ -38,7 +38,7 @@ def _detector() -> BlockBuster:
         detector.functions[f"os.{name}"] = function
     for function in detector.functions.values():
         # A loop of its own in a thread, for the client library's reading of kubeconfigs.
-        function.can_block_in("drakit_daemon/kube/lean.py", {"run_apart"})
+        function.can_block_in("drakit_daemon/kube/client_library.py", {"run_apart"})
         # The host's /dev is in memory, and what is read of it is bounded.
         function.can_block_in("drakit_nodeplugin/endpoints/host_paths.py", {"node", "nodes"})
         # A command has the loop to itself, and the kit within it is a test.

@@ -129,8 +129,8 @@ def main() -> None:
     os.environ["SSL_CERT_FILE"] = os.devnull
     for module in MODULES:
         importlib.import_module(module)
-    lean = importlib.import_module("drakit_daemon.kube.lean")
-    lean._library()  # otherwise loaded at the first session
+    library = importlib.import_module("drakit_daemon.kube.client_library")
+    library._library()  # otherwise loaded at the first session
     importlib.import_module("kubernetes_asyncio.config.kube_config")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not survive the fork"
     gc.freeze()

@@ -16,7 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit_daemon.kube.lean import ClusterAccess, ConfigError, load_in_cluster, load_kubeconfig
+from drakit_daemon.kube.client_library import (
+    ClusterAccess,
+    ConfigError,
+    load_in_cluster,
+    load_kubeconfig,
+)
 
 __all__ = ("ConfigError", "Credentials", "ServiceAccount", "find_cluster")
 

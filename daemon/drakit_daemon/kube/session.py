@@ -21,8 +21,8 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
+from drakit_daemon.kube.client_library import ClusterAccess, Connection
 from drakit_daemon.kube.config import Credentials, find_cluster
-from drakit_daemon.kube.lean import ClusterAccess, Connection
 from drakit_daemon.kube.listing import Listing, WatchEvent, read_events, read_list
 from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
 

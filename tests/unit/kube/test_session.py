@@ -17,8 +17,8 @@ from drakit_daemon.kube import (
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
+    client_library,
     connect,
-    lean,
     resource_path,
 )
 from drakit_daemon.kube.session import MAX_REQUESTS, Timeouts
@@ -294,4 +294,4 @@ def test_the_proxy_is_that_of_the_environment_for_this_server(monkeypatch, no_pr
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
-    assert lean._proxy_of_environment("https://10.0.0.1:6443") == proxy
+    assert client_library._proxy_of_environment("https://10.0.0.1:6443") == proxy

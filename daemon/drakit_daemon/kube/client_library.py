@@ -243,7 +243,7 @@ def _library() -> _Library:
     with _import_lock:
         if _loaded is None:
             try:
-                _loaded = _import_lean() if _ROOT not in sys.modules else _import_usual()
+                _loaded = _import_parts() if _ROOT not in sys.modules else _import_usual()
             except Exception as error:
                 logger.warning(
                     "the reduced import of kubernetes-asyncio failed; memory use is higher",
@@ -255,14 +255,14 @@ def _library() -> _Library:
         return _loaded
 
 
-def _import_lean() -> _Library:
+def _import_parts() -> _Library:
     spec = importlib.util.find_spec(_ROOT)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"{_ROOT} is not installed, or is not a package")
     folder = Path(spec.submodule_search_locations[0])
     packages: dict[str, Any] = {}
     for name in _EMPTY_PACKAGES:
-        package = ModuleType(name, "Registered empty by drakit_daemon.kube.lean.")
+        package = ModuleType(name, "Registered empty by drakit_daemon.kube.client_library.")
         package.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
         packages[name] = sys.modules[name] = package
         parent, _, child = name.rpartition(".")

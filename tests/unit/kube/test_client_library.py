@@ -76,7 +76,7 @@ importlib.import_module = import_module
 """
     names, told = look(kubeconfig, before=hide)
     assert len(models(names)) > 100
-    assert told.count("WARNING:drakit_daemon.kube.lean:") == 1
+    assert told.count("WARNING:drakit_daemon.kube.client_library:") == 1
     assert "reduced import" in told
 
 
@@ -126,9 +126,9 @@ def test_urllib3_is_loaded_when_it_is_used(kubeconfig):
 
 RACE = """
 import sys, threading
-import drakit_daemon.kube.lean as lean
+import drakit_daemon.kube.client_library as library
 sys.setswitchinterval(1e-5)
-lean._import_lean()
+library._import_parts()
 barrier = threading.Barrier(4)
 def use():
     barrier.wait()
