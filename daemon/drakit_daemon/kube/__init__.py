@@ -4,8 +4,8 @@ One session to the Kubernetes API: configuration, requests, lists, watches, queu
 Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` knows claims
 and slices. Reflector, queue, lease and events are optional modules of their own.
 
-It must not know drivers, devices, or which daemon uses it. Only :mod:`.client_library` may import the client
-library, and never loads its models: they cost 30 MiB on every node.
+It must not know drivers, devices, or which daemon uses it. Only :mod:`.client_library` may import
+the client library, and never loads its models: they cost 30 MiB on every node.
 """
 
 from __future__ import annotations
