@@ -16,7 +16,7 @@ from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits, Polic
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from drakit_drivers.hostdev.hardware import HostDevice, identity_of_node, identity_of_unit
 from drakit_drivers.hostdev.policy import HostDevicesConfig
-from drakit_drivers.hostdev.selection import Published
+from drakit_drivers.hostdev.policy_devices import Published
 from drakit_drivers.hostdev.sysfs import Sysfs
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")

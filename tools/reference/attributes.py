@@ -27,7 +27,7 @@ from drakit_drivers.hostdev.hardware import (
 )
 from drakit_drivers.hostdev.matching import Matcher
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
-from drakit_drivers.hostdev.selection import Published
+from drakit_drivers.hostdev.policy_devices import Published
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_formats.resource.device import TOPOLOGY_FIELDS

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from drakit import AttributeValue, Capacity, CapacityRange
 from drakit_drivers.hostdev.hardware import HostDevice
-from drakit_drivers.hostdev.selection import Published
+from drakit_drivers.hostdev.policy_devices import Published
 
 __all__ = ("MAX_STRING_BYTES", "attributes", "capacity", "left_out")
 

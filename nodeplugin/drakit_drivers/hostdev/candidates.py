@@ -30,7 +30,7 @@ from drakit_drivers.hostdev.policy import (
     HostPolicy,
     policy_of_file,
 )
-from drakit_drivers.hostdev.selection import Published, Selection
+from drakit_drivers.hostdev.policy_devices import Published, Selection
 from drakit_drivers.hostdev.sysfs import Sysfs
 
 __all__ = ("Candidate", "find_candidates")

@@ -49,7 +49,7 @@ from drakit_drivers.hostdev.policy import (
     policies_of_node,
     policy_of_file,
 )
-from drakit_drivers.hostdev.selection import Published
+from drakit_drivers.hostdev.policy_devices import Published
 
 __all__ = ("HostDevices",)
 

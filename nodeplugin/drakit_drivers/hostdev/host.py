@@ -32,7 +32,7 @@ from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity, subsy
 from drakit_drivers.hostdev.matching import has_wildcard, wanted_paths
 from drakit_drivers.hostdev.naming import Holds
 from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
-from drakit_drivers.hostdev.selection import Refusal, Selection, select
+from drakit_drivers.hostdev.policy_devices import Refusal, Selection, select
 from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries
 
 __all__ = ("Host", "Misplaced", "Scan", "reason_against_block_device")

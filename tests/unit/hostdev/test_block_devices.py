@@ -6,7 +6,7 @@ import pytest
 
 from drakit_drivers.hostdev.block_usage import read_usage
 from drakit_drivers.hostdev.host import reason_against_block_device
-from drakit_drivers.hostdev.selection import Refusal
+from drakit_drivers.hostdev.policy_devices import Refusal
 from drakit_drivers.hostdev.sysfs import UnreadableError
 from tests.fakes.sysfs import FakeHost
 

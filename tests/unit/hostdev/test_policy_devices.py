@@ -22,7 +22,7 @@ from drakit_drivers.hostdev.hardware import (
 )
 from drakit_drivers.hostdev.naming import Holds
 from drakit_drivers.hostdev.policy import policies_of_node
-from drakit_drivers.hostdev.selection import Refusal, select
+from drakit_drivers.hostdev.policy_devices import Refusal, select
 from tests.fakes.sysfs import as_policies
 from tests.fakes.sysfs import policy as spec
 
