@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
-from drakit_drivers.hostdev import container, policy, selection
+from drakit_drivers.hostdev import container, policy, policy_devices
 from drakit_explain import pending, projection, search, selectors
 from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
@@ -65,7 +65,7 @@ EXPECTED = [
     f"{policies.MAX_POLICIES}",
     f"{longest_of(policy.PolicyName)} characters",
     kibibytes(policies.MAX_SPEC_BYTES),
-    f"{selection._MAX_DEVICES:,}",
+    f"{policy_devices._MAX_DEVICES:,}",
     f"{longest(policy.Sharing, 'users'):,}",
     f"{longest(SPEC, 'match')}",
     f"{longest(SPEC, 'attributes')}",
