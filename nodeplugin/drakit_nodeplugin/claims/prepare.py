@@ -316,6 +316,11 @@ class Preparing(Unpreparing):
             return
         due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
         hardware = await self._await_listed(due)
+        if self._parts.devices.traits.side_effects:
+            # Before the wait: a claim whose device another one holds gets its error now.
+            await self._store_intents(due, hardware)
+        if not due:
+            return
         await with_hardware(
             self._parts,
             {uid: each.claim for uid, each in due.items()},
@@ -326,9 +331,6 @@ class Preparing(Unpreparing):
     async def _call(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Prepare claims that have their hardware."""
         self._drop_abandoned(due)
-        if self._parts.devices.traits.side_effects:
-            await self._store_intents(due, hardware)
-            self._drop_abandoned(due)
         if not due:
             return
         # No claim waits for the rollback of another one: the driver may take long for it.
