@@ -337,12 +337,19 @@ async def call_driver(
         await answered(await _call(parts, operation, call, batch, works))
         return
 
+    skipped: dict[asyncio.Task[Any] | None, Collection[asyncio.Task[Any]]] = {}
+    """Tasks of claims that were abandoned while they waited, with what they waited for."""
+
     async def call_after(others: Collection[asyncio.Task[Any]], item: AllocatedClaim) -> Any:
-        if others:
+        while others:
             ended = asyncio.ensure_future(asyncio.wait(others))
             if (work := works.get(item.claim.uid)) is not None:
                 work.on_abandon = ended.cancel
             await asyncio.wait({ended})
+            if ended.cancelled():
+                skipped[asyncio.current_task()] = others
+                break
+            others = {each for task in others for each in skipped.get(task, ())}
         return await _call(parts, operation, call, [item], works)
 
     async with asyncio.TaskGroup() as group:

@@ -362,6 +362,23 @@ async def test_an_abandoned_claim_does_not_wait_for_one_of_its_batch(looptime):
     assert lab.endpoint.calls == [["uid-a"]]
 
 
+async def test_a_claim_behind_an_abandoned_one_waits_for_the_one_before_that(looptime):
+    lab = Lab(PER_CLAIM)
+    lab.endpoint.seconds = {"uid-a": 10}
+    shares = [stored_device("nic", share_id=f"{n}") for n in range(4)]
+    _, second, third, last = lab.begin(
+        **dict(zip("abcd", ([each] for each in shares), strict=True))
+    )
+    await asyncio.sleep(1)
+    second.work.abandon()
+    await asyncio.sleep(1)
+    third.work.abandon()
+    assert await last.result == "done"
+    assert looptime >= 10
+    await lab.all_done()
+    assert lab.endpoint.calls == [["uid-a"], ["uid-d"]]
+
+
 async def test_a_batch_whose_claims_are_all_abandoned_is_cancelled(looptime):
     lab = Lab(PER_BATCH)
     lab.endpoint.seconds = {"uid-a": 10}
