@@ -126,7 +126,7 @@ def test_the_driver_returns_the_reasons_of_the_page_on_block_devices():
 def test_the_page_lists_the_reasons_that_the_driver_uses():
     listed = section(REFERENCE, "Devices that are not published")
     table = listed.partition("| Reason for a block device")[0]
-    used = re.findall(r'(?:Refusal\(|reason=)\s*"(\w+)"', code("selection", "host", "driver"))
+    used = re.findall(r'(?:Refusal\(|reason=)\s*"(\w+)"', code("policy_devices", "host", "driver"))
     assert set(quoted(table, r"^\| `(\w+)`")) == set(used)
 
 
