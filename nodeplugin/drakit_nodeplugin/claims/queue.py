@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -207,24 +207,36 @@ class ClaimQueue:
             for uid in results:
                 self.release(uid)
 
-        async def undo() -> None:
-            try:
-                await self._engine.undo_left(held, state=state, settled=settled)
-            finally:
-                for uid in held:
-                    if uid not in undone:
-                        self.release(uid)
+        def ended() -> None:
+            for uid in held:
+                if uid not in undone:
+                    self.release(uid)
 
-        await self._shield(undo())
+        await self._shield(self._engine.undo_left(held, state=state, settled=settled), ended=ended)
         return undone
 
-    async def _shield(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run work in a task of the queue. If the caller is canceled, the work continues, because a
-        driver call may last; :meth:`cancel` ends it."""
+    async def _shield(
+        self, work: Coroutine[Any, Any, ResultT], *, ended: Callable[[], None]
+    ) -> ResultT:
+        """Run work in a task of the queue; then `ended` is called in any case. If the caller is
+        canceled, the work continues, because a driver call may last; :meth:`cancel` ends it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+
+        def done(task: asyncio.Task[ResultT]) -> None:
+            self._tasks.discard(task)
+            ended()
+            if not task.cancelled() and (error := task.exception()) is not None and is_left:
+                facts = {"driver": self._driver, "error": str(error)}
+                logger.error("work without a call failed", extra=facts)
+
+        is_left = False
+        task.add_done_callback(done)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            is_left = True
+            raise
 
     async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
         """Prepare a prepared claim a second time, after all earlier turns. Calls of the kubelet for
@@ -248,14 +260,11 @@ class ClaimQueue:
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
         return whether it is gone."""
-        if self._draining:
+        if not self.take(stale.uid):
             return False
-
-        async def collect() -> bool:
-            async with self.hold(stale.uid):
-                return await self._engine.collect(stale)
-
-        return await self._shield(collect())
+        return await self._shield(
+            self._engine.collect(stale), ended=lambda: self.release(stale.uid)
+        )
 
     def held(self, uid: str) -> bool:
         """Return whether work on a claim is in flight."""
@@ -270,18 +279,6 @@ class ClaimQueue:
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
         self._leave(self._scheduler.turns(uid)[0])
-
-    @asynccontextmanager
-    async def hold(self, uid: str) -> AsyncGenerator[None]:
-        """Hold a claim alone, after all earlier turns."""
-        owned = asyncio.Event()
-        turn = Turn(uid=uid, begin=owned.set)
-        try:
-            if not self._scheduler.add(turn):
-                await owned.wait()
-            yield
-        finally:
-            self._leave(turn)
 
     def _leave(self, turn: Turn) -> None:
         self._scheduler.leave(turn)

@@ -345,6 +345,8 @@ async def call_driver(
             ended = asyncio.ensure_future(asyncio.wait(others))
             if (work := works.get(item.claim.uid)) is not None:
                 work.on_abandon = ended.cancel
+                if work.abandoned:  # a moment ago
+                    ended.cancel()
             await asyncio.wait({ended})
             if ended.cancelled():
                 skipped[asyncio.current_task()] = others

@@ -137,10 +137,11 @@ async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     # Before its driver is called: while the claim is read, or its lock is waited for.
-    async with plugin.queue.hold(A):
-        work = asyncio.create_task(plugin.prepare(reference(A)))
-        await asyncio.sleep(0)
-        plugin.abandon(A)
+    assert plugin.queue.take(A)
+    work = asyncio.create_task(plugin.prepare(reference(A)))
+    await asyncio.sleep(0)
+    plugin.abandon(A)
+    plugin.queue.release(A)
     assert "stopped preparing it" in (await work)[A].error
     assert devices.prepares == 0
 

@@ -11,6 +11,7 @@ import pytest
 
 from drakit import AllocatedDevice, ClaimReference, CounterSet, Device, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
+from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
@@ -37,22 +38,22 @@ class Watched(Driver[DriverConfig]):
         self.overlaps: list[tuple[str, str]] = []
         self.held: dict[str, asyncio.Event] = {}
         self.broken: set[str] = set()
-        self._running: dict[str, set[str]] = {}
+        self._running: list[tuple[str, set[str]]] = []
 
     async def devices(self):
         yield []
 
     async def call(self, what: str, *devices: AllocatedDevice) -> None:
         keys = {key for device in devices for key in (device.name, *device.consumes)}
-        self.overlaps += [(what, other) for other, held in self._running.items() if held & keys]
+        self.overlaps += [(what, other) for other, held in self._running if held & keys]
         self.calls.append(what)
-        self._running[what] = keys
+        self._running.append((what, keys))
         try:
             await asyncio.sleep(0.01)
             if what in self.held:
                 await self.held[what].wait()
         finally:
-            del self._running[what]
+            self._running.remove((what, keys))
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         await self.call(f"prepare {claim.uid}", device)
@@ -207,3 +208,62 @@ async def test_a_canceled_recovery_does_not_wait_for_the_driver(start, claims, d
     busy.set()
     assert await plugin.queue.drain(timeout_seconds=5)
     assert await plugin.states() == {}
+
+
+async def test_a_claim_that_waits_in_no_line_is_collected_later(start, claims, driver):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    entry = (await plugin.checkpoint.find([A]))[A]
+    assert plugin.queue.take(A)
+    assert not await plugin.queue.collect(entry)
+    plugin.queue.release(A)
+    assert await plugin.queue.collect(entry)
+
+
+async def test_a_collection_holds_its_claim_from_the_start(start, claims, driver):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    entry = (await plugin.checkpoint.find([A]))[A]
+    collecting = asyncio.create_task(plugin.queue.collect(entry))
+    await asyncio.sleep(0)
+    assert await plugin.queue.drain(timeout_seconds=5)
+    assert await plugin.states() == {}
+    assert await collecting
+
+
+async def test_a_collection_that_fails_after_its_caller_has_gone_is_logged(
+    start, claims, driver, caplog
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    entry = (await plugin.checkpoint.find([A]))[A]
+    busy = asyncio.Event()
+
+    async def fail(uids):
+        await busy.wait()
+        raise CheckpointError("the disk is full")
+
+    plugin.checkpoint.find = fail
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await plugin.queue.collect(entry)
+    busy.set()
+    assert await plugin.queue.drain(timeout_seconds=5)
+    (record,) = [each for each in caplog.records if each.msg == "work without a call failed"]
+    assert record.error == "the disk is full"
+
+
+async def test_calls_for_the_devices_of_one_claim_follow_each_other_on_common_hardware(
+    start, claims, driver
+):
+    plugin = await start()
+    nic = Device(name="nic", allow_multiple_allocations=True)
+    plugin.inventories.list(*HALVES, nic, counter_sets=[CARD])
+    claims.store(claim_body(A, "half-0", "half-1"), claim_body(B, share(0), share(1)))
+    answers = await plugin.prepare(reference(A), reference(B))
+    assert [answers[uid].error for uid in (A, B)] == [None, None]
+    assert await plugin.unprepare(reference(A), reference(B)) == {A: None, B: None}
+    assert driver.overlaps == []

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -240,17 +241,25 @@ class DriverCalls:
         batch: Sequence[AllocatedClaim],
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
-        """Call for each device of each claim, concurrently; a failure affects only its claim."""
+        """Call for each device of each claim; a failure affects only its claim. Calls run
+        concurrently, but those with hardware in common follow each other."""
         begun = [
-            _settle(call(item, device, i))
+            (device, partial(call, item, device, i))
             for item in batch
             for i, device in enumerate(item.devices)
         ]
         if len(begun) == 1:  # without a task of its own
-            outcomes = iter([await begun[0]])
+            outcomes = iter([await _settle((), begun[0][1])])
         else:
+            last: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+            tasks: list[asyncio.Task[ValueT | DeviceFailedError]] = []
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(each) for each in begun]
+                for device, each in begun:
+                    keys = [(device.pool, device.name)]
+                    keys += [(device.pool, "counter set", name) for name in device.consumes]
+                    others = {last[key] for key in keys if key in last}
+                    tasks.append(group.create_task(_settle(others, each)))
+                    last.update(dict.fromkeys(keys, tasks[-1]))
             outcomes = iter([task.result() for task in tasks])
         results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
         for item in batch:
@@ -265,9 +274,14 @@ class DriverCalls:
         return results
 
 
-async def _settle(call: Coroutine[Any, Any, ValueT]) -> ValueT | DeviceFailedError:
+async def _settle(
+    others: Collection[asyncio.Task[Any]], call: Callable[[], Coroutine[Any, Any, ValueT]]
+) -> ValueT | DeviceFailedError:
+    """Make a call once others have ended."""
+    if others:
+        await asyncio.wait(others)
     try:
-        return await call
+        return await call()
     except DeviceFailedError as error:
         return error.alone()
 
