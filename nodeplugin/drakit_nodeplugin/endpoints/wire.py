@@ -16,9 +16,10 @@ It must not know the purpose of a method, or the meaning of a message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -41,6 +42,7 @@ __all__ = (
     "printable",
     "quoted",
     "shown",
+    "to_its_end",
 )
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -333,3 +335,22 @@ class Turns:
             self._worked_seconds += took
             await asyncio.sleep(0)
             self._began_at = self._loop.time()
+
+
+async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
+    """
+    Wait for a call, even if its caller no longer needs the answer.
+
+    A canceled call ends here at once, but its handler may continue: it could prepare a device that
+    the next call has found unprepared. So the call is not canceled; its deadline bounds it.
+    """
+    task = asyncio.create_task(calling)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            with suppress(CallFailedError):
+                await asyncio.shield(task)
+        except asyncio.CancelledError:  # a second cancellation: the loop ends
+            task.cancel()
+        raise

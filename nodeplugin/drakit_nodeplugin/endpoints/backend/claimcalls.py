@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -38,6 +37,7 @@ from drakit_nodeplugin.endpoints.wire import (
     parse,
     parts,
     printable,
+    to_its_end,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -138,7 +138,7 @@ class BackendClaims:
             method, request, timeout_seconds=DEADLINE_SECONDS, metadata=metadata
         )
         try:
-            return await _to_its_end(calling)
+            return await to_its_end(calling)
         except CallFailedError as error:
             if error.may_be_lost:
                 ended = await self._latest.ended_within(LOST_SECONDS)
@@ -187,25 +187,6 @@ class BackendClaims:
 
     def _failed(self, text: str) -> DeviceFailedError:
         return DeviceFailedError(f"driver {self._driver}: {text}")
-
-
-async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
-    """
-    Wait for a call, even if its caller no longer needs the answer.
-
-    A canceled call ends here at once, but its handler may continue: it could prepare a device that
-    the next call has found unprepared. So the call is not canceled; its deadline bounds it.
-    """
-    task = asyncio.create_task(calling)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        try:
-            with suppress(CallFailedError):
-                await asyncio.shield(task)
-        except asyncio.CancelledError:  # a second cancellation: the loop ends
-            task.cancel()
-        raise
 
 
 class _NotImplementedError(DriverError):

@@ -46,7 +46,13 @@ from drakit_nodeplugin.endpoints.endpoint import Lifecycle
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import DirectoryError, HostDeviceNodes, open_socket
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
-from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse
+from drakit_nodeplugin.endpoints.wire import (
+    CallFailedError,
+    Client,
+    GarbageError,
+    parse,
+    to_its_end,
+)
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = (
@@ -332,7 +338,7 @@ class PluginClient:
         raw = request.SerializeToString()
         assert self._client is not None
         try:
-            return await self._client.call(method, raw, timeout_seconds=seconds)
+            return await to_its_end(self._client.call(method, raw, timeout_seconds=seconds))
         except CallFailedError as error:
             text = f"ended during {method}" if error.may_be_lost else str(error)
             raise DeviceFailedError(f"{self._plugin} {text}", index=0) from None

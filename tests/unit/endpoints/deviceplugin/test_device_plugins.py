@@ -770,3 +770,16 @@ async def test_fifty_plugins_at_once(world, directory):
         devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
         edits = await world.prepare_devices(devices)
         assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
+
+
+async def test_a_canceled_call_ends_when_the_plugin_has_ended_it(world, plugin):
+    """Its handler goes on, and the next call for the device must not begin beside it."""
+    plugin.allow.clear()
+    call = asyncio.create_task(world.prepare("thing-0"))
+    await until(lambda: plugin.allocated)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    assert not call.done()
+    plugin.allow.set()
+    await asyncio.wait({call})
+    assert call.cancelled()
