@@ -94,6 +94,7 @@ class Matrix:
             stage.allocate(scenario.pod)
             await stage.start(pod=PODS[0], kill_at=label)
             await stage.connect()
+            await stage.settle()
             stage.arm()
             with contextlib.suppress(PluginDiedError):
                 await stage.call(operation, scenario.pod)

@@ -35,6 +35,9 @@ PODS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-0000000
 MEMORY = Path("/dev/shm")
 
 START_SECONDS = 15.0
+SETTLED_SECONDS = 0.5
+"""The time without a write after which a start has settled."""
+
 CALL_SECONDS = 20.0
 RETRY_SECONDS = 0.05
 """Pause between two calls. The kubelet waits longer, but no test depends on it."""
@@ -127,6 +130,20 @@ class Stage:
         """Start or stop counting steps."""
         with self._armed.open("r+b") as file:
             file.write(b"\1" if on else b"\0")
+
+    async def settle(self) -> None:
+        """Wait until the start writes nothing more to the checkpoint, because a transaction of its
+        own would count as the first step."""
+        log = self.node.checkpoint.with_name(f"{self.node.checkpoint.name}-wal")
+        seen: tuple[int, int] | None = None
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                found = log.stat() if log.exists() else None
+                now = None if found is None else (found.st_mtime_ns, found.st_size)
+                if now is not None and now == seen:
+                    return
+                seen = now
+                await asyncio.sleep(SETTLED_SECONDS)
 
     def step_labels(self) -> list[str]:
         """Return the labels of the counted steps."""
