@@ -109,11 +109,11 @@ class _WorkTurn(Turn):
     work: ClaimWork
     asked_at: float
     request_id: str
+    context: contextvars.Context
+    """The context of the work: it keeps the id of the request that began it."""
+
     late: bool = False
     """A caller was asked to call again."""
-
-    context: contextvars.Context | None = None
-    """The context of work that had to wait: it keeps the id of the request that began it."""
 
 
 class ClaimQueue:
@@ -253,8 +253,6 @@ class ClaimQueue:
         turn.work.callbacks.append(set_answer)
         if self._scheduler.add(turn):
             self._begin([turn])
-        else:
-            turn.context = contextvars.copy_context()
         return await answered
 
     async def collect(self, stale: StoredClaim) -> bool:
@@ -310,8 +308,6 @@ class ClaimQueue:
             turn = turns[claim.uid] = self._new(operation, claim)
             if self._scheduler.add(turn):
                 free.append(turn)
-            else:
-                turn.context = contextvars.copy_context()
         for request_id in sorted(joined):
             facts = {"driver": self._driver, "began_by": request_id}
             logger.info("call joins work in flight", extra=facts)
@@ -328,6 +324,7 @@ class ClaimQueue:
             work=ClaimWork(operation=operation, claim=claim, again=again),
             asked_at=asyncio.get_running_loop().time(),
             request_id=logs.request_id.get(),
+            context=contextvars.copy_context(),
         )
         turn.work.callbacks.append(lambda answer: self._finished(turn, answer))
         return turn

@@ -157,6 +157,12 @@ class ClaimWork:
         usable if its second prepare fails, so that one answers no call."""
         return self.operation == operation and not self.again
 
+    def when_abandoned(self, end: Callable[[], object]) -> None:
+        """Let `end` end what the work waits for, at once if the work is abandoned already."""
+        self.on_abandon = end
+        if self.abandoned:
+            end()
+
     def abandon(self) -> None:
         """Abandon the work, whether it has begun or not."""
         self.abandoned = True
@@ -292,9 +298,7 @@ async def with_hardware(
     async def run_later(uid: str, ready: asyncio.Future[None]) -> None:
         work = works.get(uid)
         if work is not None:
-            work.on_abandon = lambda: None if ready.done() else ready.set_result(None)
-            if work.abandoned:
-                work.on_abandon()
+            work.when_abandoned(lambda: None if ready.done() else ready.set_result(None))
         await ready
         if work is not None:
             work.on_abandon = None
@@ -344,9 +348,7 @@ async def call_driver(
         while others:
             ended = asyncio.ensure_future(asyncio.wait(others))
             if (work := works.get(item.claim.uid)) is not None:
-                work.on_abandon = ended.cancel
-                if work.abandoned:  # a moment ago
-                    ended.cancel()
+                work.when_abandoned(ended.cancel)
             await asyncio.wait({ended})
             if ended.cancelled():
                 skipped[asyncio.current_task()] = others

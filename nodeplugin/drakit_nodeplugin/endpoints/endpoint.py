@@ -91,7 +91,6 @@ class Caller(ABC):
     async def _call(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
     ) -> dict[str, Any]:
-        what = self.traits.method(operation)
         try:
             connection = self._connection()
             if isinstance(connection, EndpointStoppedError):
@@ -101,15 +100,16 @@ class Caller(ABC):
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            failure = failure_of(CallCancelledError(), driver=self._driver, what=what)
+            failure = self._failure(CallCancelledError(), operation, batch)
         except Exception as error:
             failure = self._failure(error, operation, batch)
-            if cancelled_by_owner() and isinstance(failure, DeviceFailedError):
-                logger.error(
-                    "call failed after its timeout or cancellation",
-                    extra={"driver": self._driver, "call": what, "error": str(failure)},
-                )
             if cancelled_by_owner():
+                if isinstance(failure, DeviceFailedError):
+                    what = self.traits.method(operation)
+                    logger.error(
+                        "call failed after its timeout or cancellation",
+                        extra={"driver": self._driver, "call": what, "error": str(failure)},
+                    )
                 raise asyncio.CancelledError from None
         else:
             return self._results(operation, batch, answers)
@@ -140,18 +140,22 @@ class Caller(ABC):
         self, operation: CallOperation, item: AllocatedClaim, answers: dict[str, Any]
     ) -> Any:
         """Return the answer for a claim, or a DeviceFailedError."""
-        uid, what = item.claim.uid, self.traits.method(operation)
+        uid = item.claim.uid
         if operation == "check":
             return answers.pop(uid, False) is True
         if uid not in answers:
-            return unusable_answer("nothing for this claim", driver=self._driver, what=what)
+            return self._unusable(operation, "nothing for this claim")
         answer = answers.pop(uid)
         if operation == "prepare" and not isinstance(answer, Exception):
             edits = cast("Sequence[Edits]", answer)
             if len(edits) != len(item.devices):
                 count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
-                return unusable_answer(count, driver=self._driver, what=what)
+                return self._unusable(operation, count)
         return answer
+
+    def _unusable(self, operation: CallOperation, answer: str) -> DeviceFailedError:
+        what = self.traits.method(operation)
+        return unusable_answer(answer, driver=self._driver, what=what)
 
     def _failure(
         self, error: Exception, operation: CallOperation, batch: Sequence[AllocatedClaim]

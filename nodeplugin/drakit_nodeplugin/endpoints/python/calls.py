@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
 from drakit.driver import Driver
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
     failure_of,
@@ -71,7 +71,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
-        if self._traits.prepare_granularity is Granularity.BATCH:
+        if self._traits.takes_batches("prepare"):
             return await self._prepare_claims(batch)
         return await self._by_device(batch, self._prepare_device)
 
@@ -125,7 +125,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
         """See :meth:`.Calls.unprepare`."""
-        if self._traits.unprepare_granularity is Granularity.BATCH:
+        if self._traits.takes_batches("unprepare"):
             return await self._unprepare_claims(batch)
         return _errors(await self._by_device(batch, self._unprepare_device))
 
