@@ -28,11 +28,3 @@ async def test_the_devices_after_so_many_changes(tmp_path, devices, changes):
         for done in range(changes + 1)
     ]
     assert found == wanted
-
-
-async def test_a_restart_finds_the_devices_as_they_were(tmp_path):
-    (tmp_path / "changes").write_text("77")
-    config = ManyConfig(devices=50, changes=tmp_path / "changes")
-    stream = Many(config, StaticNode(name="node-1")).devices()
-    assert list(published(await anext(stream)).values()) == levels(50, changes=77)
-    await stream.aclose()

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.claims import Samples, growth_mib, times_row
-from bench.rows import Row, percentile
+from bench.rows import Row
 
 
 def samples(p50_ms: float, skeleton_ms: float = 10.0) -> Samples:
@@ -25,25 +25,6 @@ def times(
         batch=batch,
         resident=resident,
         none_resident=none_resident,
-    )
-
-
-@pytest.mark.parametrize(
-    ("share", "value"),
-    [
-        pytest.param(0.5, 2, id="the-median-of-four-is-the-second"),
-        pytest.param(0.99, 4, id="p99-of-few-is-the-highest"),
-        pytest.param(0.0, 1, id="no-share-is-the-lowest"),
-    ],
-)
-def test_a_percentile(share, value):
-    assert percentile([4, 2, 1, 3], share) == value
-
-
-def test_a_line_has_counts_as_they_are_and_three_digits_of_other_figures():
-    figures = {"writes": 10_000, "small": 0.994, "rss_mib": 72.94, "ms": 378.4, "seconds": None}
-    assert Row("name devices=7", figures).line() == (
-        "name devices=7 writes=10000 small=0.99 rss_mib=72.9 ms=378 seconds=-"
     )
 
 

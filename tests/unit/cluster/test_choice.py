@@ -5,9 +5,9 @@ import stat
 import pytest
 
 from e2e.cluster import choice
-from e2e.cluster.api import Capability, ClusterError, Options, UnsupportedError, wait_until
+from e2e.cluster.api import ClusterError
 from e2e.cluster.kind import engine
-from e2e.cluster.local import binaries, names, records, requirements
+from e2e.cluster.local import binaries, names, records
 from e2e.cluster.local.names import Names
 from e2e.cluster.local.records import Process, Record
 
@@ -36,22 +36,6 @@ def local(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(binaries, "programs", lambda *, minor: tmp_path / minor)
     return tmp_path
-
-
-def test_kind_is_chosen_where_docker_answers(docker):
-    docker("exit 0")
-    assert choice.cluster("a").provider == "kind"
-
-
-def test_the_machine_is_chosen_where_docker_does_not_answer(docker):
-    docker("exit 1")
-    assert choice.cluster("a").provider == "local"
-
-
-def test_a_docker_that_hangs_does_not_answer(docker, monkeypatch):
-    monkeypatch.setattr(choice, "DOCKER_SECONDS", 0.1)
-    docker("exec sleep 60")
-    assert not choice.docker_answers()
 
 
 def test_the_choice_by_hand_wins(docker, monkeypatch):
@@ -97,36 +81,3 @@ def test_an_unknown_kubernetes_is_refused_with_the_known_ones(docker, monkeypatc
     monkeypatch.setenv("KUBERNETES", "1.35")
     with pytest.raises(ClusterError, match=r"Kubernetes 1\.35; KUBERNETES can be: 1\.36, 1\.37"):
         choice.cluster("a")
-
-
-def test_kind_refuses_another_kubernetes_and_names_the_provider_that_has_it(docker, monkeypatch):
-    docker("exit 0")
-    monkeypatch.setenv("KUBERNETES", "1.37")
-    with pytest.raises(UnsupportedError, match=r"kind cannot run Kubernetes 1\.37; CLUSTER=local"):
-        choice.cluster("a")
-
-
-def test_what_kind_cannot_do_names_the_provider_that_can(docker):
-    docker("exit 0")
-    kind = choice.cluster("a")
-    assert Capability.CONTROL_PLANE_ALONE not in kind.capabilities
-    with pytest.raises(UnsupportedError, match="CLUSTER=local can"):
-        kind.start(Options(nodes=0))
-
-
-def test_missing_root_is_one_sentence(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(ClusterError, match="a local cluster needs root"):
-        requirements.check()
-
-
-def test_missing_packages_are_named_with_the_remedy(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(requirements, "PROGRAMS", {"no-such-program": "no-such-package"})
-    with pytest.raises(ClusterError, match="no-such-package; `make deps` installs them"):
-        requirements.check()
-
-
-def test_a_wait_that_is_over_names_its_condition():
-    with pytest.raises(ClusterError, match="waited 0 s, but not: the moon is full"):
-        wait_until("the moon is full", lambda: False, timeout_seconds=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -49,11 +48,6 @@ def test_kubectl_finds_the_plugins_and_the_users_python_stays(environment, tmp_p
     assert "explain" in helped.stdout
 
 
-def test_a_kubectl_of_the_user_stays_where_it_is(environment):
-    _, *path = environment("kubectl")["PATH"].split(":")
-    assert path == ["/usr/bin", "/bin"]
-
-
 def test_the_helm_command_of_the_demo_has_all_values_of_the_release(tmp_path):
     example = CHOICES[0]
     values = {"nodeplugin": {"bootIDFile": "/run/boot_id"}, **example.values()}
@@ -63,13 +57,3 @@ def test_the_helm_command_of_the_demo_has_all_values_of_the_release(tmp_path):
     assert ours["image"]["repository"] == "localhost/drakit"
     assert given == values
     assert (REPOSITORY / command[command.index("drakit") + 1] / "Chart.yaml").exists()
-
-
-def test_a_command_runs_on_a_node(monkeypatch, capsys):
-    def exec_on_node(node: str, argv: list[str], *, check: bool) -> subprocess.CompletedProcess:
-        return subprocess.CompletedProcess(argv, 3, stdout=f"{node}: {argv}\n", stderr="no\n")
-
-    monkeypatch.setattr(commands, "cluster", lambda _: SimpleNamespace(exec_on_node=exec_on_node))
-    monkeypatch.setattr(sys, "argv", ["e2e.cluster", "exec", "node-1", "--", "ls", "-d", "/dev"])
-    assert commands.main() == 3
-    assert capsys.readouterr() == ("node-1: ['ls', '-d', '/dev']\n", "no\n")

@@ -30,22 +30,6 @@ def record(root, *, pid: int, started: int | None = None) -> None:
     (root / "engine.json").write_text(json.dumps(content))
 
 
-def test_without_a_record_there_is_no_engine(root):
-    assert engine.find() is None
-    assert engine.use() is None
-    assert "DOCKER_HOST" not in os.environ
-
-
-def test_an_engine_that_runs_is_what_docker_and_kind_find(root, monkeypatch):
-    monkeypatch.setenv("DOCKER_HOST", "")  # restored at the test's end
-    monkeypatch.delenv("DOCKER_HOST")
-    record(root, pid=os.getpid())
-    found = engine.use()
-    assert found is not None
-    assert os.environ["DOCKER_HOST"] == "unix:///engine.sock"
-    assert engine.use() == found
-
-
 def test_the_users_own_docker_host_wins(root, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
     record(root, pid=os.getpid())
@@ -55,11 +39,6 @@ def test_the_users_own_docker_host_wins(root, monkeypatch):
 
 def test_an_engine_whose_process_ended_is_none(root):
     record(root, pid=os.getpid(), started=1)
-    assert engine.find() is None
-
-
-def test_a_record_that_is_damaged_is_none(root):
-    (root / "engine.json").write_text("{")
     assert engine.find() is None
 
 
@@ -83,12 +62,6 @@ def test_no_engine_starts_beside_a_local_cluster(tmp_path, monkeypatch):
     engine.refuse_local_clusters()
 
 
-def test_only_root_may_start_one(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(ClusterError, match="needs Linux and root"):
-        engine.start()
-
-
 def test_choice_by_auto_takes_the_engines_docker(root, tmp_path, monkeypatch):
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\ntest "$DOCKER_HOST" = unix:///engine.sock\n')
@@ -99,33 +72,6 @@ def test_choice_by_auto_takes_the_engines_docker(root, tmp_path, monkeypatch):
     assert not choice.docker_answers()
     record(root, pid=os.getpid())
     assert choice.docker_answers()
-
-
-# ------------------------------------------------------------ dockerd
-
-
-@pytest.mark.parametrize(
-    ("effective", "lacks"),
-    [("000001ffffffffff", False), ("000001fffeffffff", True), ("0000000000000000", True)],
-)
-def test_the_capability_for_limits_is_read_from_the_status(effective, lacks):
-    assert engine.lacks_sys_resource(f"Name:\tsh\nCapEff:\t{effective}\nSeccomp:\t0\n") is lacks
-
-
-def test_everything_of_dockerd_lies_below_its_root(tmp_path):
-    argv = engine.dockerd(tmp_path, capped=False)
-    assert f"--host=unix://{tmp_path}/docker.sock" in argv
-    for flag in ("--data-root", "--exec-root", "--pidfile"):
-        assert any(word.startswith(f"{flag}={tmp_path}/") for word in argv)
-    assert not any("runtime" in word for word in argv)
-
-
-def test_a_root_without_the_capability_runs_containers_without_it(tmp_path):
-    argv = engine.dockerd(tmp_path, capped=True)
-    assert argv[-2:] == [f"--add-runtime=capped={tmp_path}/runc-capped", "--default-runtime=capped"]
-
-
-# ------------------------------------------------------------ the first process of a node
 
 
 def process(pid: int, numbers: str, group: str) -> tuple[int, str, str]:
@@ -142,7 +88,3 @@ def test_a_nodes_first_process_is_found_whatever_namespace_the_engine_has():
     ]
     assert init_of(NODE, processes) == 20
     assert init_of(NODE, [process(20, "20\t1", f"/docker-{NODE}.scope")]) == 20
-
-
-def test_a_node_of_an_engine_elsewhere_has_no_process_here():
-    assert init_of(NODE, [process(10, "10", "/")]) is None

@@ -8,9 +8,7 @@ import pytest
 
 from e2e.cluster.api import ClusterError
 from e2e.cluster.local import records
-from e2e.cluster.local.leftovers import mounts_below
 from e2e.cluster.local.names import Names
-from e2e.cluster.local.node import inside
 from e2e.cluster.local.records import Process, Record
 
 
@@ -47,10 +45,6 @@ def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch):
     assert records.read(record.names.folder) == record
 
 
-def test_a_folder_without_a_record_is_no_cluster(tmp_path):
-    assert records.read(tmp_path / "missing") is None
-
-
 def test_a_lock_is_held_by_one_and_freed_by_death():
     script = (
         "from e2e.cluster.local.records import lock\n"
@@ -71,29 +65,3 @@ def test_a_lock_is_held_by_one_and_freed_by_death():
         holder.wait(5)
         with records.lock("unit-test", timeout_seconds=0):
             pass
-
-
-def test_mounts_below_a_folder_are_found(tmp_path):
-    lines = [
-        "22 1 0:20 / /proc rw - proc proc rw",
-        f"30 1 0:30 / {tmp_path}/a rw - tmpfs tmpfs rw",
-        f"31 1 0:31 / {tmp_path} rw - tmpfs tmpfs rw",
-        f"32 1 0:32 / {tmp_path}-beside rw - tmpfs tmpfs rw",
-    ]
-    assert mounts_below(lines, tmp_path) == [f"{tmp_path}/a", str(tmp_path)]
-
-
-def test_absolute_links_of_a_node_stay_in_the_node(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "var").mkdir()
-    (tmp_path / "var" / "run").symlink_to("/run")
-    (tmp_path / "etc").symlink_to("../../../run")
-    assert inside(tmp_path, "/var/run/cdi") == tmp_path / "run" / "cdi"
-    assert inside(tmp_path, "/etc") == tmp_path / "run"
-
-
-def test_links_in_a_circle_are_an_error(tmp_path):
-    (tmp_path / "a").symlink_to("/b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(ClusterError, match="too many links"):
-        inside(tmp_path, "/a")

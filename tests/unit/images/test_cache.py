@@ -59,8 +59,3 @@ def test_the_oldest_go_first_but_not_those_of_the_last_hour(cache):
 def test_a_program_that_fails_is_quoted():
     with pytest.raises(ImageError, match=r"asking failed \(code 3\):\n  what is wrong"):
         run(["sh", "-c", "echo what is wrong >&2; exit 3"], what="asking", timeout_seconds=10)
-
-
-def test_a_program_that_is_missing_is_named_with_what_to_do():
-    with pytest.raises(ImageError, match="no-such-program is missing; run `make deps`"):
-        run(["no-such-program"], what="asking", timeout_seconds=10)

@@ -7,7 +7,7 @@ import pytest
 from drakit_explain.allocation import Outcome
 from e2e.images.cache import ImageError
 from tests.oracle.dumps import with_dump
-from tests.oracle.tables import Answers, Case, counts, judge, listed, undecided_problem
+from tests.oracle.tables import Answers, Case, judge, listed, undecided_problem
 
 CASE = Case("1.36", "simple")
 AGREE = Answers(Outcome.FITS, Outcome.FITS)
@@ -63,11 +63,6 @@ def test_the_number_of_undecided_cases_cannot_grow() -> None:
     assert "4 cases are undecided" in (undecided_problem("1.34", cases) or "")
     del cases[Case("1.34", "0")]
     assert undecided_problem("1.34", cases) is None
-
-
-def test_the_counts_of_a_table() -> None:
-    cases = {Case("1.36", str(n)): each for n, each in enumerate((AGREE, AGREE, UNDECIDED, DIFFER))}
-    assert counts(cases) == "4 cases, 2 agree, 1 undecided, 1 different"
 
 
 def test_each_case_of_a_table_is_dumped() -> None:

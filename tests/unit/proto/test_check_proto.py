@@ -62,7 +62,6 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param(FIELD, FIELD, id="nothing"),
         pytest.param(FIELD, ADDED, id="field"),
         pytest.param("enum TaintEffect {", "message New {}\nenum TaintEffect {", id="message"),
     ],
@@ -76,9 +75,7 @@ def test_an_addition_passes(repository, old, new):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param(FIELD, "", id="removed-field"),
         pytest.param(FIELD, "string version = 3;", id="renumbered-field"),
-        pytest.param(FIELD, "string release = 2;", id="renamed-field"),
         pytest.param("rpc GetInfo(", "rpc Info(", id="renamed-method"),
         pytest.param("v1;backendv1", "v1", id="other-go-package"),
     ],

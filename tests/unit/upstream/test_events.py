@@ -47,18 +47,6 @@ def test_only_events_of_drakit_count_and_each_once():
     assert len(written(iter([event(), event(), foreign]), [spec()])) == 1
 
 
-def test_an_event_belongs_to_the_spec_of_its_namespace():
-    others = [spec("other", namespace="dra-2"), spec()]
-    (found,) = written(iter([event()]), others)
-    assert found.spec == "sharing"
-
-
-def test_an_event_about_a_node_belongs_to_the_spec_of_that_time():
-    inside, before = event(namespace=""), event(uid="2", namespace="", at="00:00:05")
-    found = written(iter([inside, before]), [spec()])
-    assert [one.spec for one in found] == ["", "sharing"]
-
-
 def test_an_event_of_specs_that_ended_before_is_not_of_this_run():
     earlier, later = event(namespace="dra-9", at="00:00:05"), event(uid="2", namespace="dra-9")
     node = event(uid="3", namespace="", at="00:00:05")

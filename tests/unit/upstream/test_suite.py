@@ -3,9 +3,7 @@
 import pytest
 
 from e2e.images.cache import ImageError
-from e2e.upstream.images import wanted_images
 from e2e.upstream.program import EDITS, edited_text, minors, module_file, required_version
-from e2e.upstream.run import complaints
 
 
 @pytest.mark.parametrize("minor", minors())
@@ -27,23 +25,3 @@ def test_an_edit_without_its_place_is_an_error():
         edited_text(edited, name="deploy.go")
     with pytest.raises(ImageError, match="has 2 places"):
         edited_text(text * 2, name="deploy.go")
-
-
-def test_images_are_taken_from_the_suites_list():
-    listed = [
-        "registry.k8s.io/e2e-test-images/agnhost:2.63.0",
-        "registry.k8s.io/e2e-test-images/agnhost:2.55",
-        "registry.k8s.io/pause:3.10.2",
-        "registry.k8s.io/etcd:3.6.8-0",
-        "other.example/agnhost:2.6",
-    ]
-    wanted = wanted_images(listed)
-    assert wanted["agnhost"] == [listed[1], listed[0]]
-    assert wanted["pause"] == [listed[2]]
-    assert wanted["busybox"] == []
-
-
-def test_warnings_of_the_operator_are_complaints():
-    calm = '{"level": "INFO", "msg": "started"}'
-    loud = '{"level": "WARNING", "msg": "too many events about one object"}'
-    assert complaints(f"{calm}\n{loud}\nnot JSON\n") == [loud]

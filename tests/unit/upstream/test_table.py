@@ -4,7 +4,6 @@ import pytest
 
 from e2e.images.cache import REPOSITORY
 from e2e.upstream.report import Spec
-from e2e.upstream.run import FAULTS, fault_program
 from e2e.upstream.table import PAGE, Note, TableError, counted, keep, page, results, summary
 from tests.unit.upstream.test_report import body, read
 
@@ -34,15 +33,6 @@ def test_a_spec_that_did_not_pass_needs_a_note(folder):
         results(folder, [])
 
 
-def test_a_spec_that_is_left_out_needs_a_note(tmp_path):
-    left_out = spec("network", "skipped", ContainerHierarchyLabels=DRIVER)
-    keep("1.36", {"kubelet": [left_out]}, tmp_path)
-    with pytest.raises(TableError, match=r"network of 1\.36 is skipped"):
-        results(tmp_path, [])
-    note = Note(spec="network", verdict="not applicable", reason="no node plugin")
-    assert "| network | not applicable: no node plugin |" in page(results(tmp_path, [note]))
-
-
 def test_a_note_about_a_spec_that_passed_is_to_be_removed(folder):
     with pytest.raises(TableError, match=r"must deallocate after use of 1\.36 is passed"):
         results(folder, [NOTE])
@@ -61,12 +51,6 @@ def test_the_page_has_a_line_for_each_spec_and_a_cell_for_each_release(folder):
     assert counted(found["1.36"].values(), "control-plane") == {"passed": 1}
 
 
-def test_a_run_of_one_part_keeps_the_results_of_the_others(folder):
-    keep("1.36", {"node": [spec("restart", "passed", ContainerHierarchyLabels=DRIVER)]}, folder)
-    found = results(folder, [Note(**{**vars(NOTE), "minors": ("1.37",)})])["1.36"]
-    assert {result.part for result in found.values()} == {"control-plane", "kubelet", "node"}
-
-
 def test_the_page_is_that_of_the_last_results():
     assert PAGE.read_text() == page(results()), "run python -m e2e.upstream.table"
 
@@ -74,8 +58,3 @@ def test_the_page_is_that_of_the_last_results():
 def test_the_readme_has_the_numbers():
     readme = " ".join((REPOSITORY / "README.md").read_text().split())
     assert summary(results()) in readme
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_has_its_program(fault):
-    assert fault_program(fault.name).is_file()
