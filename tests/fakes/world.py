@@ -8,11 +8,18 @@ from drakit_explain.cel.library import Library
 from drakit_explain.model import (
     AttributeFact,
     CapacityFacts,
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
     DeviceFacts,
+    DeviceID,
     DeviceKind,
     NodeFacts,
     Place,
+    PodClaim,
     PodFacts,
+    Request,
+    SliceFacts,
 )
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.selectors import Selectors, bring_up_to_date
@@ -41,6 +48,46 @@ def node(name: str, **facts: object) -> NodeFacts:
 def on(name: str) -> Place:
     """The place of a slice of one node."""
     return Place(node=name)
+
+
+ANY = ClassFacts(name="any", uid="c")
+"""A class of all devices."""
+
+POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),))
+"""A pod that waits for `claim()`."""
+
+
+def request(name: str = "r", **changes: object) -> Request:
+    """A request for a device of the class `ANY`."""
+    return Request(**{"name": name, "device_class": "any"} | changes)  # pyright: ignore[reportArgumentType]
+
+
+def claim(
+    *requests: Request, constraints: Iterable[Constraint] = (), name: str = "mine"
+) -> ClaimFacts:
+    """A claim that is not allocated."""
+    return ClaimFacts(
+        namespace="lab", name=name, uid=name, requests=requests, constraints=tuple(constraints)
+    )
+
+
+def holding(name: str, *devices: str, pool: str = "n1", namespace: str = "lab") -> ClaimFacts:
+    """The claim of a pod with devices of driver `d`."""
+    return ClaimFacts(
+        namespace=namespace,
+        name=name,
+        uid=name,
+        allocated=True,
+        devices=tuple(DeviceID("d", pool, each) for each in devices),
+        reserved_for=(f"pod-{name}",),
+    )
+
+
+def slice_on(place: str, *devices: DeviceFacts) -> SliceFacts:
+    """The pool of driver `d` on a node, in one slice."""
+    return SliceFacts(
+        name=f"s-{place}", uid=place, driver="d", pool=place, place=on(place), devices=devices
+    )
 
 
 def world_of(*facts: Fact) -> World:

@@ -15,7 +15,6 @@ from drakit_explain.model import (
     Result,
     SliceFacts,
     TaintFacts,
-    TaintRuleFacts,
     Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
@@ -57,6 +56,15 @@ EVICTED = (
 
 def tainted(*taints):
     return replace(SLICE, devices=(device("g0", taints=taints),))
+
+
+def result(**changes):
+    """The claim, with another result of its allocation."""
+    return replace(CLAIM, results=(replace(RESULT, **changes),))
+
+
+def taint(key):
+    return tainted(TaintFacts(key=key, effect="NoSchedule"))
 
 
 def world(*changes):
@@ -134,21 +142,21 @@ def test_a_pod_that_can_start_has_no_reason():
             id="device-gone",
         ),
         pytest.param(
-            [tainted(TaintFacts(key="drakit.dev/gone", effect="NoSchedule"))],
+            [taint("drakit.dev/gone")],
             "DeviceGone",
             f"{THE_DEVICE} is gone: its driver no longer lists it; connect the device "
             f"again, or delete the pod and the claim, so that another device is allocated",
             id="device-gone-but-published-while-it-is-held",
         ),
         pytest.param(
-            [tainted(TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule"))],
+            [taint("drakit.dev/unhealthy")],
             "DeviceUnhealthy",
             f"{THE_DEVICE} is unhealthy; check the device, or delete the pod and the claim, so "
             f"that another device is allocated",
             id="device-unhealthy",
         ),
         pytest.param(
-            [tainted(TaintFacts(key="drakit.dev/stopped", effect="NoSchedule"))],
+            [taint("drakit.dev/stopped")],
             "DriverUnavailable",
             f"{THE_DEVICE} cannot be used, because its driver has stopped on node n1; check the "
             f"driver's log",
@@ -158,24 +166,10 @@ def test_a_pod_that_can_start_has_no_reason():
             [tainted(EVICTING)], "EvictionByDeviceTaint", EVICTED.format(""), id="taint-evicts"
         ),
         pytest.param(
-            [TaintRuleFacts(name="r", uid="r", taint=EVICTING, driver="d")],
-            "EvictionByDeviceTaint",
-            EVICTED.format(""),
-            id="taint-rule-evicts",
-        ),
-        pytest.param(
             [
                 tainted(EVICTING),
-                replace(
-                    CLAIM,
-                    results=(
-                        replace(
-                            RESULT,
-                            tolerations=(
-                                Toleration(operator="Exists", effect="NoExecute", seconds=60),
-                            ),
-                        ),
-                    ),
+                result(
+                    tolerations=(Toleration(operator="Exists", effect="NoExecute", seconds=60),)
                 ),
             ],
             "EvictionByDeviceTaint",
@@ -183,14 +177,14 @@ def test_a_pod_that_can_start_has_no_reason():
             id="taint-evicts-after-tolerated-seconds",
         ),
         pytest.param(
-            [replace(CLAIM, results=(replace(RESULT, failed=("lost",)),))],
+            [result(failed=("lost",))],
             "BindingConditionsFailed",
             f"{THE_DEVICE} failed its binding condition lost; the scheduler deallocates "
             f"the claim and retries; check the controller of driver d that sets the condition",
             id="binding-failed",
         ),
         pytest.param(
-            [replace(CLAIM, results=(replace(RESULT, outstanding=("attached",)),))],
+            [result(outstanding=("attached",))],
             "BindingConditionsOutstanding",
             f"{THE_DEVICE} waits for its binding condition attached; check the controller of "
             f"driver d, which sets it in status.devices of the claim",
@@ -219,18 +213,11 @@ def test_why_a_pod_does_not_start_on_its_node(changes, code, what):
     "changes",
     [
         pytest.param([], id="it-starts-right-now"),
-        pytest.param([tainted(TaintFacts(key="x", effect="NoSchedule"))], id="taint-for-new-pods"),
+        pytest.param([taint("x")], id="taint-for-new-pods"),
         pytest.param(
             [
                 tainted(EVICTING),
-                replace(
-                    CLAIM,
-                    results=(
-                        replace(
-                            RESULT, tolerations=(Toleration(operator="Exists", effect="NoExecute"),)
-                        ),
-                    ),
-                ),
+                result(tolerations=(Toleration(operator="Exists", effect="NoExecute"),)),
             ],
             id="taint-is-tolerated",
         ),

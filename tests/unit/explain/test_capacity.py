@@ -48,14 +48,6 @@ def test_what_is_left_is_compared_with_what_is_taken(facts, answer):
     assert short("10", **facts) == answer
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("other", id="unknown"), pytest.param("d/size", id="of-another-form")]
-)
-def test_a_capacity_that_the_device_does_not_have_is_never_enough(name):
-    capacity = (CapacityFacts(name="size", value="1"),)
-    assert short_capacities(capacity, (Amount(name, "1"),), used=()) is None
-
-
 def test_what_is_no_quantity_is_an_error():
     with pytest.raises(ValueError, match="'much' is not a Kubernetes quantity"):
         short("much", asked="1")

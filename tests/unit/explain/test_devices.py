@@ -3,7 +3,7 @@
 import pytest
 
 from drakit_explain.devices import Devices
-from drakit_explain.model import CounterSetFacts, DeviceKind, Place, TaintFacts, Version
+from drakit_explain.model import CounterSetFacts, Place, TaintFacts, Version
 from tests.fakes.world import device
 
 TAINT = TaintFacts(key="k", effect="NoSchedule")
@@ -73,15 +73,3 @@ def test_values_that_are_equal_to_python_alone_are_different_columns(one, other)
     second = Devices.of([device("a", attributes={"x": other})])
     assert type(first[0].values[0]) is type(one)
     assert type(second[0].values[0]) is type(other)
-
-
-def test_more_slices_are_read_than_stay_unpacked():
-    slices = [Devices.of(serials(number)) for number in range(200)]
-    assert [each[3].values[0] for each in slices] == [f"{number}-3" for number in range(200)]
-    assert [each[0].name for each in slices] == ["g0"] * 200
-
-
-def test_the_devices_of_a_kind_are_a_mask():
-    masks = {group.kind.shareable: group.mask for group in Devices.of(MIXED).groups}
-    assert masks == {False: 0b101, True: 0b010}
-    assert Devices.of([device("a")]).groups[0].kind == DeviceKind()

@@ -112,14 +112,6 @@ def test_pods_that_the_scheduler_can_preempt_do_not_count():
     assert free_cpu(loads, priority=11) == 8
 
 
-def test_a_repeated_pod_is_no_change():
-    loads = Loads()
-    loads.apply(load("a", 2))
-    before = loads.revision
-    loads.apply(load("a", 2))
-    assert loads.revision == before
-
-
 def test_outdated_loads_are_unknown():
     current = [True]
     loads = Loads(lambda: current[0])
@@ -181,18 +173,6 @@ def waiting(cpu):
     )
 
 
-@pytest.mark.parametrize(
-    ("cpu", "verdict"),
-    [
-        pytest.param(1, Verdict.FITS, id="enough-is-left"),
-        pytest.param(2, Verdict.BLOCKED, id="too-little-is-left"),
-    ],
-)
-def test_a_node_needs_room_for_the_pod(cpu, verdict):
-    world = small_world()
-    assert explain(waiting(cpu), world).verdict is verdict
-
-
 def test_the_sentence_names_the_resource_and_the_remedy():
     (reason,) = explain(waiting(2), small_world()).reasons
     assert "on nodes that the pod cannot use (they have too little cpu left)" in reason.text
@@ -206,14 +186,6 @@ def test_a_node_that_has_as_many_pods_as_it_may_have_is_named():
         world.loads.apply(Load(f"pod-{number}", "n1", 0, (("pods", BILLION),)))
     (reason,) = explain(waiting(1), world).reasons
     assert "they have too little room for pods left" in reason.text
-
-
-def test_a_node_that_is_resized_has_more_left():
-    loads = Loads()
-    loads.apply(load("a", 2))
-    small, large = (node("n1", allocatable=(Amount("cpu", each),)) for each in ("4", "8"))
-    left = [loads.free(each, priority=0)["cpu"] / BILLION for each in (small, large)]
-    assert left == [2, 6]
 
 
 def test_a_pod_without_requests_fits_on_a_node_that_has_nothing_left():

@@ -385,7 +385,3 @@ def test_a_class_knows_its_extended_resource_and_its_age():
     body = {"metadata": {**META, "creationTimestamp": "t"}, "spec": {"extendedResourceName": "e/r"}}
     found = project_class(body)
     assert (found.extended_resource, found.created) == ("e/r", "t")
-
-
-def test_an_unbacked_pod_needs_no_selectors():
-    assert explain(replace(EXTENDED, extended=()), world_of(ANY)).verdict is Verdict.FITS

@@ -30,7 +30,6 @@ HALF = of("s1", "g0", pool_slices=2)
     ("slices", "code", "words"),
     [
         pytest.param([READY], None, "", id="ready"),
-        pytest.param([HALF, of("s2", "g1", pool_slices=2)], None, "", id="two-slices-of-two"),
         pytest.param([HALF], Code.POOL_INCOMPLETE, "has 1 of 2 slices", id="a-slice-is-missing"),
         pytest.param(
             [READY, of("s2", "g1")], Code.POOL_INCOMPLETE, "has 2 of 1 slices", id="one-too-many"
@@ -67,22 +66,7 @@ HALF = of("s1", "g0", pool_slices=2)
             id="one-name-on-three-nodes",
         ),
         pytest.param(
-            [READY, of("s2", "g0", place="n2", generation=7)],
-            Code.POOL_NAME_CONFLICT,
-            "node n2",
-            id="one-name-with-other-generations",
-        ),
-        pytest.param(
-            [HALF, of("s2", "g0", pool_slices=2, place="n2")],
-            Code.POOL_NAME_CONFLICT,
-            "node n2",
-            id="one-pool-of-two-nodes-with-one-device-name",
-        ),
-        pytest.param(
             [HALF, of("s2", "g1", pool_slices=2, place="n2")], None, "", id="one-pool-of-two-nodes"
-        ),
-        pytest.param(
-            [READY, of("s2", "g0", place="n2", driver="e")], None, "", id="another-driver"
         ),
         pytest.param([READY, of("s2", "g0", place="gone")], None, "", id="twin-of-a-missing-node"),
     ],

@@ -1,33 +1,18 @@
 """Raw objects to facts."""
 
-from dataclasses import replace
-
 import pytest
 
 from drakit_explain.model import (
-    Amount,
-    CapacityFacts,
-    CapacityPolicy,
     Consumer,
-    CounterSetFacts,
-    DeviceFacts,
     DeviceID,
-    DeviceKind,
-    Place,
     PodClaim,
-    Request,
     Result,
-    Share,
-    TaintFacts,
     Toleration,
-    Version,
 )
 from drakit_explain.projection import (
     project_claim,
-    project_class,
     project_pod,
     project_slice,
-    project_template,
 )
 
 
@@ -70,143 +55,6 @@ def test_a_pod_with_claims_of_each_sort():
     }
 
 
-def test_an_allocated_claim_names_what_it_takes_and_who_uses_it():
-    claim = project_claim(
-        {
-            "metadata": {
-                "namespace": "lab",
-                "name": "train-gpu-x",
-                "uid": "u2",
-                "ownerReferences": [{"kind": "Pod", "name": "train", "controller": True}],
-            },
-            "spec": {
-                "devices": {
-                    "requests": [
-                        {
-                            "name": "gpu",
-                            "exactly": {
-                                "deviceClassName": "gpu.example",
-                                "count": 2,
-                                "selectors": [{"cel": {"expression": "true"}}],
-                            },
-                        },
-                        {
-                            "name": "watch",
-                            "exactly": {"deviceClassName": "gpu.example", "adminAccess": True},
-                        },
-                        {
-                            "name": "any",
-                            "firstAvailable": [
-                                {"name": "big", "deviceClassName": "big.example"},
-                                {
-                                    "name": "all",
-                                    "deviceClassName": "small.example",
-                                    "allocationMode": "All",
-                                },
-                            ],
-                        },
-                    ]
-                }
-            },
-            "status": {
-                "allocation": {
-                    "devices": {
-                        "results": [
-                            {"request": "gpu", "driver": "d", "pool": "n1", "device": "g0"},
-                            {
-                                "request": "watch",
-                                "driver": "d",
-                                "pool": "n1",
-                                "device": "g1",
-                                "adminAccess": True,
-                            },
-                        ]
-                    }
-                },
-                "reservedFor": [
-                    {"resource": "pods", "name": "train", "uid": "p"},
-                    {"apiGroup": "x", "resource": "jobs", "name": "j", "uid": "q"},
-                ],
-            },
-        }
-    )
-    assert claim.requests == (
-        Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",)),
-        Request(name="watch", device_class="gpu.example", admin_access=True),
-        Request(
-            name="any",
-            device_class="",
-            alternatives=(
-                Request(name="big", device_class="big.example"),
-                Request(name="all", device_class="small.example", count=0),
-            ),
-        ),
-    )
-    assert claim.allocated
-    assert claim.devices == (DeviceID("d", "n1", "g0"),)
-    assert claim.reserved_for == ("train",)
-    assert claim.owner_pod == "train"
-
-
-def test_a_claim_without_status_is_not_allocated():
-    claim = project_claim({"metadata": {"namespace": "lab", "name": "c", "uid": "u"}, "spec": {}})
-    assert (claim.allocated, claim.devices, claim.requests) == (False, (), ())
-
-
-def test_a_template_reads_the_spec_within_its_spec():
-    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}}
-    template = project_template(
-        {
-            "metadata": {"namespace": "lab", "name": "t", "uid": "u"},
-            "spec": {"spec": {"devices": {"requests": [request]}}},
-        }
-    )
-    assert template.requests == (Request(name="gpu", device_class="gpu.example"),)
-
-
-def test_a_class_without_selectors_selects_by_nothing():
-    assert project_class({"metadata": {"name": "c", "uid": "u"}, "spec": {}}).selectors == ()
-
-
-def test_a_slice_has_devices_with_attributes_of_all_types():
-    published = project_slice(
-        {
-            "metadata": {"name": "s", "uid": "u"},
-            "spec": {
-                "driver": "h.dev",
-                "nodeName": "n1",
-                "pool": {"name": "n1", "generation": 3, "resourceSliceCount": 2},
-                "devices": [
-                    {
-                        "name": "kvm-0",
-                        "attributes": {
-                            "policy": {"string": "kvm"},
-                            "std.dev/minor": {"int": 232},
-                            "ok": {"bool": True},
-                            "v": {"version": "1.2.3"},
-                        },
-                    },
-                    {"name": "part", "allowMultipleAllocations": True},
-                ],
-            },
-        }
-    )
-    assert (published.driver, published.pool, published.generation) == ("h.dev", "n1", 3)
-    assert published.pool_slices == 2
-    assert published.devices == (
-        DeviceFacts(
-            name="kvm-0",
-            kind=DeviceKind(attributes=("policy", "std.dev/minor", "ok", "v")),
-            values=("kvm", 232, True, Version("1.2.3")),
-        ),
-        DeviceFacts(name="part", kind=DeviceKind(shareable=True)),
-    )
-    assert published.place == Place(node="n1")
-    assert published.devices[0].attribute("h.dev/policy", "h.dev") == "kvm"
-    assert published.devices[0].attribute("std.dev/minor", "h.dev") == 232
-    assert published.devices[0].attribute("other.dev/policy", "h.dev") is None
-
-
 def slice_of(*devices, **spec):
     return project_slice(
         {
@@ -216,29 +64,13 @@ def slice_of(*devices, **spec):
     )
 
 
-def tainted(*taints):
-    (device,) = slice_of({"name": "g0", "taints": list(taints)}).devices
-    return device.taints
-
-
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": "2026-08-01T10:00:00Z"}
 
 
-@pytest.mark.parametrize(
-    ("taints", "facts"),
-    [
-        pytest.param([TAINT], (TaintFacts(key="k", value="v", effect="NoSchedule"),), id="known"),
-        pytest.param(
-            [{"key": "k", "effect": "NoExecute"}],
-            (TaintFacts(key="k", effect="NoExecute"),),
-            id="without-a-value",
-        ),
-        pytest.param([{"key": "k", "effect": "None"}], (), id="only-tells"),
-        pytest.param([{"key": "k", "effect": "Later"}], (), id="effect-that-nobody-knows"),
-    ],
-)
-def test_taints_that_keep_pods_away_are_facts(taints, facts):
-    assert tainted(*taints) == facts
+@pytest.mark.parametrize("effect", ["None", "Later"])
+def test_a_taint_that_keeps_no_pod_away_is_no_fact(effect):
+    (device,) = slice_of({"name": "g0", "taints": [TAINT | {"effect": effect}]}).devices
+    assert device.taints == ()
 
 
 def test_since_when_a_taint_is_there_makes_no_difference():
@@ -255,120 +87,6 @@ def test_devices_that_are_alike_have_their_facts_once():
     one, other = slice_of(body("g0"), body("g1")).devices
     assert one.taints is other.taints
     assert one.kind is other.kind
-
-
-def test_a_device_with_capacity_that_is_shared():
-    (device,) = slice_of(
-        {
-            "name": "n0",
-            "allowMultipleAllocations": True,
-            "capacity": {
-                "bandwidth": {
-                    "value": "10G",
-                    "requestPolicy": {
-                        "default": "1G",
-                        "validRange": {"min": "1G", "max": "8G", "step": "1G"},
-                    },
-                },
-                "x.dev/queues": {
-                    "value": "8",
-                    "requestPolicy": {"default": "1", "validValues": ["1", "2"]},
-                },
-                "plain": {"value": "3"},
-            },
-        }
-    ).devices
-    assert device.kind.shareable
-    assert device.kind.capacity == (
-        CapacityFacts(
-            name="bandwidth",
-            value="10G",
-            policy=CapacityPolicy(default="1G", min="1G", max="8G", step="1G"),
-        ),
-        CapacityFacts(
-            name="x.dev/queues",
-            value="8",
-            policy=CapacityPolicy(default="1", valid_values=("1", "2")),
-        ),
-        CapacityFacts(name="plain", value="3"),
-    )
-
-
-def test_partitions_and_the_counters_that_they_share():
-    counters = {"memory": {"value": "80Gi"}, "slots": {"value": "7"}}
-    published = slice_of(
-        {"name": "p0", "consumesCounters": [{"counterSet": "card", "counters": counters}]},
-        sharedCounters=[{"name": "card", "counters": counters}],
-    )
-    card = CounterSetFacts(name="card", counters=(Amount("memory", "80Gi"), Amount("slots", "7")))
-    assert published.counter_sets == (card,)
-    assert published.devices == (DeviceFacts(name="p0", consumes=(card,)),)
-
-
-def test_tolerations_and_capacity_of_requests_and_alternatives():
-    asks = {
-        "deviceClassName": "c",
-        "capacity": {"requests": {"bandwidth": "5G"}},
-        "tolerations": [
-            {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
-            {"key": "k", "value": "v"},
-        ],
-    }
-    claim = project_claim(
-        {
-            "metadata": {"namespace": "lab", "name": "c", "uid": "u"},
-            "spec": {
-                "devices": {
-                    "requests": [
-                        {"name": "one", "exactly": asks},
-                        {"name": "any", "firstAvailable": [{"name": "a", **asks}]},
-                    ]
-                }
-            },
-        }
-    )
-    facts = Request(
-        name="one",
-        device_class="c",
-        capacity=(Amount("bandwidth", "5G"),),
-        tolerations=(
-            Toleration(key="k", operator="Exists", effect="NoExecute", seconds=300),
-            Toleration(key="k", operator="Equal", value="v"),
-        ),
-    )
-    assert claim.requests == (
-        facts,
-        Request(name="any", device_class="", alternatives=(replace(facts, name="a"),)),
-    )
-
-
-def test_shares_are_no_devices_that_are_taken_from_others():
-    device = {"request": "r", "driver": "h.dev", "pool": "n1", "device": "n0"}
-    share = device | {"shareID": "1", "consumedCapacity": {"bandwidth": "5G", "x.dev/queues": "1"}}
-    claim = project_claim(
-        {
-            "metadata": {"namespace": "lab", "name": "c", "uid": "u"},
-            "spec": {},
-            "status": {
-                "allocation": {
-                    "devices": {
-                        "results": [
-                            share,
-                            device | {"device": "n1"},
-                            share | {"device": "n2", "adminAccess": True},
-                        ]
-                    }
-                }
-            },
-        }
-    )
-    assert claim.devices == (DeviceID("h.dev", "n1", "n1"),)
-    assert claim.shares == (
-        Share(
-            device=DeviceID("h.dev", "n1", "n0"),
-            consumed=(Amount("bandwidth", "5G"), Amount("x.dev/queues", "1")),
-        ),
-    )
 
 
 def test_a_pod_reports_its_sandbox_its_disruption_and_the_claim_of_extended_resources():

@@ -80,8 +80,6 @@ SMALL = of("s1", device("g0", capacity=[CapacityFacts(name="memory", value="1Gi"
         pytest.param(
             [ONE, TWO], template(request(count=3)), [Code.NO_DEVICE_PUBLISHED], id="count-of-a-node"
         ),
-        pytest.param([ONE, TWO], template(request(count=2)), [], id="count-of-one-node-fits"),
-        pytest.param([ONE], template(request(count=0)), [], id="all-devices"),
         pytest.param(
             [ONE], template(request("a"), request("b")), [Code.REQUESTS_COMPETE], id="compete"
         ),
@@ -98,18 +96,6 @@ SMALL = of("s1", device("g0", capacity=[CapacityFacts(name="memory", value="1Gi"
             id="constraint",
         ),
         pytest.param(
-            [ONE],
-            template(
-                request(
-                    "either",
-                    device_class="",
-                    alternatives=(request("big", count=4), request("small")),
-                )
-            ),
-            [],
-            id="one-alternative-is-enough",
-        ),
-        pytest.param(
             [replace(ONE, pool_slices=2)],
             template(request()),
             [],
@@ -120,19 +106,6 @@ SMALL = of("s1", device("g0", capacity=[CapacityFacts(name="memory", value="1Gi"
             template(request()),
             [],
             id="taints-do-not-matter",
-        ),
-        pytest.param(
-            [
-                of(
-                    "s1",
-                    device(
-                        "g0", capacity=[CapacityFacts(name="memory", value="4Gi")], shareable=True
-                    ),
-                )
-            ],
-            template(*(request(each, capacity=(Amount("memory", "2Gi"),)) for each in ("a", "b"))),
-            [],
-            id="a-shared-device-is-enough-for-two-requests",
         ),
         pytest.param(
             [ONE],

@@ -8,55 +8,37 @@ from drakit_explain.model import (
     Amount,
     CapacityFacts,
     ClaimFacts,
-    ClassFacts,
     Constraint,
     Consumer,
     CounterSetFacts,
-    DeviceID,
     ListValue,
     Placement,
     PodClaim,
-    PodFacts,
     PodToleration,
-    Request,
-    SliceFacts,
     TaintFacts,
     TaintRuleFacts,
 )
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.selectors import Reads
 from drakit_explain.world import Name
-from tests.fakes.world import device, explain, node, on, world_of
+from tests.fakes.world import (
+    ANY,
+    POD,
+    claim,
+    device,
+    explain,
+    holding,
+    node,
+    request,
+    slice_on,
+    world_of,
+)
 
-ANY = ClassFacts(name="any", uid="c")
-POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="c", claim="mine"),))
 GPU_TAINT = TaintFacts(key="gpus-only", effect="NoSchedule")
 
 
-def request(name="r", **changes):
-    return Request(**{"name": name, "device_class": "any"} | changes)
-
-
-def claim(*requests, constraints=()):
-    return ClaimFacts(
-        namespace="lab", name="mine", uid="m", requests=requests, constraints=tuple(constraints)
-    )
-
-
-def slice_on(place, *devices):
-    return SliceFacts(
-        name=f"s-{place}", uid=place, driver="d", pool=place, place=on(place), devices=devices
-    )
-
-
-def holding(name, *devices, pool="n1"):
-    return ClaimFacts(
-        namespace="lab",
-        name=name,
-        uid=name,
-        allocated=True,
-        devices=tuple(DeviceID("d", pool, each) for each in devices),
-    )
+def cluster(*facts):
+    return world_of(ANY, node("n1"), *facts)
 
 
 def only_reason(world, pod=POD):
@@ -103,9 +85,7 @@ def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
 
 def test_a_pod_that_tolerates_the_taint_fits():
     tolerating = Placement(tolerations=(PodToleration(key="gpus-only", operator="Exists"),))
-    world = world_of(
-        ANY, node("n1", taints=(GPU_TAINT,)), slice_on("n1", device("g0")), claim(request())
-    )
+    world = cluster(node("n1", taints=(GPU_TAINT,)), slice_on("n1", device("g0")), claim(request()))
     explanation = explain(replace(POD, placement=tolerating), world)
     assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n1")
 
@@ -117,9 +97,7 @@ def test_an_allocated_claim_excludes_other_nodes():
         nodes={"nodeSelectorTerms": [term]},
         consumers=(Consumer(resource="pods", name="user", uid="u"),),
     )
-    world = world_of(
-        ANY, node("n1"), node("n2"), slice_on("n1", device("g0")), claim(request()), other
-    )
+    world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     code, sentence = only_reason(world, pod)
     assert code == "DevicesOnOtherNodes"
@@ -129,13 +107,18 @@ def test_an_allocated_claim_excludes_other_nodes():
 def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
     other = replace(holding("other"), nodes={"nodeSelectorTerms": [term]})
-    world = world_of(
-        ANY, node("n1"), node("n2"), slice_on("n1", device("g0")), claim(request()), other
-    )
+    world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     explanation = explain(pod, world)
     assert explanation.verdict is Verdict.UNDECIDED
     assert "claim other is allocated for other nodes, but no pod uses it" in explanation.unknown[0]
+
+
+def test_a_claim_that_could_not_be_read_makes_a_verdict_undecided():
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    explanation = explain(pod, cluster(claim(request()), claim(name="other")))
+    assert explanation.verdict is Verdict.UNDECIDED
+    assert "has no requests, or could not be read" in explanation.unknown[0]
 
 
 def test_a_selector_that_does_not_compile_fails():
@@ -170,9 +153,7 @@ def test_a_missing_key_is_compared_with_the_names_of_the_device(key, advice):
     selector = f'device.attributes["d"].{key} == "x"'
     memory = CapacityFacts(name="memory", value="1Gi")
     devices = device("g0", attributes={"model": "x", "numa": 0}, capacity=[memory])
-    world = world_of(
-        ANY, node("n1"), slice_on("n1", devices), claim(request(selectors=(selector,)))
-    )
+    world = cluster(slice_on("n1", devices), claim(request(selectors=(selector,))))
     code, sentence = only_reason(world)
     assert code == "SelectorFailed"
     assert f"; {advice}" in sentence
@@ -180,9 +161,7 @@ def test_a_missing_key_is_compared_with_the_names_of_the_device(key, advice):
 
 @pytest.mark.parametrize("count", [pytest.param(2, id="two"), pytest.param(0, id="all-devices")])
 def test_a_constraint_without_which_it_fits_is_named(count):
-    world = world_of(
-        ANY,
-        node("n1"),
+    world = cluster(
         slice_on("n1", device("a", attributes={"numa": 0}), device("b", attributes={"numa": 1})),
         claim(request(count=count), constraints=[Constraint(attribute="d/numa")]),
     )
@@ -202,7 +181,7 @@ def test_a_constraint_without_which_it_fits_is_named(count):
 )
 def test_more_devices_than_an_allocation_can_list(requests):
     devices = [device(f"g{number}") for number in range(40)]
-    world = world_of(ANY, node("n1"), slice_on("n1", *devices), claim(*requests))
+    world = cluster(slice_on("n1", *devices), claim(*requests))
     assert only_reason(world) == (
         "RequestsCompete",
         "claim c asks for 33 devices, but an allocation can list only 32; reduce the requests",
@@ -210,9 +189,7 @@ def test_more_devices_than_an_allocation_can_list(requests):
 
 
 def test_requests_that_need_the_same_device():
-    world = world_of(
-        ANY, node("n1"), slice_on("n1", device("a")), claim(request("one"), request("two"))
-    )
+    world = cluster(slice_on("n1", device("a")), claim(request("one"), request("two")))
     assert only_reason(world) == (
         "RequestsCompete",
         "node n1 does not have enough devices for all requests of the pod's claims together, "
@@ -222,9 +199,7 @@ def test_requests_that_need_the_same_device():
 
 
 def test_requests_that_need_the_same_device_beside_an_allocated_one():
-    world = world_of(
-        ANY,
-        node("n1"),
+    world = cluster(
         slice_on("n1", device("a"), device("b")),
         holding("other", "a"),
         claim(request("one"), request("two")),
@@ -238,9 +213,7 @@ def test_requests_that_need_the_same_device_beside_an_allocated_one():
 
 
 def test_devices_that_are_free_on_different_nodes():
-    world = world_of(
-        ANY,
-        node("n1"),
+    world = cluster(
         node("n2"),
         slice_on("n1", device("a")),
         slice_on("n2", device("a")),
@@ -258,7 +231,7 @@ def test_a_taint_rule_taints_the_devices_that_it_selects():
         taint=TaintFacts(key="example.com/repair", effect="NoSchedule"),
         pool="n1",
     )
-    world = world_of(ANY, node("n1"), slice_on("n1", device("a")), claim(request()), rule)
+    world = cluster(slice_on("n1", device("a")), claim(request()), rule)
     code, sentence = only_reason(world)
     assert code == "DevicesTainted"
     assert "tainted with example.com/repair" in sentence
@@ -266,7 +239,7 @@ def test_a_taint_rule_taints_the_devices_that_it_selects():
 
 def test_a_taint_rule_without_a_preventing_effect_is_ignored():
     rule = TaintRuleFacts(name="r", uid="r", taint=TaintFacts(key="t", effect="None"), driver="d")
-    world = world_of(ANY, node("n1"), slice_on("n1", device("g0")), claim(request()), rule)
+    world = cluster(slice_on("n1", device("g0")), claim(request()), rule)
     assert explain(POD, world).verdict is Verdict.FITS
 
 
@@ -299,9 +272,7 @@ def test_a_pool_that_is_not_ready_matters_if_the_class_could_select_its_devices(
 
 
 def test_a_change_of_the_world_changes_the_verdict():
-    world = world_of(
-        ANY, node("n1"), slice_on("n1", device("a")), holding("other", "a"), claim(request())
-    )
+    world = cluster(slice_on("n1", device("a")), holding("other", "a"), claim(request()))
     assert only_reason(world)[0] == "DevicesAllocated"
     world.remove(ClaimFacts, Name("lab", "other"))
     assert explain(POD, world).verdict is Verdict.FITS
@@ -356,16 +327,13 @@ GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
     ],
 )
 def test_what_drakit_does_not_support_makes_a_verdict_undecided(facts, unknown):
-    explanation = explain(POD, world_of(ANY, node("n1"), *facts))
+    explanation = explain(POD, cluster(*facts))
     assert explanation.verdict is Verdict.UNDECIDED
     assert explanation.unknown == (unknown,)
 
 
 def test_a_constraint_on_one_device_with_a_list_is_met():
-    world = world_of(
-        ANY,
-        node("n1"),
-        slice_on("n1", *LISTS),
-        claim(request(), constraints=[Constraint(attribute="d/roots")]),
+    world = cluster(
+        slice_on("n1", *LISTS), claim(request(), constraints=[Constraint(attribute="d/roots")])
     )
     assert explain(POD, world).verdict is Verdict.FITS
