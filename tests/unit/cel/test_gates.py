@@ -8,7 +8,7 @@ import pytest
 
 from drakit.testing import FakeApiServer
 from drakit_daemon.kube import ForbiddenError, connect
-from drakit_explain.cel.gates import GatesUnknownError, depend_on_gates, read_gates
+from drakit_explain.cel.gates import GatesUnknownError, read_gates
 from drakit_explain.selectors import FeatureGates
 
 BEFORE = '# HELP go_goroutines Number.\ngo_goroutines 9\nkubernetes_build_info{major="1"} 1\n'
@@ -91,18 +91,6 @@ async def test_metrics_that_take_too_long_leave_them_unknown(looptime):
     with pytest.raises(GatesUnknownError, match="within 15 s"):
         await read_gates(Slow(""))
     assert looptime == 15
-
-
-@pytest.mark.parametrize(
-    ("expression", "depends"),
-    [
-        pytest.param("device.allowMultipleAllocations == true", True, id="shared-devices"),
-        pytest.param('device.attributes["d"].tags.includes("a")', True, id="lists"),
-        pytest.param('device.driver == "d"', False, id="neither"),
-    ],
-)
-def test_few_selectors_depend_on_gates(expression, depends):
-    assert depend_on_gates(["true", expression]) is depends
 
 
 async def test_gates_are_read_over_http(tmp_path):
