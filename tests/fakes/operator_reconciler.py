@@ -14,6 +14,9 @@ from drakit_operator.metrics import Metrics
 from drakit_operator.reconciler import Reconciler
 from drakit_operator.store import Store
 
+GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
+"""A class."""
+
 
 class Bench:
     """The reconciler with one worker; ``told`` lists the Events with their times."""
@@ -75,4 +78,12 @@ def pod(name="train", claim="gone"):
         "metadata": {"namespace": "lab", "name": name, "uid": name},
         "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]},
         "status": {"phase": "Pending"},
+    }
+
+
+def template(device_class):
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    return {
+        "metadata": {"namespace": "lab", "name": "tpl", "uid": "t"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
     }

@@ -14,16 +14,13 @@ from aiohttp import web
 
 from drakit.testing.cluster import StatusError, merge
 from drakit_cli.kubectl.main import main
-from tests.fakes.kube import FakeApiServer
+from tests.fakes.objects import Objects
 
-DRIVER = "gpu.example.com"
+DRIVER = Objects.driver
 
 
-class Site(FakeApiServer):
-    """A cluster as a user sees it. ``pod`` and similar functions create objects of others."""
-
-    folder: Path
-    version: str = "v1"
+class Site(Objects):
+    """A cluster as a user sees it."""
 
     denied: tuple[str, ...] = ()
     """Service accounts, verbs and resources that reviews deny, as in ``NAME list nodes``."""
@@ -55,80 +52,12 @@ class Site(FakeApiServer):
         self.version = version
         self.served = {"resource.k8s.io": [version]}
 
-    def resource(self, plural: str, name: str, body: dict, *, namespace: str = "") -> None:
-        where = f"/namespaces/{namespace}" if namespace else ""
-        self.store(f"/apis/resource.k8s.io/{self.version}{where}/{plural}/{name}", body)
-
     def change(self, path: str, change: dict) -> None:
         """Change an object, status included, by a merge patch."""
         self.store(path, merge(self.object(path), change))
 
     def forbid(self, path: str) -> None:
         self.fail("*", path, status=403, reason="Forbidden", message="no", times=1000)
-
-    def node(self, name: str, *, labels: dict | None = None, **spec: object) -> None:
-        ready = {"type": "Ready", "status": "True"}
-        body = {"metadata": {"labels": labels or {}}, "spec": spec}
-        self.store(f"/api/v1/nodes/{name}", {**body, "status": {"conditions": [ready]}})
-
-    def device_class(self, name: str, expression: str = f'device.driver == "{DRIVER}"') -> None:
-        self.resource(
-            "deviceclasses", name, {"spec": {"selectors": [{"cel": {"expression": expression}}]}}
-        )
-
-    def slice(self, name: str, *devices: str, node: str = "n1", **spec: object) -> None:
-        listed: list[dict] = [{"name": device} for device in devices]
-        if self.version == "v1beta1":
-            listed = [{"name": device, "basic": {}} for device in devices]
-        self.resource(
-            "resourceslices",
-            name,
-            {
-                "spec": {
-                    "driver": DRIVER,
-                    "nodeName": node,
-                    "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-                    "devices": listed,
-                }
-                | spec
-            },
-        )
-
-    def claim(
-        self,
-        name: str,
-        *,
-        device: str = "",
-        pod: str = "",
-        namespace: str = "lab",
-        device_class: str = "gpu",
-        pool: str = "n1",
-    ) -> None:
-        status: dict = {}
-        if device:
-            result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
-            field = {"key": "metadata.name", "operator": "In", "values": [pool]}
-            selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-            status["allocation"] = {"devices": {"results": [result]}, "nodeSelector": selector}
-        if pod:
-            status["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod}]
-        exact: dict = {"deviceClassName": device_class}
-        request = {"name": "gpu", "exactly": exact}
-        if self.version == "v1beta1":
-            request = {"name": "gpu", **exact}
-        body = {"spec": {"devices": {"requests": [request]}}, "status": status}
-        self.resource("resourceclaims", name, body, namespace=namespace)
-
-    def pod(self, name: str, claim: str = "", *, message: str = "", **spec: object) -> None:
-        condition = {"type": "PodScheduled", "status": "False", "message": message}
-        claims = [{"name": "gpu", "resourceClaimName": claim}] if claim else []
-        self.store(
-            f"/api/v1/namespaces/lab/pods/{name}",
-            {
-                "spec": {"resourceClaims": claims} | spec,
-                "status": {"phase": "Pending", "conditions": [condition]},
-            },
-        )
 
     def release(
         self,

@@ -98,17 +98,7 @@ def half_upgraded(site):
     site.release("drakit", "n1", version="0.2.0", operator=0, drivers=DRIVERS)
     site.store(
         "/apis/apps/v1/namespaces/drakit-system/deployments/drakit-operator",
-        {
-            "metadata": {
-                "labels": {
-                    "app.kubernetes.io/part-of": "drakit",
-                    "app.kubernetes.io/instance": "drakit",
-                    "app.kubernetes.io/component": "operator",
-                    "app.kubernetes.io/version": "0.1.0",
-                }
-            },
-            "spec": {"replicas": 0},
-        },
+        {"metadata": labels("drakit", "operator", "0.1.0"), "spec": {"replicas": 0}},
     )
 
 

@@ -116,15 +116,6 @@ async def test_a_pool_of_several_nodes_is_one_row(site, run, spec, place):
     assert (code, pool["node"], pool["state"]) == (0, place, "ready")
 
 
-async def test_the_newest_generation_counts(site, run):
-    site.node("n1")
-    site.slice("s1", "a")
-    site.slice("s2", "b", pool={"name": "n1", "generation": 2, "resourceSliceCount": 1})
-    _, body = await run.json("devices")
-    (pool,) = body["pools"]
-    assert [each["name"] for each in pool["devices"]] == ["b"]
-
-
 async def test_without_nodes_no_node_is_gone(site, run):
     site.forbid("/api/v1/nodes")
     site.slice("s1", "a")

@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 
 from drakit_operator.kinds import KINDS
-from tests.fakes.kube import FakeApiServer, Target
+from tests.fakes.kube import Target
+from tests.fakes.objects import Objects
 
-RESOURCE = "/apis/resource.k8s.io/v1"
 NAMESPACED = {"resourceclaims": "ResourceClaim", "resourceclaimtemplates": "ResourceClaimTemplate"}
 CLUSTERWIDE = {"resourceslices": "ResourceSlice", "deviceclasses": "DeviceClass"}
 
@@ -72,8 +72,10 @@ def _discovered(path: str, versions: list[str], *, ours: bool) -> dict | None:
             return None
 
 
-class Cluster(FakeApiServer):
-    """A cluster as the operator sees it. ``waits`` and similar functions are actions of users."""
+class Cluster(Objects):
+    """A cluster as the operator sees it."""
+
+    driver = "d"
 
     listings_of_our_group = 1_000_000
     """Lists of all groups that still contain ours: a list can lag behind the group itself."""
@@ -91,66 +93,6 @@ class Cluster(FakeApiServer):
     def is_watched(self) -> bool:
         """Whether the operator watches all kinds, policies, and pods on nodes."""
         return self.watch_count == len(KINDS) + 2
-
-    def add_class(self, name: str, driver: str) -> None:
-        selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-        self.store(
-            f"{RESOURCE}/deviceclasses/{name}",
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "DeviceClass",
-                "spec": {"selectors": [selector]},
-            },
-        )
-
-    def add_slice(
-        self, name: str, driver: str, *devices: str, node: str = "n1", slices: int = 1
-    ) -> None:
-        self.store(
-            f"{RESOURCE}/resourceslices/{name}",
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceSlice",
-                "spec": {
-                    "driver": driver,
-                    "nodeName": node,
-                    "pool": {"name": "n1", "generation": 1, "resourceSliceCount": slices},
-                    "devices": [{"name": device} for device in devices],
-                },
-            },
-        )
-
-    def add_claim(
-        self, name: str, device_class: str, *, allocated: str = "", pod: str = ""
-    ) -> None:
-        status: dict = {}
-        if allocated:
-            result = {"request": "gpu", "driver": "d", "pool": "n1", "device": allocated}
-            status = {"allocation": {"devices": {"results": [result]}}}
-        if pod:
-            status["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod}]
-        self.store(
-            f"{RESOURCE}/namespaces/lab/resourceclaims/{name}",
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "spec": {"devices": {"requests": [_request(device_class)]}},
-                "status": status,
-            },
-        )
-
-    def add_template(self, name: str, device_class: str) -> None:
-        self.store(
-            f"{RESOURCE}/namespaces/lab/resourceclaimtemplates/{name}",
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaimTemplate",
-                "spec": {"spec": {"devices": {"requests": [_request(device_class)]}}},
-            },
-        )
-
-    def add_node(self, name: str, **spec: object) -> None:
-        self.store(f"/api/v1/nodes/{name}", {"apiVersion": "v1", "kind": "Node", "spec": spec})
 
     def add_policy(self, name: str) -> None:
         self.store(
@@ -185,17 +127,6 @@ class Cluster(FakeApiServer):
             },
         )
 
-    def add_pod(self, name: str, claim: str, *, phase: str = "Pending") -> None:
-        self.store(
-            f"/api/v1/namespaces/lab/pods/{name}",
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]},
-                "status": {"phase": phase},
-            },
-        )
-
     def events(self) -> list[dict]:
         return self.objects("/apis/events.k8s.io/v1/events")
 
@@ -215,10 +146,6 @@ class Cluster(FakeApiServer):
             (event["regarding"]["kind"], event["regarding"]["name"], event["reason"])
             for event in self.events()
         }
-
-
-def _request(device_class: str) -> dict:
-    return {"name": "gpu", "exactly": {"deviceClassName": device_class}}
 
 
 @pytest.fixture

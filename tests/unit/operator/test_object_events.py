@@ -7,21 +7,12 @@ import pytest
 from drakit_explain.model import TaintRuleFacts
 from drakit_explain.reports import ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from tests.fakes.operator_reconciler import Bench, pod
+from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
 
 
-GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 NODE = {"metadata": {"name": "n1", "uid": "n1"}}
-
-
-def template(device_class):
-    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
-    return {
-        "metadata": {"namespace": "lab", "name": "tpl", "uid": "t"},
-        "spec": {"spec": {"devices": {"requests": [request]}}},
-    }
 
 
 def claim(name, *, devices=(), pod="train"):
@@ -51,6 +42,15 @@ def pool(name, *devices, slices=1, on="n1", **facts):
     }
 
 
+def see_taken_device(bench, *free, holder="taken", namespace="lab"):
+    """A class, and a node with the device `g0`, which a claim has, and free devices."""
+    taken = claim(holder, devices=["g0"], pod=f"pod-{holder}")
+    taken["metadata"]["namespace"] = namespace
+    seen = ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0", *free)), (CLAIMS, taken))
+    for kind, body in seen:
+        bench.see(kind, body)
+
+
 def by_object(told):
     """The Events, without their times."""
     return {(name, code) for _, name, code in told}
@@ -58,9 +58,7 @@ def by_object(told):
 
 async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
     async with Bench().running() as bench:
-        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
-            bench.see(kind, body)
-        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        see_taken_device(bench)
         bench.see(CLAIMS, claim("shared"))
         for name in ("second", "first"):
             bench.see(PODS, pod(name, "shared"))
@@ -72,7 +70,7 @@ async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
             "ResourceClaim lab/shared is not allocated for pod first: "
         )
         remedy = (
-            "; the pod would fit on node n1 if claim lab/taken (pod other) released its devices"
+            "; the pod would fit on node n1 if claim lab/taken (pod pod-taken) released its devices"
         )
         assert bench.notes["shared"].endswith(remedy)
         assert bench.notes["first"].endswith(remedy)
@@ -87,9 +85,7 @@ async def test_a_claim_is_reported_for_the_first_pod_that_waits_for_it():
 async def test_a_remedy_is_named_unless_a_hidden_fact_may_prevent_it(hidden, named):
     async with Bench().running() as bench:
         bench.store.world.hidden = frozenset([hidden])
-        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
-            bench.see(kind, body)
-        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        see_taken_device(bench)
         bench.see(CLAIMS, claim("mine"))
         bench.see(PODS, pod("train", "mine"))
         await asyncio.sleep(10)
@@ -98,9 +94,7 @@ async def test_a_remedy_is_named_unless_a_hidden_fact_may_prevent_it(hidden, nam
 
 async def test_the_claim_without_devices_is_reported_and_not_the_others_of_the_pod():
     async with Bench().running() as bench:
-        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0", "g1"))):
-            bench.see(kind, body)
-        bench.see(CLAIMS, claim("taken", devices=["g0"], pod="other"))
+        see_taken_device(bench, "g1")
         big = claim("big")
         big["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
         bench.see(CLAIMS, big)
@@ -114,16 +108,12 @@ async def test_the_claim_without_devices_is_reported_and_not_the_others_of_the_p
 
 async def test_the_event_of_a_claim_does_not_name_holders_of_other_namespaces():
     async with Bench().running() as bench:
-        for kind, body in ((CLASSES, GPU), (NODES, NODE), (SLICES, pool("s", "g0"))):
-            bench.see(kind, body)
-        secret = claim("secret", devices=["g0"], pod="hidden")
-        secret["metadata"]["namespace"] = "other"
-        bench.see(CLAIMS, secret)
+        see_taken_device(bench, holder="secret", namespace="other")
         bench.see(CLAIMS, claim("mine"))
         bench.see(PODS, pod("train", "mine"))
         await asyncio.sleep(10)
     assert "a claim in another namespace" in bench.notes["mine"]
-    assert not any("secret" in note or "hidden" in note for note in bench.notes.values())
+    assert not any("secret" in note for note in bench.notes.values())
 
 
 async def test_a_claim_of_a_template_gets_the_event_about_a_missing_class():

@@ -14,14 +14,13 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import ConflictError, UnavailableError, connect
-from drakit_explain.projection import project_claim, project_slice
+from drakit_explain.model import DeviceID, TaintFacts
 from drakit_explain.reports import (
     DeviceConflict,
     PolicyFacts,
     PolicyReport,
     ReportFacts,
     project_policy,
-    project_report,
 )
 from drakit_explain.world import Fact, name_of_fact
 from drakit_operator.affected import policies_affected
@@ -31,6 +30,7 @@ from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import Bench
+from tests.fakes.world import device, holding, slice_on
 
 POLICY = PolicyFacts(name="serial", uid="uid-serial", generation=3, class_name="serial.drakit.dev")
 CLASS = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
@@ -49,38 +49,18 @@ def outcome(**changes: Any) -> PolicyReport:
     return PolicyReport(**{**values, **changes})
 
 
-def slice_body(node: str, devices: Mapping[str, str], *, tainted: Iterable[str] = ()) -> Fact:
+def slice_of(node: str, devices: Mapping[str, str], *, tainted: Iterable[str] = ()) -> Fact:
     """A slice with devices by name, each with the name of its policy."""
-    taint = {"key": "drakit.dev/gone", "effect": "NoSchedule"}
-    return project_slice(
-        {
-            "metadata": {"name": f"{node}-slice", "uid": f"{node}-slice"},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": node,
-                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-                "devices": [
-                    {
-                        "name": name,
-                        "attributes": {"policy": {"string": policy}},
-                        "taints": [taint] if name in tainted else [],
-                    }
-                    for name, policy in devices.items()
-                ],
-            },
-        }
-    )
+    gone = TaintFacts(key="drakit.dev/gone", effect="NoSchedule")
+    made = [
+        device(name, attributes={"policy": policy}, taints=(gone,) if name in tainted else ())
+        for name, policy in devices.items()
+    ]
+    return replace(slice_on(node, *made), driver=DRIVER)
 
 
 def claim_of(node: str, device: str) -> Fact:
-    result = {"request": "main", "driver": DRIVER, "pool": node, "device": device}
-    return project_claim(
-        {
-            "metadata": {"name": "claim", "namespace": "lab", "uid": "uid-claim"},
-            "spec": {"devices": {"requests": []}},
-            "status": {"allocation": {"devices": {"results": [result]}}},
-        }
-    )
+    return replace(holding("claim"), devices=(DeviceID(DRIVER, node, device),))
 
 
 def store_of(*facts: Fact) -> Store:
@@ -102,8 +82,8 @@ def test_the_status_sums_up_reports_and_slices():
         report("a", outcome(matched=3, published=2)),
         report("b", outcome(), outcome(name="other", problem="not ours")),
         report("c", outcome(problem="of another driver"), driver="gpu.example.com"),
-        slice_body("a", {"s0": "serial", "s1": "serial", "k": "kvm"}, tainted=["s1"]),
-        slice_body("b", {"s0": "serial"}),
+        slice_of("a", {"s0": "serial", "s1": "serial", "k": "kvm"}, tainted=["s1"]),
+        slice_of("b", {"s0": "serial"}),
         claim_of("b", "s0"),
     )
     assert (found.ready, found.reason, found.message) == (
@@ -199,11 +179,6 @@ def test_a_policy_without_a_class_name_gets_its_own():
     assert desired_class(off, api_version="resource.k8s.io/v1") is None
 
 
-@pytest.mark.parametrize("body", [{"metadata": {"name": "a"}}, {"metadata": {}, "status": None}])
-def test_a_half_filled_report_is_readable(body):
-    assert project_report(body).policies == ()
-
-
 # ------------------------------------------------------------ what a change affects
 
 
@@ -217,9 +192,9 @@ def test_a_change_affects_the_policies_that_it_can_concern():
 
     assert affected(None, report("a", outcome(), outcome(name="gone"))) == {"serial"}
     assert affected(report("a", outcome()), report("a")) == {"serial"}
-    assert affected(None, slice_body("a", {"s0": "serial"})) == {"serial", "kvm"}
+    assert affected(None, slice_of("a", {"s0": "serial"})) == {"serial", "kvm"}
     assert affected(claim_of("a", "s0"), None) == {"serial", "kvm"}
-    foreign = replace(slice_body("a", {}), driver="gpu.example.com")
+    foreign = replace(slice_of("a", {}), driver="gpu.example.com")
     assert affected(foreign, None) == set()
 
 

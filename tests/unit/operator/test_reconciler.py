@@ -10,20 +10,9 @@ from drakit_explain.reports import PolicyFacts
 from drakit_explain.world import World
 from drakit_operator.kinds import CLASSES, PODS, REPORTS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
-from tests.fakes.operator_reconciler import Bench, pod
+from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
-
-
-def template(device_class):
-    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
-    return {
-        "metadata": {"namespace": "lab", "name": "tpl", "uid": "t"},
-        "spec": {"spec": {"devices": {"requests": [request]}}},
-    }
-
-
-GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 
 
 async def test_a_pod_is_reported_after_a_second_however_often_it_is_seen():

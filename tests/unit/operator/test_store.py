@@ -49,10 +49,6 @@ def store():
     return filled
 
 
-def test_the_same_again_is_no_change(store):
-    assert store.apply(CLAIMS, CLAIM) is None
-
-
 def test_a_pod_without_claims_is_not_kept(store):
     assert store.apply(PODS, PodFacts(namespace="lab", name="web", uid="p9")) is None
     assert store.world.pod("lab", "web") is None
@@ -89,16 +85,6 @@ def test_all_sharers_are_known_until_they_give_their_shares_back(store):
     assert [claim.name for claim in store.world.sharers(G0)] == ["second"]
     store.remove(CLAIMS, Name("lab", "second"), uid="second")
     assert store.world.sharers(G0) == []
-
-
-def test_a_complete_list_removes_what_it_does_not_hold(store):
-    fresh = replace(CLAIM, name="fresh", uid="c5")
-    changes = store.replace(CLAIMS, [fresh])
-    assert [(c.name.name, c.old is None, c.new is None) for c in changes] == [
-        ("train-x", False, True),
-        ("fresh", True, False),
-    ]
-    assert store.world.claim("lab", "train-x") is None
 
 
 TRAIN, OTHER = Name("lab", "train"), Name("lab", "other")
