@@ -9,6 +9,7 @@ import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,10 @@ def module(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> types.Mod
     monkeypatch.setitem(sys.modules, name, made)
     exec(compile(source, f"{name}.py", "exec"), made.__dict__)
     return made
+
+
+def merged(defaults: Any, given: Any) -> Any:
+    """Return values of the chart as Helm merges them into the defaults."""
+    if not isinstance(defaults, dict):
+        return given
+    return defaults | {key: merged(defaults.get(key), given[key]) for key in given}

@@ -20,7 +20,6 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit.testing.conformance.targets import parse_target
 from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -114,18 +113,6 @@ class TestPage:
         )
         assert str(folder) in imported.stdout
 
-    def test_holds_the_example_to_the_contract_with_flags_that_there_are(self):
-        words = shlex.split(command_of("drakit conformance "))
-        entry = yaml.safe_load(listing(PAGE, words[words.index("--config") + 1]))
-        setup = words[words.index("--setup") + 1]
-        assert parse_target(words[2], config=entry, setup=setup).kind == "backend"
-        (own,) = entries_of_the_example().values()
-        assert {key: entry[key] for key in ("driver", "env")} == {
-            key: own[key] for key in ("driver", "env")
-        }
-        known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
-        assert set(re.findall(r" -([a-z-]+)", words[2])) <= set(known)
-
     @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
     @pytest.mark.timeout(900)
     def test_makes_the_stubs_that_it_lists(self, folder):
@@ -151,8 +138,7 @@ class TestExample:
         )
         first = next(iter(backend.WatchDevices(pb.WatchDevicesRequest(), timeout=10)))
         assert [device.name for device in first.devices] == ["desk"]
-
-    def test_takes_the_parameters_of_its_pod(self, backend):
+        # The parameters of the example's pod.
         (config,) = manifests("pod.yaml")["ResourceClaimTemplate"]["spec"]["spec"]["devices"][
             "config"
         ]
@@ -166,48 +152,6 @@ class TestExample:
         (result,) = answer.claims
         assert result.error == ""
         assert result.edits[0].env["BLINKER_COLOUR_BLINKER__DESK"] == "red"
-
-
-class TestManifest:
-    def test_passes_flags_that_there_are_and_paths_that_are_mounted(self):
-        pod = manifests("backend.yaml")["DaemonSet"]["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
-        given = dict(each.removeprefix("-").split("=") for each in container["args"])
-        known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
-        assert set(given) <= set(known)
-        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-        mounts = {mount["mountPath"]: hosts[mount["name"]] for mount in container["volumeMounts"]}
-        # What containers get mounted is a path of the host.
-        assert mounts[given["blinkers"]] == given["blinkers"]
-        (name, entry), *_ = entries_of_the_example().items()
-        assert mounts[str(Path(given["socket"]).parent)] == str(_parent() / name)
-        assert [path for path in hosts.values() if path.startswith(str(_parent()))] == [
-            str(_parent() / name)
-        ], "no directory of another backend"
-        assert entry["mounts"] == {given["blinkers"]: "rw"}
-        assert given["state"] in mounts
-
-    def test_names_one_driver_and_one_class(self):
-        made = manifests("backend.yaml")["DeviceClass"]
-        claimed = manifests("pod.yaml")["ResourceClaimTemplate"]["spec"]["spec"]["devices"]
-        name = made["metadata"]["name"]
-        assert [entry["driver"] for entry in entries_of_the_example().values()] == [name]
-        assert claimed["requests"][0]["exactly"]["deviceClassName"] == name
-        assert made["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{name}"'
-        assert claimed["config"][0]["opaque"]["driver"] == name
-        assert f'"driver-name", "{name}"' in (FOLDER / "main.go").read_text()
-
-    def test_has_the_image_that_the_readme_builds(self):
-        image = manifests("backend.yaml")["DaemonSet"]["spec"]["template"]["spec"]["containers"][0][
-            "image"
-        ]
-        readme = (FOLDER / "README.md").read_text()
-        assert f"docker build -t {image} -f examples/backend/Dockerfile ." in readme
-        assert f"docker push {image}" in readme
-
-    def test_is_built_with_a_go_that_can(self):
-        (needed,) = re.findall(r"^go (\S+)", (FOLDER / "go.mod").read_text(), re.M)
-        assert f"FROM golang:{needed} " in (FOLDER / "Dockerfile").read_text()
 
 
 class TestTheAllowList:
@@ -231,11 +175,6 @@ class TestTheAllowList:
 
 def _page() -> str:
     return (ROOT / PAGE).read_text()
-
-
-def entries_of_the_example() -> dict[str, dict[str, Any]]:
-    """The entries in the values of the example, by name."""
-    return yaml.safe_load((FOLDER / "values.yaml").read_text())["backends"]["allowed"]
 
 
 def _parent() -> Path:

@@ -60,28 +60,23 @@ def test_the_suites_pass(project):
     assert "2 passed" in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["backend", "device-plugin"])
-def test_the_programs_of_the_page_are_targets_of_the_kit(kind):
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [(PAGE, "backend"), (PAGE, "device-plugin"), ("docs/vendors/backend.md", "backend")],
+)
+def test_the_programs_of_the_pages_are_targets_of_the_kit(page, kind):
     (words,) = [
         words
-        for line in commands(PAGE)
+        for line in commands(page)
         if (words := shlex.split(line))[:2] == ["drakit", "conformance"]
         and words[2].startswith(f"{kind}:")
     ]
     setup = words[words.index("--setup") + 1] if "--setup" in words else None
-    entry = yaml.safe_load(listing(PAGE, words[words.index("--config") + 1]))
+    entry = yaml.safe_load(listing(page, words[words.index("--config") + 1]))
     assert parse_target(words[2], config=entry, setup=setup).kind == kind
     if kind == "backend":
         flags = set(re.findall(r" -([a-z-]+)", words[2]))
         assert all(f'"{flag}"' in (ROOT / "examples/backend/main.go").read_text() for flag in flags)
-
-
-def test_the_sample_device_plugin_that_is_built_is_a_tool_of_the_tests():
-    (words,) = [shlex.split(line) for line in commands(PAGE) if "sample-device-plugin" in line][:1]
-    assert words[:3] == ["go", "-C", "$DRAKIT/e2e/deviceplugins"]
-    assert f"tool {words[-1]}\n" in (ROOT / "e2e/deviceplugins/go.mod").read_text()
-    command = f"drakit conformance device-plugin:./{Path(words[-1]).name} --config sample.yaml"
-    assert command in commands(PAGE)
 
 
 def test_the_table_has_all_rules():

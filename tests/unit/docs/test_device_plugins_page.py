@@ -10,10 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit_nodeplugin.config import DevicePlugins, Devices
-from drakit_nodeplugin.endpoints.deviceplugin.messages import MAX_ANSWER_BYTES
-from drakit_nodeplugin.endpoints.wire import MAX_MESSAGE_BYTES
-from tests.unit.docs.listings import ROOT, commands, listing, listings
+from drakit_nodeplugin.config import DevicePlugins
+from tests.unit.docs.listings import ROOT, listing, listings
 
 PAGE = "docs/admin/device-plugins.md"
 COMPARISON = "docs/reference/device-plugins.md"
@@ -59,38 +57,7 @@ def test_the_chart_and_the_node_plugin_accept_the_values(name):
     assert DevicePlugins.model_validate({"plugins": plugins}).plugins
 
 
-def test_another_name_of_a_class_differs_from_nvidias():
-    (entry,) = shown("other-name.yaml")["devicePlugins"]["plugins"].values()
-    (resource,) = entry["resources"]
-    assert resource["deviceClass"] != "gpu.nvidia.com"
-
-
-def test_the_device_plugin_moves_node_by_node_there_and_back():
-    (plugin,) = example("daemonset.yaml")
-    meta, spec = plugin["metadata"], plugin["spec"]
-    assert spec["updateStrategy"] == {"type": "OnDelete"}
-    ((key, value),) = spec["selector"]["matchLabels"].items()
-    lines = commands(PAGE)
-    of_the_plugin = f"-n {meta['namespace']} -l {key}={value} --field-selector spec.nodeName"
-    steps = [
-        "kubectl patch daemonset",
-        "daemonset.yaml",
-        "kubectl cordon $NODE",
-        "kubectl delete pod (?!-n kube-system)",
-        f"kubectl delete pod {of_the_plugin}",
-        "kubectl wait node/.NODE .*allocatable",
-        "kubectl uncordon $NODE",
-    ]
-    places = [
-        [place for place, line in enumerate(lines) if re.search(step.replace("$", r"\$"), line)]
-        for step in steps
-    ]
-    assert [len(each) for each in places] == [2] * len(steps)
-    for way in (0, 1):
-        assert [each[way] for each in places] == sorted(each[way] for each in places)
-
-
-def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
+def test_the_keys_of_the_page_are_those_of_the_chart():
     text = "".join((ROOT / page).read_text() for page in (PAGE, COMPARISON))
     schema = json.loads((CHART / "values.schema.json").read_text())
     named = set(re.findall(r"`(devicePlugins|nodeplugin)\.([\w.]+)", text))
@@ -99,17 +66,3 @@ def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
         place = schema["properties"][section]
         for key in path.split("."):
             place = place["properties"][key]
-    assert "`nodeplugin.devices.startGracePeriod` (30 s)" in text
-    assert Devices().start_grace_period == 30
-    assert "removed after 5 minutes" in text
-    assert Devices().endpoint_stop_grace_period == 300
-
-
-def test_the_sizes_of_messages_are_those_of_the_code():
-    found = re.search(
-        r"`Allocate` responses of up to (\d+) MiB, other messages of up to (\d+) MiB",
-        (ROOT / COMPARISON).read_text(),
-    )
-    assert found is not None
-    shown = [int(number) * 2**20 for number in found.groups()]
-    assert shown == [MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES]

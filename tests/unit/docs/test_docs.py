@@ -38,7 +38,14 @@ from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
 from drakit_nodeplugin.endpoints.snapshot import inventory_of
 from tests.fakes.node import StaticNode
-from tests.unit.docs.listings import ROOT, code_lines, commands, listing, listings, module
+from tests.unit.docs.listings import (
+    ROOT,
+    commands,
+    listing,
+    listings,
+    merged,
+    module,
+)
 
 PAGE = "docs/vendors/driver-contract.md"
 PACKAGING = "docs/vendors/packaging.md"
@@ -72,10 +79,6 @@ def bays(tmp_path, monkeypatch) -> LoadedDriver:
     (tmp_path / "bay-0").mkdir()
     entry = {"driver": "bays:Bays", "config": {"directory": str(tmp_path)}}
     return load("bays", entry, monkeypatch)
-
-
-def test_the_first_driver_of_the_page_has_at_most_forty_lines():
-    assert code_lines(listing(PAGE, "lamp.py")) <= 40
 
 
 async def test_the_driver_of_the_page_works(lamps, tmp_path):
@@ -166,23 +169,6 @@ async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays,
     assert not await driver.check(claim, bay)
 
 
-def test_two_lamps_of_one_container_have_variables_of_their_own(lamps, tmp_path):
-    (tmp_path / "left-wall").touch()
-    claim = ClaimReference(namespace="lab", name="light", uid="uid-a")
-    names = [
-        name
-        for device, request in (("desk", "light"), ("desk", "main/dim"), ("left-wall", "light"))
-        for name in lamps.prepare(
-            claim,
-            AllocatedDevice(
-                name=device, pool="", request=request, parameters=lamps.parameters_type()
-            ),
-        ).env
-    ]
-    assert len(set(names)) == 6
-    assert all(re.fullmatch(r"[A-Z][A-Z_]*", name) for name in names)
-
-
 def test_the_test_of_the_page_runs_and_notices_a_driver_that_is_wrong(tmp_path):
     (tmp_path / "test_lamp.py").write_text(listing(PAGE, "test_lamp.py"))
     lamp = listing(PAGE, "lamp.py")
@@ -204,35 +190,6 @@ def test_the_test_of_the_page_runs_and_notices_a_driver_that_is_wrong(tmp_path):
     wrong = lamp.replace("{device.request}__{device.name}", "{device.request}")
     assert wrong != lamp
     assert f"\n1 failed, {count - 1} passed in" in run(wrong)
-
-
-def test_what_is_applied_of_the_page_fits_the_driver(lamps):
-    text = listing(PAGE, "lamp-pod.yaml")
-    device_class, template, pod = yaml.safe_load_all(text)
-    (selector,) = device_class["spec"]["selectors"]
-    assert selector["cel"]["expression"] == f'device.driver == "{lamps.name}"'
-    devices = template["spec"]["spec"]["devices"]
-    (request,), (config,) = devices["requests"], devices["config"]
-    assert request["exactly"]["deviceClassName"] == device_class["metadata"]["name"]
-    assert config["requests"] == [request["name"]]
-    assert config["opaque"]["driver"] == lamps.name
-    (source,) = pod["spec"]["resourceClaims"]
-    assert source["resourceClaimTemplateName"] == template["metadata"]["name"]
-    # What the comment beside the pod's command promises.
-    desk = AllocatedDevice(
-        name="desk",
-        pool="",
-        request=request["name"],
-        parameters=lamps.parameters_type.model_validate(config["opaque"]["parameters"]),
-    )
-    claim = ClaimReference(namespace="lab", name="light", uid="uid-a")
-    assert dict(re.findall(r"(LAMP_\w+)=([\w/]+)", text)) == lamps.prepare(claim, desk).env
-
-
-@pytest.mark.parametrize("key", ["apiVersion", "kind", "glow"])
-def test_parameters_that_are_no_fields_are_refused_as_on_the_page(lamps, key):
-    with pytest.raises(ValueError, match=key):
-        lamps.parameters_type.model_validate({"brightness": 80, key: "x"})
 
 
 def test_a_parameter_of_the_page_has_one_of_a_few_values(monkeypatch):
@@ -299,11 +256,6 @@ def test_the_page_shows_how_every_value_is_made():
     ],
 )
 def test_values_are_those_of_the_chart(values, schema):
-    def merged(defaults: Any, given: Any) -> Any:
-        if not isinstance(defaults, dict):
-            return given
-        return defaults | {key: merged(defaults.get(key), given[key]) for key in given}
-
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     jsonschema.validate(merged(defaults, values()), schema)
 
@@ -335,17 +287,6 @@ def test_the_package_of_the_page_is_the_one_of_a_new_project():
     assert listing(PACKAGING, "Dockerfile.package").splitlines() == dockerfile
     shown_class = yaml.safe_load(listing(PACKAGING, "lamps-chart/templates/deviceclass.yaml"))
     assert shown_class == yaml.safe_load(project["deviceclass.yaml"])
-
-
-def test_the_chart_of_the_page_has_values_of_a_new_project_below_drakit():
-    project = render(project_of("lamps", driver=None, image=None, drakit=version("drakit")))
-    given = values_of("lamps-chart/values.yaml", PACKAGING)["drakit"]
-    written = yaml.safe_load(project["values.yaml"])
-    for key in ("volumes", "volumeMounts"):
-        del written["nodeplugin"][key]
-    assert given == written
-    (dependency,) = values_of("lamps-chart/Chart.yaml", PACKAGING)["dependencies"]
-    assert dependency["name"] == yaml.safe_load((CHART / "Chart.yaml").read_text())["name"]
 
 
 @pytest.mark.parametrize(

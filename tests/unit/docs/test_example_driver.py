@@ -9,11 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
-from drakit import AllocatedDevice, Capacity, ClaimReference, Device, DriverError, Health, Inventory
-from drakit_formats.resource.features import Feature, without
-from drakit_formats.resource.inventory import check_inventory
+from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Health
 from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module
@@ -58,29 +55,6 @@ def share(rotors: ModuleType):
         )
 
     return made
-
-
-async def first(driver: Any) -> list[Device]:
-    stream = driver.devices()
-    found = await anext(stream)
-    await stream.aclose()
-    return found
-
-
-async def test_folders_are_rotors_that_can_be_published(driver, folder):
-    (folder / "west" / "model").write_text("R3\n")
-    (folder / "README").touch()
-    (west,) = await first(driver)
-    assert (west.name, west.attributes) == ("west", {"model": "R3"})
-    assert west.allow_multiple_allocations
-    assert isinstance(west.capacity["rpm"], Capacity)
-    assert not check_inventory(Inventory(devices=[west])).left_out
-
-
-async def test_a_node_without_rotors_is_no_error(driver, folder):
-    (folder / "west").rmdir()
-    folder.rmdir()
-    assert await first(driver) == []
 
 
 def test_of_two_shares_the_fastest_counts_until_it_is_given_back(driver, share, folder):
@@ -128,21 +102,6 @@ def test_a_speed(driver, share, folder, rpm, speed, fits):
     driver.unprepare(CLAIM, device)
 
 
-def test_a_claim_with_admin_access_turns_nothing(driver, share, folder):
-    looker = share(1, speed=3000, rpm=None, admin_access=True)
-    assert driver.prepare(CLAIM, looker).mounts
-    driver.unprepare(CLAIM, looker)
-    assert not list((folder / "west").iterdir())
-
-
-def test_a_removed_rotor_is_named_and_can_be_unprepared(driver, share, folder):
-    (folder / "west").rmdir()
-    device = share(1, speed=0, rpm="100")
-    with pytest.raises(DriverError, match="rotor west no longer exists"):
-        driver.prepare(CLAIM, device)
-    driver.unprepare(CLAIM, device)
-
-
 @pytest.mark.parametrize(
     ("fault", "health"),
     [
@@ -159,34 +118,3 @@ def test_a_fault(driver, folder, fault, health):
     if fault is not None:
         (folder / "west" / "fault").write_text(fault)
     assert driver.health(Device(name="west")) == health
-
-
-async def test_where_nothing_can_be_shared_a_rotor_is_whole(driver):
-    (west,) = await first(driver)
-    whole = without(west, {Feature.MULTIPLE_ALLOCATIONS})
-    assert whole is not None
-    assert (whole.allow_multiple_allocations, whole.capacity) == (False, {"rpm": "3000"})
-
-
-def test_the_claim_of_the_example_asks_for_what_the_driver_has(rotors):
-    device_class, template, pod = yaml.safe_load_all((FOLDER / "claim.yaml").read_text())
-    (selector,) = device_class["spec"]["selectors"]
-    assert selector["cel"]["expression"] == f'device.driver == "{rotors.Rotors.name}"'
-    devices = template["spec"]["spec"]["devices"]
-    (request,), (config,) = devices["requests"], devices["config"]
-    assert request["exactly"]["deviceClassName"] == device_class["metadata"]["name"]
-    assert config["requests"] == [request["name"]]
-    assert config["opaque"]["driver"] == rotors.Rotors.name
-    asked = rotors.RotorParameters.model_validate(config["opaque"]["parameters"])
-    assert asked.speed <= int(request["exactly"]["capacity"]["requests"]["rpm"])
-    (source,) = pod["spec"]["resourceClaims"]
-    assert source["resourceClaimTemplateName"] == template["metadata"]["name"]
-
-
-def test_the_values_of_the_example_are_what_driver_and_chart_know(rotors, schema):
-    values = yaml.safe_load((FOLDER / "values.yaml").read_text())
-    for section, given in values.items():
-        assert given.keys() <= schema["properties"][section]["properties"].keys()
-    (entry,) = values["nodeplugin"]["drivers"]
-    assert entry["driver"] == "rotors:Rotors"
-    rotors.RotorsConfig.model_validate(entry["config"])

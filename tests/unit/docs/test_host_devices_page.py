@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 import yaml
 
 from drakit_drivers.hostdev.dangerous import danger_of_descriptors
-from drakit_drivers.hostdev.hardware import HostDevice, UsbParent
-from drakit_drivers.hostdev.policy_devices import Doubt, select
+from drakit_drivers.hostdev.policy_devices import Doubt
 from drakit_formats.resource.versions import RULE_VERSIONS
-from tests.fakes.sysfs import as_policies, policy
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT
 
 TASK = (ROOT / "docs/admin/host-devices.md").read_text()
 REFERENCE = (ROOT / "docs/reference/host-device-policy.md").read_text()
-ADAPTER = HostDevice(
-    subsystem="tty",
-    kernel_name="ttyUSB0",
-    path="/dev/ttyUSB0",
-    type="c",
-    major=188,
-    minor=0,
-    directory=Path("/sys/devices/ttyUSB0"),
-    links=(
-        "/dev/serial/by-id/usb-Silicon_Labs_CP2102N_0001-if00-port0",
-        "/dev/serial/by-path/pci-0000:00:14.0-usb-0:2.3:1.0-port0",
-    ),
-    serial="0001",
-    driver="cp210x",
-    numa_node=0,
-    usb=UsbParent(
-        vendor_id="10c4",
-        product_id="ea60",
-        port="1-2.3",
-        manufacturer="Silicon Labs",
-        product="CP2102N",
-        serial="0001",
-        interface=0,
-    ),
-)
 
 
 def section(page: str, title: str) -> str:
@@ -77,12 +49,6 @@ def test_the_recipes_show_the_pods_of_the_examples():
     for file, text in shown:
         example = (ROOT / "examples/hostdev" / file).read_text()
         assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(example))
-
-
-def test_the_name_of_the_adapter_is_that_of_the_page():
-    policies = as_policies({"serial": policy("tty", "/dev/ttyUSB*")})
-    (name,) = select(policies, [ADAPTER], refuse=lambda policy, host: None).devices
-    assert f"`{name}`" in REFERENCE
 
 
 def test_the_page_names_the_usb_classes_that_are_dangerous():

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from drakit_drivers.hostdev import HostDevicePolicySpec
-from tests.unit.docs.listings import commands, listings
+from tests.unit.docs.listings import listings
 
 PAGE = "docs/admin/migrate.md"
 
@@ -42,9 +42,3 @@ def test_each_claim_names_the_class_of_its_policy():
     ]
     policies = [policy["metadata"]["name"] for policy in manifests("HostDevicePolicy")]
     assert classes == [f"{policy}.drakit.dev" for policy in policies]
-
-
-def test_the_command_lists_the_pods_of_the_old_resource():
-    (command,) = [line for line in commands(PAGE) if "custom-columns" in line]
-    resource = manifests("HostDevicePolicy")[-1]["spec"]["deviceClass"]["extendedResourceName"]
-    assert f".resources.limits.{resource}'" in command

@@ -122,19 +122,6 @@ def test_every_metric_is_on_the_dashboard():
     assert {name for name in families if name not in text} == set()
 
 
-def test_panels_have_ids_and_places_of_their_own():
-    every = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in every}) == len(every)
-    cells = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in every)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-
-
 def test_the_page_lists_every_alert():
     assert re.findall(r"^\| `(Drakit\w+)` \|", PAGE, re.M) == [rule["alert"] for rule in rules()]
 

@@ -84,17 +84,6 @@ def test_the_policy_the_claim_and_the_pod_of_the_readme_belong_together():
     assert f"$HOSTDEV_{request['name'].upper()}" in container["command"][-1]
 
 
-def test_the_measured_times_of_the_readme_are_results():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    results = (ROOT / "bench/results/node-plugin.txt").read_text()
-    for resident in (0, 10000):
-        rows = re.findall(rf"^prepare batch=1 resident={resident} .*", results, re.M)
-        (row,) = [row for row in rows if "driver=plain" not in row]
-        figures = dict(word.split("=") for word in row.split()[1:])
-        assert f"takes {figures['p50_ms']} ms" in readme
-        assert resident or f"needs {figures['floor_ms']} ms" in readme
-
-
 def test_the_contracts_of_imports_have_all_packages_and_ignore_nothing():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     linter, build = tools["importlinter"], tools["hatch"]["build"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from drakit_formats.resource.features import Feature
 from tests.unit.docs.listings import ROOT
@@ -52,13 +50,6 @@ def test_the_tested_versions_are_those_of_the_test_clusters(beginning, module, p
     state, notes = row(MATRIX, beginning)
     assert state == "Tested"
     assert re.match(rf"{re.escape(pinned(module, package))}(?!\w)", notes)
-
-
-def test_the_versions_of_drakit_are_those_of_the_package_and_the_chart():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    chart = yaml.safe_load((ROOT / "charts/drakit/Chart.yaml").read_text())
-    assert f"`{project['version']}`" in MATRIX
-    assert f"`{chart['version']}`" in MATRIX
 
 
 def test_each_gate_that_drakit_reports_is_on_the_page():

@@ -1,0 +1,117 @@
+"""The figures of the pages: those of the benchmarks' output, the chart and the examples."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.unit.docs.listings import ROOT, code_lines, listing
+
+PERFORMANCE = (ROOT / "docs/contributors/performance.md").read_text()
+SIZING = (ROOT / "docs/admin/sizing.md").read_text()
+VENDORS = (ROOT / "docs/vendors/index.md").read_text()
+NODE_PLUGIN = (ROOT / "bench/results/node-plugin.txt").read_text()
+
+
+def section(title: str) -> str:
+    """A section of the page about performance."""
+    rest = PERFORMANCE.partition(f"### {title}\n")[2]
+    return rest.partition("\n## ")[0].partition("\n### ")[0]
+
+
+def row(page: str, beginning: str) -> str:
+    """The row of a table of a page, by how its first cell begins."""
+    (found,) = re.findall(rf"^\| {re.escape(beginning)}.*", page, re.M)
+    return found
+
+
+def measured(name: str, *words: str) -> dict[str, str]:
+    """The figures of the first line of the node plugin's output with these words."""
+    for line in NODE_PLUGIN.splitlines():
+        first, *given = line.split()
+        if first == name and set(words) <= set(given) and "driver=plain" not in given:
+            return dict(word.split("=", 1) for word in given if "=" in word)
+    raise LookupError(name, words)
+
+
+@pytest.mark.parametrize(
+    ("title", "file"), [("Node plugin", "node-plugin.txt"), ("Operator", "operator.txt")]
+)
+def test_the_results_are_in_the_output_of_the_row(title, file):
+    output = (ROOT / "bench/results" / file).read_text()
+    rows = re.findall(
+        r"^\| (?:`([a-z-]+)` )?\| [^|]+ \| ([^|]+) \| [^|]+ \|$", section(title), re.M
+    )
+    assert len(rows) >= 8
+    name = ""
+    for given, result in rows:
+        name = given or name
+        lines = set(re.findall(rf"^{name} .*", output, re.M))
+        values = {value for line in lines for value in re.findall(r"=([\d.]+)", line)}
+        figures = re.findall(r"\d+(?:\.\d+)?", result)
+        assert figures
+        assert set(figures) <= values, f"{name}: {result}"
+
+
+def test_the_times_with_prepared_claims_are_in_the_output():
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", section("Prepared claims on the node"), re.M)
+    assert [batch for batch, _ in rows] == ["1", "8", "64"]
+    for batch, times in rows:
+        for resident, time in zip(("0", "1000", "10000"), times.split("|"), strict=True):
+            figures = measured("prepare", f"batch={batch}", f"resident={resident}")
+            assert figures["p50_ms"] == time.removesuffix("ms ").strip()
+
+
+def test_the_machine_is_that_of_the_output():
+    (python,) = re.findall(r"python=(\S+)", NODE_PLUGIN.splitlines()[0])
+    assert f"Python {python}" in PERFORMANCE
+
+
+def test_the_times_of_the_readme_are_in_the_output():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for resident in (0, 10000):
+        figures = measured("prepare", "batch=1", f"resident={resident}")
+        assert f"takes {figures['p50_ms']} ms" in readme
+        assert resident or f"needs {figures['floor_ms']} ms" in readme
+
+
+def test_the_resources_of_the_sizing_page_are_those_of_the_chart():
+    values = yaml.safe_load((ROOT / "charts/drakit/values.yaml").read_text())
+    for component, name in (("nodeplugin", "Node plugin"), ("operator", "Operator")):
+        resources = values[component]["resources"]
+        shown = row(SIZING, f"{name} |")
+        requests = resources["requests"]
+        assert f"{requests['cpu']} CPU, {requests['memory']}" in shown
+        assert resources["limits"]["memory"] in shown
+        assert "cpu" not in resources["limits"]
+
+
+def test_the_figures_of_the_sizing_page_are_results():
+    results = PERFORMANCE + "".join(file.read_text() for file in ROOT.glob("bench/results/*.txt"))
+    key = {"MiB": r"mib", "%": r"cpu_percent", "ms": r"cpu_ms", "s": r"seconds"}
+    figures = re.findall(r"([\d.]+) (MiB|%|ms|s)\b", SIZING)
+    figures += re.findall(r"([\d.]+) (%) of a core", SIZING)
+    decimal = [(number, unit) for number, unit in figures if "." in number or unit == "%"]
+    assert len(decimal) > 12
+    for number, unit in decimal:
+        assert re.search(rf"\w*{key[unit]}={re.escape(number)}\b", results), (number, unit)
+
+
+def test_the_figures_of_the_page_for_vendors_are_those_of_code_and_output():
+    lamps = code_lines(listing("docs/vendors/driver-contract.md", "lamp.py"))
+    assert f"| {lamps} Python |" in row(VENDORS, "[The lamps]")
+    rotors = code_lines((ROOT / "examples/driver/rotors.py").read_text())
+    assert f"| {rotors} Python |" in row(VENDORS, "[examples/driver]")
+    backend = [
+        path
+        for path in (ROOT / "examples/backend").glob("*.go")
+        if not path.name.endswith("_test.go")
+    ]
+    lines = sum(len(path.read_text().splitlines()) for path in backend)
+    assert f"| {lines} Go |" in row(VENDORS, "[examples/backend]")
+    overhead = measured("overhead", "endpoint=backend", "batch=1")["overhead_ms"]
+    assert f"| {overhead} ms |" in row(VENDORS, "Additional time to prepare")
+    (memory,) = re.findall(r"\*\*(\d+) MiB of memory per node", VENDORS)
+    assert int(memory) == round(float(measured("idle")["rss_mib"]))
