@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ IMAGE = "image.repository=registry.example.com/drakit"
 """The value without which the chart is not rendered."""
 
 Render = Callable[..., list[dict[str, Any]]]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -34,19 +36,32 @@ def schema() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def helm() -> str:
-    """The path of helm; skips where none was built or installed yet."""
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Run helm on a chart with some values; skips where none was built or installed yet."""
     found = shutil.which("helm") or next(
         (str(path) for path in cache_folder().glob("programs/*/helm")), None
     )
     if found is None:
         pytest.skip("no helm: `make cluster-up` builds one")
-    return found
+    file = tmp_path_factory.mktemp("values") / "values.yaml"
+
+    def run(*arguments: str, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        file.write_text(json.dumps(values))
+        return subprocess.run(
+            [found, *arguments, "--values", str(file)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Render the chart with some values."""
+def render(helm: Helm) -> Render:
+    """Render the chart with some values; the same values are rendered once."""
+    known: dict[str, list[dict[str, Any]]] = {}
 
     def rendered(
         overrides: dict[str, Any] | None = None,
@@ -55,23 +70,31 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
         api_versions: Sequence[str] = (),
         upgrade: bool = False,
     ) -> list[dict[str, Any]]:
-        file = tmp_path_factory.mktemp("values") / "values.yaml"
-        image = {"repository": "registry.example.com/drakit"}
         given = overrides or {}
-        file.write_text(json.dumps({**given, "image": image | given.get("image", {})}))
-        done = subprocess.run(
-            [
-                *(helm, "template", release, str(CHART), "--namespace", "drakit-system"),
-                *("--kube-version", "1.36.3", "--values", str(file)),
-                *(["--is-upgrade"] if upgrade else []),
-                *(part for each in api_versions for part in ("--api-versions", each)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [body for body in yaml.safe_load_all(done.stdout) if body]
+        image = {"repository": "registry.example.com/drakit"} | given.get("image", {})
+        arguments = [
+            *("template", release, str(CHART), "--namespace", "drakit-system"),
+            *("--kube-version", "1.36.3"),
+            *(["--is-upgrade"] if upgrade else []),
+            *(part for each in api_versions for part in ("--api-versions", each)),
+        ]
+        key = json.dumps([arguments, given])
+        if key not in known:
+            done = helm(*arguments, values={**given, "image": image})
+            assert done.returncode == 0, done.stderr
+            known[key] = [body for body in yaml.safe_load_all(done.stdout) if body]
+        return copy.deepcopy(known[key])
 
     return rendered
+
+
+@pytest.fixture(scope="session")
+def refusal(helm: Helm) -> Callable[[dict[str, Any]], str]:
+    """Render the chart with values that it must refuse; return what helm says."""
+
+    def refused(values: dict[str, Any]) -> str:
+        done = helm("template", "drakit", str(CHART), "--kube-version", "1.36.3", values=values)
+        assert done.returncode != 0
+        return done.stderr
+
+    return refused

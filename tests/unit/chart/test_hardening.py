@@ -59,14 +59,11 @@ def test_an_image_is_named_by_tag_or_digest(render, image, expected):
 # ------------------------------------------------------------ network policies
 
 
-def test_a_plain_install_has_no_network_policy(render):
-    assert not of_kind(render(), "NetworkPolicy")
-
-
 @pytest.mark.parametrize("component", WORKLOADS)
 def test_a_network_policy_admits_probes_and_metrics_alone(render, component):
     objects = render({"networkPolicy": {"enabled": True}})
     name = f"drakit-{component}"
+    assert not of_kind(render(), "NetworkPolicy")
     spec = the(objects, "NetworkPolicy", name)["spec"]
     selector = the(objects, WORKLOADS[component], name)["spec"]["selector"]
     assert spec["podSelector"] == selector
@@ -99,13 +96,10 @@ def test_an_operator_that_is_not_installed_has_neither_policy_nor_binding(render
         "drakit-nodeplugin"
     ]
     assert not of_kind(objects, "RoleBinding")
+    assert not [body for body in objects if "drakit-operator" in body["metadata"]["name"]]
 
 
 # ------------------------------------------------------------ OpenShift
-
-
-def test_a_plain_install_has_no_rights_of_openshift(render):
-    assert "security.openshift.io" not in str(render())
 
 
 @pytest.mark.parametrize(
@@ -116,6 +110,7 @@ def test_a_plain_install_has_no_rights_of_openshift(render):
     ],
 )
 def test_a_component_may_use_the_constraints_that_the_site_names(render, component, scc):
+    assert "security.openshift.io" not in str(render())
     objects = render({"openShift": {"scc": {component: scc}}})
     (role,) = [body for body in of_kind(objects, "Role") if "security.openshift.io" in str(body)]
     assert role["rules"] == [
@@ -189,13 +184,21 @@ def test_with_every_switch_on_no_container_is_privileged_or_has_a_capability(ren
     everything["nodeplugin"] |= {"kubeletStateDirectory": "/srv/kubelet", "bootIDFile": "/srv/id"}
     everything["openShift"]["scc"] = {"nodeplugin": "privileged", "operator": "nonroot-v2"}
     everything["image"]["repository"] = "registry.example.com/drakit"
-    objects = render(everything)
+    objects = render(everything, upgrade=True)
     owners = {body["metadata"]["name"] for body in objects if any(containers(body))}
-    assert {"drakit-nodeplugin", "drakit-operator"} <= owners
+    hooks = {f"drakit-setup-{name}" for name in ("crds", "policies", "remove")}
+    assert hooks | {"drakit-nodeplugin", "drakit-operator"} <= owners
     for container in containers(objects):
         context, name = container["securityContext"], container["name"]
         assert not context.get("privileged"), name
         assert context["allowPrivilegeEscalation"] is False, name
+        assert context["readOnlyRootFilesystem"] is True, name
         assert context["capabilities"] == {"drop": ["ALL"]}, name
+    for body in objects:
+        if any(containers(body)):
+            context = body["spec"]["template"]["spec"]["securityContext"]
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            is_plugin = body["metadata"]["name"] == "drakit-nodeplugin"
+            assert context.get("runAsNonRoot", False) is not is_plugin
     for power in ("hostNetwork", "hostPID", "hostIPC"):
         assert power not in yaml.dump_all(objects)

@@ -39,8 +39,3 @@ def test_links_lead_to_pages_of_the_site_that_exist(file):
         assert path.endswith("/")
         assert page.exists(), target
         assert not anchor or anchor in anchors(page.read_text()), target
-
-
-def test_the_notes_and_the_values_link_to_the_site():
-    for name in ("templates/NOTES.txt", "templates/_helpers.tpl", "values.yaml"):
-        assert targets((CHART / name).read_text())

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.unit.chart.conftest import CHART, IMAGE
+from tests.unit.chart.conftest import CHART, IMAGE, Helm
 
 Notes = Callable[..., str]
 
 
 @pytest.fixture
-def notes(helm: str, tmp_path: Path) -> Notes:
+def notes(helm: Helm, tmp_path: Path) -> Notes:
     """Render the notes: `helm template` leaves them out, so a copy has them as an object."""
     chart = tmp_path / "drakit"
     shutil.copytree(CHART, chart)
@@ -28,16 +26,9 @@ def notes(helm: str, tmp_path: Path) -> Notes:
     (templates / "notes.yaml").write_text('notes: {{ include "notes" . | toJson }}\n')
 
     def rendered(*arguments: str) -> str:
-        values = tmp_path / "values.json"
-        values.write_text(json.dumps({"hostdev": {"policies": {"fuse": {"enabled": True}}}}))
-        shown = ("--values", str(values), "--set", IMAGE, "--show-only", "templates/notes.yaml")
-        done = subprocess.run(
-            [helm, "template", "drakit", str(chart), *shown, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        values = {"hostdev": {"policies": {"fuse": {"enabled": True}}}}
+        shown = ("--set", IMAGE, "--show-only", "templates/notes.yaml")
+        done = helm("template", "drakit", str(chart), *shown, *arguments, values=values)
         assert done.returncode == 0, done.stderr
         return yaml.safe_load(done.stdout)["notes"]
 

@@ -33,6 +33,11 @@ def selector(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, s
     return the(objects, kind, name)["spec"]["selector"]["matchLabels"]
 
 
+def test_a_release_can_keep_the_names_of_another(render):
+    kept = render({"fullnameOverride": "drakit"}, release="prod")
+    assert named(kept) == named(render(release="drakit"))
+
+
 @pytest.mark.parametrize(
     ("release", "name"),
     [
@@ -49,18 +54,19 @@ def test_names_begin_with_the_releases(render, release, name):
     assert found == {("DaemonSet", f"{name}-nodeplugin"), ("Deployment", f"{name}-operator")}
     for body in objects:
         labels = body["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == name
         assert all(len(value) <= 63 for value in labels.values())
-
-
-@pytest.mark.parametrize("release", ["my-drakit", "cameras"])
-def test_a_project_of_a_driver_knows_the_name_of_its_daemonset(render, release):
-    project = project_of(release, driver=None, image=None, drakit="0.1.0")
-    the(render(VENDOR, release=release), "DaemonSet", project.plugin)
 
 
 def test_a_second_release_has_nothing_that_the_first_has(render):
     first, second = render(), render(VENDOR, release="cameras")
     assert not named(first) & named(second)
+    plugin = project_of("cameras", driver=None, image=None, drakit="0.1.0").plugin
+    assert ("DaemonSet", plugin) in named(second)
+    policy = the(second, "ValidatingAdmissionPolicy", plugin)["spec"]
+    account = pod_spec(second, "DaemonSet", plugin)["serviceAccountName"]
+    (condition,) = policy["matchConditions"]
+    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
     assert {body["kind"] for body in second} >= CLUSTER_WIDE - {"DeviceClass"}
 
 
@@ -70,22 +76,6 @@ def test_the_policies_of_hostdev_come_from_the_release_that_has_it(render):
         objects = render(VENDOR | {"hostdev": hostdev}, release="cameras")
         jobs = [body["metadata"]["name"] for body in objects if body["kind"] == "Job"]
         assert len([name for name in jobs if name.endswith("-policies")]) == applied
-
-
-def test_each_release_has_a_policy_for_its_own_plugin(render):
-    expressions = set()
-    for objects, name in (
-        (render(), "drakit-nodeplugin"),
-        (render(VENDOR, release="cameras"), "cameras-drakit-nodeplugin"),
-    ):
-        policy = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
-        account = pod_spec(objects, "DaemonSet", name)["serviceAccountName"]
-        (condition,) = policy["matchConditions"]
-        assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
-        binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
-        assert binding["policyName"] == name
-        expressions.add(condition["expression"])
-    assert len(expressions) == 2
 
 
 def test_selectors_are_those_of_charts_that_could_be_installed_once(render):

@@ -83,17 +83,6 @@ def test_each_hook_has_its_account_and_rights_before_it_runs(render):
         assert int(weight["helm.sh/hook-weight"]) < 0
 
 
-def test_the_hooks_may_change_only_drakits_definitions_and_policies(render):
-    objects = render({"hostdev": {"policies": POLICIES}}, upgrade=True)
-    rules = the(objects, "ClusterRole", "drakit-setup")["rules"]
-    names = {body["metadata"]["name"] for body in read_definitions()}
-    for rule in rules:
-        if set(rule["verbs"]) != {"create"} and "apiextensions.k8s.io" in rule["apiGroups"]:
-            assert set(rule["resourceNames"]) >= names
-    resources = {each for rule in rules for each in rule["resources"]}
-    assert resources == {"customresourcedefinitions", "hostdevicepolicies"}
-
-
 @pytest.mark.parametrize("name", ["crds", "policies", "remove"])
 def test_the_hooks_use_options_that_the_command_has(render, name):
     job = the(
@@ -103,21 +92,6 @@ def test_the_hooks_use_options_that_the_command_has(render, name):
     assert program.endswith("/drakit")
     options = _parser().parse_args(arguments)
     assert options.release == "drakit-system/drakit"
-
-
-@pytest.mark.parametrize("name", ["crds", "policies", "remove"])
-def test_the_hooks_run_without_privileges(render, name):
-    job = the(
-        render({"hostdev": {"policies": POLICIES}}, upgrade=True), "Job", f"drakit-setup-{name}"
-    )
-    spec = job["spec"]["template"]["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    (container,) = spec["containers"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
 
 
 def test_a_vendors_release_needs_no_image_of_the_operator(render):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,6 @@ def test_simulated_devices_stand_beside_those_of_the_host(render, tmp_path):
     assert str(config.control) == "/data/kubelet/plugins/drakit.dev/drivers/fpga.test/control.json"
 
 
-def test_without_a_word_nothing_is_simulated(render, tmp_path):
-    objects = render()
-    (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
-    assert entry.driver == "hostdev"
-    assert not [body for body in objects if "simulated" in body["metadata"]["name"]]
-
-
-def test_the_operator_reads_its_configuration(render, tmp_path):
-    objects = render(
-        {"operator": {"config": {"resyncPeriod": "10s", "election": {"leaseName": "l"}}}}
-    )
-    config = read_config(written(objects, tmp_path, "operator"))
-    assert config.resync_period == 10
-    assert config.election.lease_name == "l"
-
-
 @pytest.mark.parametrize(
     ("component", "kind", "read"),
     [("nodeplugin", "DaemonSet", load_config), ("operator", "Deployment", read_config)],
@@ -95,8 +80,10 @@ def test_probes_and_metrics_have_ports_of_their_own(render, tmp_path, component,
 
 @pytest.mark.parametrize("holders", ["namespace", "all"])
 def test_one_value_sets_which_holders_events_name(render, tmp_path, holders):
-    objects = render({"events": {"nameHolders": holders}})
-    assert read_config(written(objects, tmp_path, "operator")).events.name_holders == holders
+    own = {"operator": {"config": {"resyncPeriod": "10s"}}}
+    objects = render({"events": {"nameHolders": holders}, **own})
+    operator = read_config(written(objects, tmp_path, "operator"))
+    assert (operator.events.name_holders, operator.resync_period) == (holders, 10)
     assert load_config(written(objects, tmp_path, "nodeplugin")).events.name_holders == holders
 
 
@@ -157,18 +144,6 @@ def test_the_podresources_socket_is_in_a_directory_that_is_mounted(render, tmp_p
     assert mount["readOnly"] is True
 
 
-def test_the_plugin_knows_its_own_pod(render):
-    (container,) = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")["containers"]
-    fields = {
-        variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"]
-        for variable in container["env"]
-    }
-    assert {name: fields[name] for name in ("POD_NAMESPACE", "POD_NAME")} == {
-        "POD_NAMESPACE": "metadata.namespace",
-        "POD_NAME": "metadata.name",
-    }
-
-
 def test_a_kubelet_without_podresources_does_not_keep_the_pod_from_starting(render):
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     (volume,) = [v for v in spec["volumes"] if v["name"] == "pod-resources"]
@@ -188,63 +163,39 @@ def test_the_kubelets_state_is_mounted_only_where_the_values_set_it(render, tmp_
     assert str(config.kubelet_state_file) == f"{mount['mountPath']}/dra_manager_state"
 
 
-def test_stale_claims_are_collected_when_the_values_enable_it(render, tmp_path):
-    stale = {"gracePeriod": "5s", "period": "1s"}
-    objects = render({"nodeplugin": {"staleClaims": stale}})
-    config = load_config(written(objects, tmp_path, "nodeplugin")).stale_claims
-    assert (config.period, config.grace_period, config.unconfirmed_grace_period) == (1, 5, 3600)
-
-
-def test_the_values_limit_opaque_parameters(render, tmp_path):
-    objects = render({"nodeplugin": {"opaqueParameters": {"maxValues": 9999999}}})
-    config = load_config(written(objects, tmp_path, "nodeplugin")).opaque_parameters
-    assert (config.max_bytes, config.max_values) == (131072, 9999999)
-
-
-def test_what_becomes_of_devices_follows_the_values(render, tmp_path):
-    devices = {"endpointStopGracePeriod": "20s", "health": {"recoveryPeriod": "3s"}}
-    objects = render({"nodeplugin": {"devices": devices}})
-    config = load_config(written(objects, tmp_path, "nodeplugin")).devices
-    assert (config.endpoint_stop_grace_period, config.start_grace_period) == (20, 30)
-    assert (config.health.recovery_period, config.health.timeout) == (3, 30)
-
-
-def test_what_the_plugin_sees_of_the_host_beside_them_is_read_only(render):
-    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
-    writable = {
-        mount["mountPath"]
-        for mount in spec["containers"][0]["volumeMounts"]
-        if not mount.get("readOnly")
-    }
-    assert writable == {
-        "/var/lib/kubelet/plugins/drakit.dev",
-        "/var/lib/kubelet/plugins_registry",
-        "/var/run/cdi",
-    }
-
-
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("values", "path", "expected"),
     [
-        pytest.param("DaemonSet", "drakit-nodeplugin", id="nodeplugin"),
-        pytest.param("Deployment", "drakit-operator", id="operator"),
+        pytest.param(
+            {"staleClaims": {"gracePeriod": "5s", "period": "1s"}},
+            "stale_claims",
+            {"period": 1, "grace_period": 5, "unconfirmed_grace_period": 3600},
+            id="stale-claims",
+        ),
+        pytest.param(
+            {"opaqueParameters": {"maxValues": 9999999}},
+            "opaque_parameters",
+            {"max_bytes": 131072, "max_values": 9999999},
+            id="opaque-parameters",
+        ),
+        pytest.param(
+            {"devices": {"endpointStopGracePeriod": "20s"}},
+            "devices",
+            {"endpoint_stop_grace_period": 20, "start_grace_period": 30},
+            id="devices",
+        ),
+        pytest.param(
+            {"devices": {"health": {"recoveryPeriod": "3s"}}},
+            "devices.health",
+            {"recovery_period": 3, "timeout": 30},
+            id="health-of-devices",
+        ),
     ],
 )
-def test_no_container_has_more_power_than_it_needs(render, kind, name):
-    spec = pod_spec(render(), kind, name)
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    (container,) = spec["containers"]
-    context = container["securityContext"]
-    assert not context.get("privileged")
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["capabilities"] == {"drop": ["ALL"]}
-
-
-def test_the_operator_is_not_root(render):
-    context = pod_spec(render(), "Deployment", "drakit-operator")["securityContext"]
-    assert context["runAsNonRoot"] is True
+def test_values_replace_the_defaults_one_by_one(render, tmp_path, values, path, expected):
+    config = load_config(written(render({"nodeplugin": values}), tmp_path, "nodeplugin"))
+    found = attrgetter(path)(config)
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
 def test_the_operator_changes_nothing_but_a_closed_list(render):
@@ -283,6 +234,7 @@ def test_the_operator_may_change_no_lease_but_its_own(render, config, lease):
 def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_path):
     objects = render()
     (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
+    assert entry.driver == "hostdev"
     assert HostDevicesConfig.model_validate(entry.config).policies == {}
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
 
@@ -292,7 +244,6 @@ def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_p
     [
         pytest.param({}, False, id="default"),
         pytest.param({"allowDangerous": True}, True, id="allowed"),
-        pytest.param({"allowDangerous": False}, False, id="refused"),
     ],
 )
 def test_the_values_decide_whether_policies_can_publish_dangerous_devices(
@@ -314,15 +265,6 @@ def test_the_operator_makes_the_classes_of_policies_and_the_chart_none(render):
     assert not any("deviceClass" in spec for spec in policies_of(objects).values())
 
 
-def test_the_policies_of_the_values_can_have_no_classes(render):
-    named = SERIAL | {"deviceClass": {"extendedResourceName": "example.com/serial"}}
-    objects = render({"hostdev": {"deviceClasses": False, "policies": {"serial": named}}})
-    assert policies_of(objects)["serial"]["deviceClass"] == {
-        "create": False,
-        "extendedResourceName": "example.com/serial",
-    }
-
-
 def policies_of(objects):
     return yaml.safe_load(the(objects, "ConfigMap", "drakit-setup")["data"]["policies.yaml"])
 
@@ -342,6 +284,10 @@ def test_each_kind_of_simulated_device_has_its_class(render):
     }
     types = {device.attributes["type"] for device in all_devices(SimulatedConfig()).devices}
     assert {name.partition(".")[0] for name in classes} == types
+    config = {"gpu": {"partitions": []}, "nic": {"count": 0}}
+    objects = render({"simulated": {"enabled": True, "config": config}})
+    names = {body["metadata"]["name"] for body in objects if body["kind"] == "DeviceClass"}
+    assert names == {"gpu.simulated.drakit.dev", "cpu.simulated.drakit.dev"}
 
 
 @pytest.mark.parametrize(
@@ -368,21 +314,16 @@ def test_classes_have_the_newest_version_that_the_cluster_serves(render, served,
     assert found == {f"resource.k8s.io/{version}"}
 
 
-def test_what_is_not_simulated_has_no_class(render):
-    config = {"gpu": {"partitions": []}, "nic": {"count": 0}}
-    objects = render({"simulated": {"enabled": True, "config": config}})
-    names = {body["metadata"]["name"] for body in objects if body["kind"] == "DeviceClass"}
-    assert {name for name in names if ".simulated." in name} == {
-        "gpu.simulated.drakit.dev",
-        "cpu.simulated.drakit.dev",
-    }
-
-
 def test_classes_can_be_left_to_the_admin(render):
     simulated = {"enabled": True, "deviceClasses": False}
-    hostdev = {"deviceClasses": False, "policies": {"serial": SERIAL}}
+    named = SERIAL | {"deviceClass": {"extendedResourceName": "example.com/serial"}}
+    hostdev = {"deviceClasses": False, "policies": {"serial": named}}
     objects = render({"hostdev": hostdev, "simulated": simulated})
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
+    assert policies_of(objects)["serial"]["deviceClass"] == {
+        "create": False,
+        "extendedResourceName": "example.com/serial",
+    }
 
 
 def test_without_hostdev_the_host_is_not_mounted(render):
@@ -407,11 +348,6 @@ def test_new_configuration_replaces_the_pods(render):
     assert checksum({}) != checksum({"hostdev": {"rescanInterval": "20s"}})
 
 
-def test_every_rendered_document_has_our_labels(render):
-    for body in render():
-        assert body["metadata"]["labels"]["app.kubernetes.io/name"] == "drakit", yaml.dump(body)
-
-
 def test_a_driver_gets_what_it_needs_of_the_host_besides(render):
     plain = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     volume = {"name": "lamps", "hostPath": {"path": "/srv/lamps", "type": "Directory"}}
@@ -422,9 +358,3 @@ def test_a_driver_gets_what_it_needs_of_the_host_besides(render):
     assert spec["volumes"] == [*plain["volumes"], volume]
     assert container["volumeMounts"] == [*before["volumeMounts"], mount]
     assert container["securityContext"] == before["securityContext"]
-
-
-def test_a_release_can_keep_the_names_that_were_fixed_once(render):
-    names = {(body["kind"], body["metadata"]["name"]) for body in render(release="drakit")}
-    kept = render({"fullnameOverride": "drakit"}, release="prod")
-    assert {(body["kind"], body["metadata"]["name"]) for body in kept} == names

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from drakit_cli.setup import read_definitions
 from drakit_nodeplugin.config import MAX_BACKENDS, MAX_RESOURCES
 from tests.unit.chart.reading import pod_spec, the
 
@@ -84,15 +85,14 @@ def test_without_hostdev_nobody_reads_or_changes_its_policies(render):
 def test_the_hooks_have_only_the_rights_that_they_need(render, values, resources):
     objects = render(values, upgrade=True)
     assert {resource for resource, _ in rights(objects, "drakit-setup")} == resources
+    names = {body["metadata"]["name"] for body in read_definitions()}
+    for rule in the(objects, "ClusterRole", "drakit-setup")["rules"]:
+        if set(rule["verbs"]) != {"create"} and "apiextensions.k8s.io" in rule["apiGroups"]:
+            assert set(rule["resourceNames"]) >= names
     # Helm itself installs the definitions.
     assert {resource for resource, _ in rights(render(POLICIES), "drakit-setup")} == {
         "hostdevicepolicies"
     }
-
-
-def test_a_release_without_operator_has_no_rights_of_an_operator(render):
-    objects = render({"operator": {"enabled": False}})
-    assert not [body for body in objects if "drakit-operator" in body["metadata"]["name"]]
 
 
 # ------------------------------------------------------------ tolerations
@@ -126,12 +126,6 @@ def test_the_plugin_tolerates_eviction_device_taints_and_what_an_admin_adds(
     spec = pod_spec(render({"nodeplugin": values}), "DaemonSet", "drakit-nodeplugin")
     first, *others = spec["tolerations"]
     assert (first, others) == (NO_EXECUTE, expected)
-
-
-def test_the_plugin_does_not_run_on_nodes_that_others_reserve(render):
-    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
-    assert {"operator": "Exists"} not in spec["tolerations"]
-    assert all(each.get("key") for each in spec["tolerations"] if each["effect"] == "NoSchedule")
 
 
 # ------------------------------------------------------------ stops
