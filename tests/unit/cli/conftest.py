@@ -2,21 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from drakit.layout import driver_directory
 from drakit_cli.main import main
-from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.checkpoints import DRIVER
-from tests.fakes.node import StaticNode
-from tests.unit.cli.projects import installed, values_of, write
+from tests.unit.cli.projects import write
 
 CONFIG = """
 kubeletRoot: {root}/kubelet
@@ -84,17 +79,3 @@ def site(capsys):
 def lamps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project `lamps` of `drakit new`, which tests only read."""
     return write(tmp_path_factory.mktemp("new") / "lamps")
-
-
-@pytest.fixture
-def driver(lamps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedDriver]:
-    """The driver of `lamps` as the node plugin loads it for the project's values."""
-    monkeypatch.syspath_prepend(str(installed(lamps)))
-    (entry,) = values_of(lamps)["nodeplugin"]["drivers"]
-    entries = NodePluginConfig.model_validate(
-        {"drivers": [entry | {"config": {"directory": str(tmp_path)}}]}
-    ).drivers
-    (loaded,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
-    yield loaded
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lamps"]:
-        del sys.modules[name]

@@ -115,37 +115,16 @@ async def test_endpoints_are_shown_below_the_claims(site):
         "node-1/usb (1 device)\n"
     )
 
-
-async def test_the_devices_of_endpoints_are_in_json(site):
-    await site.store(endpoints=ENDPOINTS)
     _, out, _ = await site.run_beside(*SHOW, "--json")
     (checkpoint,) = json.loads(out)["checkpoints"]
-    assert checkpoint["endpoints"][1:] == [
-        {
-            "name": "net",
-            "pools": {"node-1/net": []},
-            "gone": {},
-            "evicting": {},
-            "stopped_at": 1795251182.9,
-            "removing": False,
-        },
-        {
-            "name": "usb",
-            "pools": {"node-1": ["cam-0", "cam-1"], "node-1/usb": ["hub"]},
-            "gone": {"node-1": ["cam-1"]},
-            "evicting": {},
-            "stopped_at": None,
-            "removing": False,
-        },
-    ]
-
-
-async def test_of_a_damaged_database_the_readable_endpoints_are_shown(site):
-    await site.store(prepared("a"), endpoints=ENDPOINTS)
-    change(site, "UPDATE bodies SET checksum = 1")
-    code, out, _ = await site.run_beside(*SHOW)
-    assert code == 1
-    assert "\nusb       running" in out
+    assert checkpoint["endpoints"][1] == {
+        "name": "net",
+        "pools": {"node-1/net": []},
+        "gone": {},
+        "evicting": {},
+        "stopped_at": 1795251182.9,
+        "removing": False,
+    }
 
 
 async def test_only_a_damaged_endpoint_is_reported(site):

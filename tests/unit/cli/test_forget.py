@@ -89,34 +89,40 @@ async def test_a_claim_that_a_container_uses_is_refused_without_force(site, kube
     assert await uids(site) == set()
 
 
-async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
+@pytest.mark.parametrize(
+    ("unknown", "told"),
+    [
+        pytest.param(
+            "no-kubelet",
+            "cannot determine whether a container uses it: the kubelet's podresources",
+            id="the-kubelet-does-not-answer",
+        ),
+        pytest.param(
+            "not-synced",
+            "the kubelet does not list the node plugin's own pod",
+            id="the-kubelet-has-not-read-its-pods",
+        ),
+        pytest.param(
+            "outside",
+            "the node plugin does not know which pod it runs in",
+            id="outside-the-pod",
+        ),
+    ],
+)
+async def test_force_is_needed_where_use_is_unknown(site, kubelet, monkeypatch, unknown, told):
+    if unknown == "no-kubelet":
+        site.socket.unlink()
+    elif unknown == "not-synced":
+        kubelet.synced = False
+    else:
+        monkeypatch.delenv("POD_NAME")
     await site.store(prepared("a"))
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 1
-    assert (
-        "drakit cannot determine whether a container uses it: the kubelet's podresources" in error
-    )
+    assert told in error
     assert "--force forgets it anyway" in error
-    assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
-
-
-async def test_force_is_needed_until_the_kubelet_has_read_its_pods(site, kubelet):
-    kubelet.synced = False
-    await site.store(prepared("a"))
-    code, _, error = await site.run_beside(*FORGET, "uid-a")
-    assert code == 1
-    assert "the kubelet does not list the node plugin's own pod" in error
     assert await uids(site) == {"uid-a"}
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
-
-
-async def test_force_is_needed_outside_the_pod(site, kubelet, monkeypatch):
-    monkeypatch.delenv("POD_NAME")
-    await site.store(prepared("a"))
-    code, _, error = await site.run_beside(*FORGET, "uid-a")
-    assert code == 1
-    assert "the node plugin does not know which pod it runs in" in error
-    assert await uids(site) == {"uid-a"}
 
 
 async def test_what_was_prepared_before_a_reboot_needs_no_force(site):

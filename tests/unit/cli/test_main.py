@@ -5,14 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 from drakit_cli.answers import table
 from drakit_cli.main import main
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_its_words_cost_nothing_of_the_daemons():
@@ -30,11 +27,6 @@ def test_the_daemons_do_not_load_it():
         "assert not [name for name in sys.modules if name.startswith('drakit_cli')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_it_is_installed_as_a_command():
-    scripts = (ROOT / "pyproject.toml").read_text()
-    assert 'drakit = "drakit_cli.main:main"' in scripts
 
 
 def test_version(capsys):

@@ -23,42 +23,59 @@ PAGE = "docs/vendors/python-driver.md"
 # ------------------------------------------------------------ names
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run the command where it must be refused as wrong use; give what it says."""
+@pytest.mark.parametrize(
+    ("arguments", "shown", "told"),
+    [
+        *(
+            pytest.param(["--", name], f"the project's name {name!r}", told, id=f"name-{of}")
+            for name, told, of in (
+                ("", "must be a letter followed by", "empty"),
+                ("Rack_Lamps", "try rack-lamps", "capitals-and-underscores"),
+                ("3lamps", "try lamps", "a-digit-first"),
+                ("lamps-", "try lamps", "a-dash-last"),
+                ("../lamps", "try lamps", "a-path"),
+                ("l" * 41, f"try {'l' * 40}", "too-long"),
+                ("rack--lamps", "two dashes in a row; try rack-lamps", "two-dashes"),
+                ("lämpchen", "lower-case letters", "no-ascii"),
+                ("lamps\n", "try lamps", "a-line-end"),
+                ("class", "a meaning in YAML or Python", "a-python-word"),
+                ("null", "a meaning in YAML or Python", "a-yaml-word"),
+                ("json", "would hide the Python package json", "of-the-standard-library"),
+                ("tests", "would hide the Python package tests", "the-tests"),
+                ("drakit-proto", "hide the Python package drakit_proto", "a-package-of-ours"),
+                ("hostdev", "is reserved for drakit", "a-driver-of-ours"),
+            )
+        ),
+        *(
+            pytest.param(["lamps", "--driver", name], f"--driver {name!r}", told, id=f"driver-{of}")
+            for name, told, of in (
+                ("Lamps.example.com", "must be a DNS name", "capitals"),
+                ("1lamp.example.com", "begins with a letter", "a-digit-first"),
+                ("lamps..com", "must be a DNS name", "an-empty-part"),
+                ("a" * 52 + ".example.com", "at most 63", "too-long"),
+                ("lamps", "as in lamps.example.com", "without-a-domain"),
+                ("lamps.drakit.dev", "in drakit's own domain", "of-drakit"),
+            )
+        ),
+        *(
+            pytest.param(["lamps", "--image", name], f"--image {name!r}", told, id=f"image-{of}")
+            for name, told, of in (
+                ("registry.example.com/lamps:1.0", "has a tag", "a-tag"),
+                ("lamps@sha256:abc", "has a tag or a digest", "a-digest"),
+                ("registry.example.com/Lamps", "is not an image repository", "capitals"),
+                ("https://registry.example.com/lamps", "not an image repository", "an-address"),
+                ('a"b', "is not an image repository", "a-quote"),
+            )
+        ),
+    ],
+)
+def test_an_invalid_name_is_refused(arguments, shown, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(["new", *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    return said.err
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        pytest.param("", "must be a letter followed by", id="empty"),
-        pytest.param("Rack_Lamps", "try rack-lamps", id="capitals-and-underscores"),
-        pytest.param("3lamps", "try lamps", id="a-digit-first"),
-        pytest.param("lamps-", "try lamps", id="a-dash-last"),
-        pytest.param("../lamps", "try lamps", id="a-path"),
-        pytest.param("l" * 41, f"try {'l' * 40}", id="too-long"),
-        pytest.param("rack--lamps", "two dashes in a row; try rack-lamps", id="two-dashes"),
-        pytest.param("lämpchen", "lower-case letters", id="no-ascii"),
-        pytest.param("lamps\n", "try lamps", id="a-line-end"),
-        pytest.param("class", "a meaning in YAML or Python", id="a-python-word"),
-        pytest.param("null", "a meaning in YAML or Python", id="a-yaml-word"),
-        pytest.param("json", "would hide the Python package json", id="of-the-standard-library"),
-        pytest.param("tests", "would hide the Python package tests", id="the-tests"),
-        pytest.param(
-            "drakit-proto", "hide the Python package drakit_proto", id="a-package-of-ours"
-        ),
-        pytest.param("hostdev", "is reserved for drakit", id="a-driver-of-ours"),
-        pytest.param("conformance", "is reserved for drakit", id="a-command-of-ours"),
-    ],
-)
-def test_a_projects_name_is_refused(name, told, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = refused(capsys, "--", name)
-    assert f"the project's name {name!r}" in said
-    assert told in said
+    assert shown in said.err
+    assert told in said.err
     assert not list(tmp_path.iterdir())
 
 
@@ -69,46 +86,8 @@ def test_no_project_is_named_as_a_command(capsys, tmp_path, monkeypatch):
     names = re.findall(r"^    ([a-z][-a-z]*)\b", capsys.readouterr().out, re.M)
     assert {"new", "conformance"} <= set(names)
     for name in names:
-        assert "is reserved for drakit" in refused(capsys, name)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("driver", "told"),
-    [
-        pytest.param("Lamps.example.com", "must be a DNS name", id="capitals"),
-        pytest.param("1lamp.example.com", "begins with a letter", id="a-digit-first"),
-        pytest.param("lamps..com", "must be a DNS name", id="an-empty-part"),
-        pytest.param("a" * 52 + ".example.com", "at most 63", id="too-long"),
-        pytest.param("lamps", "as in lamps.example.com", id="without-a-domain"),
-        pytest.param("lamps.drakit.dev", "in drakit's own domain", id="of-drakit"),
-    ],
-)
-def test_a_drivers_name_is_refused(driver, told, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = refused(capsys, "lamps", "--driver", driver)
-    assert f"--driver {driver!r}" in said
-    assert told in said
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("image", "told"),
-    [
-        pytest.param("registry.example.com/lamps:1.0", "has a tag", id="a-tag"),
-        pytest.param("lamps@sha256:abc", "has a tag or a digest", id="a-digest"),
-        pytest.param("registry.example.com/Lamps", "is not an image repository", id="capitals"),
-        pytest.param(
-            "https://registry.example.com/lamps", "is not an image repository", id="an-address"
-        ),
-        pytest.param('a"b', "is not an image repository", id="a-quote"),
-    ],
-)
-def test_an_image_is_refused(image, told, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = refused(capsys, "lamps", "--image", image)
-    assert f"--image {image!r}" in said
-    assert told in said
+        assert main(["new", name]) == 2
+        assert "is reserved for drakit" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

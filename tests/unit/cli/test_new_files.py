@@ -6,17 +6,14 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
-from drakit_cli.new import FILES, MAX_NAME, project_of
+from drakit_cli.new import FILES, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
     commands,
@@ -26,7 +23,7 @@ from tests.unit.cli.projects import (
     values_of,
     write,
 )
-from tests.unit.docs.listings import ROOT
+from tests.unit.docs.listings import ROOT, merged
 
 # Programs are started in most of them.
 pytestmark = pytest.mark.timeout(120)
@@ -34,11 +31,6 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize("arguments", PROJECTS)
 def test_its_values_are_those_of_the_chart(arguments, tmp_path):
-    def merged(defaults: Any, given: Any) -> Any:
-        if not isinstance(defaults, dict):
-            return given
-        return defaults | {key: merged(defaults.get(key), given[key]) for key in given}
-
     chart = ROOT / "charts" / "drakit"
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
     values = values_of(write(tmp_path / "project", *arguments))
@@ -46,66 +38,6 @@ def test_its_values_are_those_of_the_chart(arguments, tmp_path):
     jsonschema.validate(merged(defaults, values), schema)
     assert defaults.keys() >= values.keys()
     assert defaults["nodeplugin"].keys() >= values["nodeplugin"].keys()
-
-
-def test_the_directory_of_its_devices_is_mounted_where_the_host_has_it(lamps):
-    values = values_of(lamps)["nodeplugin"]
-    ((entry,), (volume,), (mount,)) = (
-        values[key] for key in ("drivers", "volumes", "volumeMounts")
-    )
-    directory = entry["config"]["directory"]
-    assert (volume["hostPath"]["path"], mount["mountPath"]) == (directory, directory)
-    assert volume["name"] == mount["name"]
-    taken = re.findall(
-        r"- name: ([-\w]+)\n\s+(?:hostPath|configMap)",
-        (ROOT / "charts/drakit/templates/nodeplugin-daemonset.yaml").read_text(),
-    )
-    assert len(taken) > 5
-    assert volume["name"] not in taken
-    assert any(line.endswith(f"touch {directory}/first") for line in commands(readme(lamps)))
-
-
-@pytest.mark.parametrize("arguments", PROJECTS)
-def test_its_manifests_fit_each_other(arguments, tmp_path):
-    project = write(tmp_path / "project", *arguments)
-    texts = "---\n".join((project / name).read_text() for name in ("deviceclass.yaml", "pod.yaml"))
-    device_class, template, pod = yaml.safe_load_all(texts)
-    (selector,) = device_class["spec"]["selectors"]
-    name = device_class["metadata"]["name"]
-    assert selector["cel"]["expression"] == f'device.driver == "{name}"'
-    devices = template["spec"]["spec"]["devices"]
-    (request,), (config,) = devices["requests"], devices["config"]
-    assert request["exactly"]["deviceClassName"] == name
-    assert (config["requests"], config["opaque"]["driver"]) == ([request["name"]], name)
-    (source,) = pod["spec"]["resourceClaims"]
-    assert source["resourceClaimTemplateName"] == template["metadata"]["name"]
-    (container,) = pod["spec"]["containers"]
-    assert container["resources"]["claims"] == [{"name": source["name"]}]
-    assert len(pod["metadata"]["name"]) <= MAX_NAME
-
-
-async def test_its_pod_asks_for_what_its_driver_has(lamps, driver, tmp_path):
-    _, template, pod = yaml.safe_load_all(
-        (lamps / "deviceclass.yaml").read_text() + "---\n" + (lamps / "pod.yaml").read_text()
-    )
-    (tmp_path / "first").touch()
-    made = driver.make()
-    stream = made.devices()
-    (device,) = await anext(stream)
-    await stream.aclose()
-    request = template["spec"]["spec"]["devices"]["requests"][0]
-    (selector,) = request["exactly"]["selectors"]
-    asked = re.fullmatch(
-        rf'device\.attributes\["{driver.name}"\]\.(\w+) == "(.*)"', selector["cel"]["expression"]
-    )
-    assert asked is not None
-    assert device.attributes[asked[1]] == asked[2]
-    (config,) = template["spec"]["spec"]["devices"]["config"]
-    given = made.parameters_type.model_validate(config["opaque"]["parameters"])
-    assert given != made.parameters_type()
-    command = pod["spec"]["containers"][0]["command"][-1]
-    assert "grep ^LAMPS_" in command
-    assert f"ls /run/{driver.name};" in command
 
 
 def test_its_readme_names_what_its_values_name(lamps):
@@ -119,13 +51,6 @@ def test_its_readme_names_what_its_values_name(lamps):
     # As drakit's own README says it.
     (label,) = re.findall(r"pod-security\S+", readme(lamps))
     assert label in (ROOT / "README.md").read_text()
-
-
-def test_its_metadata_require_only_packages_that_an_index_has(lamps):
-    project = tomllib.loads((lamps / "pyproject.toml").read_text())["project"]
-    assert project["dependencies"] == []
-    extras = [Requirement(text).name for text in project["optional-dependencies"]["dev"]]
-    assert extras == ["pytest", "ruff"]
 
 
 @pytest.mark.parametrize(

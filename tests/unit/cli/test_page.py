@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from drakit_cli import checkpoint as commands
-from drakit_nodeplugin.state import quarantine, schema
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
@@ -50,10 +49,3 @@ async def printed(site, command):
     assert error == ""
     text = out.replace(f"{site.root}/kubelet", "/var/lib/kubelet")
     return text.replace(str(site.cdi), "/var/run/cdi")
-
-
-def test_the_numbers_of_the_pages_are_those_of_the_code():
-    assert quarantine.KEPT == 5
-    for page in (REFERENCE, RECOVERY):
-        assert "five newest damaged files" in page
-    assert f"has schema version {schema.VERSION}" in REFERENCE
