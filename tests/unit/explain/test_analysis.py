@@ -27,11 +27,12 @@ from tests.fakes.world import device, explain, holding, node, slice_on, world_of
 
 CLASS = ClassFacts(name="gpu", uid="c", selectors=('device.driver == "d"',))
 BIG = CapacityFacts(name="memory", value="80Gi")
+SMALL = CapacityFacts(name="memory", value="8Gi")
 
 
-def published(number, *, model="x", place=None):
+def published(number, *, model="x", place=None, size=BIG):
     devices = [
-        device(f"g{each}", attributes={"model": model, "index": each}, capacity=[BIG])
+        device(f"g{each}", attributes={"model": model, "index": each}, capacity=[size])
         for each in range(4)
     ]
     of = replace(slice_on(f"n{number}", *devices), name=f"s{number}")
@@ -54,6 +55,7 @@ CHANGES = [
         id="a-holder-gets-another-pod",
     ),
     pytest.param(lambda world: world.apply(published(1, model="y")), id="a-slice-changes"),
+    pytest.param(lambda world: world.apply(published(1, size=SMALL)), id="devices-become-smaller"),
     pytest.param(lambda world: world.remove(SliceFacts, Name("", "s1")), id="a-slice-is-withdrawn"),
     pytest.param(
         lambda world: world.apply(published(1, place=Place(every=True))), id="a-slice-is-for-all"

@@ -112,6 +112,14 @@ def test_pods_that_the_scheduler_can_preempt_do_not_count():
     assert free_cpu(loads, priority=11) == 8
 
 
+def test_a_repeated_pod_is_no_change():
+    loads = Loads()
+    loads.apply(load("a", 2))
+    before = loads.revision
+    loads.apply(load("a", 2))
+    assert loads.revision == before
+
+
 def test_outdated_loads_are_unknown():
     current = [True]
     loads = Loads(lambda: current[0])
