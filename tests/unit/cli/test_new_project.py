@@ -110,7 +110,7 @@ def test_what_follows_the_driver_is_marked(name, lamps):
     assert name in (lamps / "README.md").read_text().partition("## 2.")[0]
 
 
-# All rules take a minute and more: `make conformance` and the e2e test have them.
+# All rules take a minute and more: `make conformance` and the page python-driver.md have them.
 def test_a_project_is_held_to_the_rules(lamps):
     test = "tests/test_conformance.py"
     said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or stable-names")
