@@ -7,9 +7,8 @@ How devices are whose driver is there is shown in `test_health.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from e2e.scripted.stage import (
     DEVICES,
     HORNS,
     LAMPS,
-    SCRIPTED,
     STOP_GRACE_SECONDS,
     Stage,
     number,
@@ -274,86 +272,6 @@ def test_a_restart_continues_the_grace_period_and_finishes_a_removal(stage):
 # ------------------------------------------------------------ drivers that misbehave
 
 
-def one_horn(stage: Stage, name: str) -> None:
-    """A pod with a horn starts and ends."""
-    stage.apply(pod(name, ("horn", from_template("horn")), command=["true"]))
-    stage.wait_phase(name, "Succeeded")
-    wait_for(f"{name} to give its horn back", lambda: not stage.horns.held())
-
-
-def horn_calls(stage: Stage) -> list[float]:
-    """Return the seconds that the kubelet waited for each answer about a horn."""
-    return [
-        line["seconds"]
-        for line in stage.log()
-        if line["msg"] == "call answered" and line["driver"] == HORNS
-    ]
-
-
-@contextmanager
-def neighbours_unharmed(stage: Stage) -> Generator[None]:
-    """Check that faults of the lamps' driver affect only lamps. The caller runs horns."""
-    stage.apply(template("horn", ("horn", "horn.test")))
-    one_horn(stage, "before")
-    restarted, registered = restarts(stage.plugin()), registrations(stage)
-    before = horn_calls(stage)
-    yield
-    meanwhile = horn_calls(stage)[len(before) :]
-    times = f"calls took {before} s before, {meanwhile} s meanwhile"
-    print(times)
-    assert len(meanwhile) >= 4, "two pods at least"
-    assert median(meanwhile) < median(before) + 0.1, times
-    assert max(meanwhile) < 0.5, times
-    assert taints(stage.cluster, HORNS) == {}
-    assert restarts(stage.plugin()) == restarted
-    assert registrations(stage) == registered
-    assert set(metric(stage, "drakit_driver_registered").values()) == {1.0}
-
-
-def registrations(stage: Stage) -> int:
-    return sum(line["msg"] == "the kubelet registered the driver" for line in stage.log())
-
-
-def metric(stage: Stage, name: str) -> dict[str, float]:
-    """A gauge of the daemon's, by driver."""
-    body = stage.plugin()["metadata"]["name"]
-    path = f"/api/v1/namespaces/{SCRIPTED.namespace}/pods/{body}:8080/proxy/metrics"
-    lines = stage.cluster.kubectl("get", "--raw", path).stdout.splitlines()
-    found = [line.partition("{")[2] for line in lines if line.startswith(f"{name}{{")]
-    return {text.split('"')[1]: float(text.rpartition(" ")[2]) for text in found}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(12, id="12s"),
-        pytest.param(60, id="a-minute"),
-    ],
-)
-def test_a_driver_that_blocks_delays_only_its_own_pods(stage, seconds):
-    before = published(stage, LAMPS)
-    with neighbours_unharmed(stage), written(stage.cluster, LAMPS, HORNS):
-        stage.lamps.block(seconds)
-        wait_for("the driver to block", stage.lamps.commanded, period=0.05)
-        count = 0
-        while "obeyed block" not in stage.lamps.commanded():
-            one_horn(stage, f"meanwhile-{count}")
-            count += 1
-            if count == 1:
-                with_lamp(stage, "waiting", 0)
-        stage.wait_phase("waiting", "Running")
-    assert published(stage, LAMPS) == before
-    (first, *_) = [line for line in stage.log() if line["msg"] == "driver blocks its event loop"]
-    assert first["driver"] == LAMPS
-    assert "devices" in first["where"]
-    assert "scripted.py" in first["where"]
-    wait_for(
-        "the watchdog to be content",
-        lambda: any(line["msg"] == "driver answers again" for line in stage.log()),
-    )
-
-
 def devices(stage: Stage, driver: str) -> set[str]:
     return {
         each["name"]
@@ -390,39 +308,3 @@ def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_lay
     stage.lamps.stock()
     wait_for("the lamps alone", lambda: devices(stage, LAMPS) == before)
     stage.wait_empty()
-
-
-MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
-    "SystemExit": Script.end_thread,
-    "within a second": lambda lamps: lamps.flood(30),
-    "str, which is no": lambda lamps: lamps.report(["lamp-0"]),
-}
-"""Faults of the driver, by a part of the reported reason."""
-
-
-@pytest.mark.slow
-def test_a_driver_that_ends_its_thread_floods_or_reports_nonsense_is_stopped_alone(stage):
-    with_lamp(stage, "user", 0)
-    stage.wait_phase("user", "Running")
-    with neighbours_unharmed(stage):
-        for count, (reason, misbehave) in enumerate(MISBEHAVIOUR.items()):
-            misbehave(stage.lamps)
-            wait_for(
-                "the driver to begin",
-                lambda: len(stage.lamps.commanded()) > count,  # noqa: B023
-                period=0.02,
-            )
-            # Otherwise it returns within a second: with this, its next start reports nothing.
-            stage.lamps.stock(Stock(stop="the test holds it back"))
-            wait_stopped(stage, LAMPS)
-            one_horn(stage, f"meanwhile-{count}")
-            assert any(reason in text for text in stops(stage)), stops(stage)
-            stage.lamps.stock()
-            wait_untainted(stage, LAMPS)
-    stage.delete("pod", "user")
-    stage.wait_empty()
-
-
-def stops(stage: Stage) -> list[str]:
-    """Return the reasons of stopped drivers."""
-    return [line["reason"] for line in stage.log() if line["msg"] == "endpoint stopped"]

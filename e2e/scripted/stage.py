@@ -34,9 +34,6 @@ SCRIPTED = Release(name="scripted", namespace="scripted-system")
 
 LAMPS = "scripted.test.drakit.dev"
 HORNS = "scripted-two.test.drakit.dev"
-SIGNS = "signs.test.drakit.dev"
-"""A driver with policies, which it lacks in most tests."""
-
 CLASSES = {"lamp.test": LAMPS, "horn.test": HORNS}
 DEVICES = 4
 
@@ -72,7 +69,6 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         }
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
     ]
-    drivers.append({"driver": "signs:Signs", "name": SIGNS})
     return {
         "image": {"repository": repository_name("scripted")},
         "hostdev": {"enabled": False},
@@ -135,20 +131,6 @@ def opaque(driver: str, parameters: dict[str, Any], *requests: str) -> dict[str,
 def number(driver: str, index: int) -> str:
     """A CEL selector for one device of a driver."""
     return f'device.attributes["{driver}"].index == {index}'
-
-
-def share(request: str, light: int, *, driver: str = LAMPS) -> dict[str, Any]:
-    """A request for so much of the device that claims share; its stock must have it."""
-    (class_name,) = (name for name, of in CLASSES.items() if of == driver)
-    selector = {"cel": {"expression": f'device.attributes["{driver}"].kind == "shared-0"'}}
-    return {
-        "name": request,
-        "exactly": {
-            "deviceClassName": class_name,
-            "selectors": [selector],
-            "capacity": {"requests": {"light": str(light)}},
-        },
-    }
 
 
 class Stage(Space):
