@@ -420,16 +420,6 @@ def write_plan(cluster: Cluster, plan: dict[str, Any], name: str = "plan") -> No
     partial.replace(folder / f"{name}.json")
 
 
-def fuse_plan(**changes: Any) -> dict[str, Any]:
-    """The plan of our device plugin; `changes` are further fields of its first device."""
-    first, *rest = FUSE_DEVICES
-    devices = {
-        first: {**FUSE_DEVICES[first], **changes},
-        **{id_: FUSE_DEVICES[id_] for id_ in rest},
-    }
-    return {FUSE: {"preStart": True, "devices": devices}}
-
-
 def objects_of(name: str) -> list[dict[str, Any]]:
     """Return the manifests of an example, with an image that the nodes have, and pods that end at
     once."""
@@ -452,7 +442,7 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     :param build: a name for the content of drakit's images.
     :param programs: the same of the programs'; pods are replaced when it is another one.
     """
-    write_plan(cluster, fuse_plan())
+    write_plan(cluster, {FUSE: {"preStart": True, "devices": FUSE_DEVICES}})
     # The programs first: in a cluster nobody starts them in the right order, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
     bodies = [

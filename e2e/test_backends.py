@@ -43,7 +43,6 @@ from e2e.writes import written
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("backends")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
-UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 
 
 def with_blinker(yard: Yard, name: str) -> None:
@@ -79,30 +78,6 @@ def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
     yard.delete("pod", "blue")
     wait_for("the blinker to be free", lambda: not yard.held())
     assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
-
-
-def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_is_notified(yard):
-    with_blinker(yard, "user")
-    yard.wait_phase("user", "Running")
-    name = blinker_of(yard, "user")
-    wait_for("the blinker's health", lambda: yard.device_health("user") == [("Healthy", "")])
-    yard.blinker(name, "broken")
-    try:
-        wait_for(
-            "the broken blinker to be tainted",
-            lambda: UNHEALTHY in yard.tainted(BLINKERS),
-            period=0.1,
-        )
-        tainted = [n for n, device in yard.devices(BLINKERS).items() if device.get("taints")]
-        assert tainted == [name]
-
-        def reported() -> bool:
-            return any("is broken" in message for _, message in yard.device_health("user"))
-
-        wait_for("the pod's status to report it", reported)
-    finally:
-        yard.blinker(name)
-    yard.wait_untainted(BLINKERS)
 
 
 THIEFS_STATE = "/run/thief"

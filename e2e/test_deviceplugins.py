@@ -24,7 +24,6 @@ from e2e.foreign import (
     COUNT_CLASS,
     FOREIGN,
     FUSE,
-    FUSE_CLASS,
     FUSE_DEVICES,
     GREEDY,
     KUBELETS,
@@ -38,7 +37,6 @@ from e2e.foreign import (
     SAMPLE_SET,
     STOP_GRACE_SECONDS,
     Yard,
-    fuse_plan,
     nodes_set,
     objects_of,
     with_set,
@@ -59,7 +57,6 @@ from e2e.writes import written
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("deviceplugins")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
-UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 REGISTERED = f"Registered device plugin for '{GPU}'"
 """The line that NVIDIA's plugin logs after its registration."""
 
@@ -187,24 +184,6 @@ def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_returns
     yard.apply(pod("without", containers=[without]))
     yard.wait_phase("without", "Succeeded")
     assert "annotation" in yard.node_event(FUSE, "annotation")
-
-
-def test_a_device_that_its_plugin_calls_unhealthy_is_tainted_until_it_is_well(yard):
-    yard.plan(fuse_plan(health="Unhealthy"))
-    try:
-        name = yard.of(FUSE)[WELL]["name"]
-        wait_for(f"{name} to be tainted", lambda: yard.tainted() == {UNHEALTHY})
-        unwell = [given for given, device in yard.of(FUSE).items() if device.get("taints")]
-        assert unwell == [WELL]
-        yard.apply(
-            template("well", ("device", FUSE_CLASS, by_id(WELL))),
-            stay("waiting", ("d", from_template("well"))),
-        )
-        yard.refused("waiting")
-    finally:
-        yard.plan(fuse_plan())
-    yard.wait_phase("waiting", "Running")
-    assert not yard.tainted()
 
 
 # ------------------------------------------------------------ plugins that go, and return

@@ -171,27 +171,6 @@ def test_templates_classes_and_pools_with_a_problem_get_events(space, release, z
     wait_for("the pools to be gone", lambda: not pools(release, "conflicting"), seconds=10)
 
 
-def test_the_api_server_refuses_templates_with_names_or_selectors_that_are_wrong(space):
-    """So the operator need not check them."""
-    unknown = template("unknown", ("gpu", "missing.test"))
-    constraint = {"matchAttribute": "test/a", "requests": ["gpu", "other"]}
-    unknown["spec"]["spec"]["devices"]["constraints"] = [constraint]
-    twice = template("twice", ("gpu", "missing.test"), ("gpu", "missing.test"))
-    broken = template("broken", ("gpu", "missing.test"))
-    selector = {"cel": {"expression": "device.driver =="}}
-    broken["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
-    for body, words in (
-        (unknown, "must be the name of a request"),
-        (twice, "Duplicate value"),
-        (broken, "compilation failed"),
-    ):
-        refused = space.cluster.kubectl(
-            "-n", space.name, "create", "-f", "-", input=json.dumps(body), check=False
-        )
-        assert refused.returncode != 0
-        assert words in refused.stderr
-
-
 def nested_claim(name: str, *, levels: int) -> str:
     """A claim as text: encoders refuse parameters that are nested so deeply."""
     parameters = {"nested": "HERE"}
