@@ -9,7 +9,6 @@ itself. It must not know what the tests show.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,8 @@ from e2e.kit import (
     plugin_pod,
     ready,
     restarts,
+    signal_pod,
+    slice_generations,
     slices,
     taints,
     wait_for,
@@ -286,10 +287,7 @@ class Yard(Space):
 
     def published(self, driver: str = PLUGINS) -> dict[str, tuple[str, int]]:
         """The slices of a driver, each with its UID and its pool's generation."""
-        return {
-            body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
-            for body in slices(self.cluster, driver=driver)
-        }
+        return slice_generations(self.cluster, driver)
 
     def wait_untainted(self, driver: str = PLUGINS, *, seconds: float = 60) -> None:
         wait_for(
@@ -365,7 +363,7 @@ class Yard(Space):
         body = self.program(name)
         assert body is not None
         before = restarts(body)
-        self._kill_in(body, PROGRAMS[name])
+        assert signal_pod(self.cluster, body, PROGRAMS[name]), f"{name} has no process"
         wait_for(
             f"{name} to be started again", lambda: restarts(self.program(name)) > before, seconds=90
         )
@@ -375,23 +373,12 @@ class Yard(Space):
         body = self.plugin()
         assert body is not None
         before = restarts(body)
-        self._kill_in(body, "drakit-nodeplugin")
+        assert signal_pod(self.cluster, body, "drakit-nodeplugin"), "the daemon has no process"
         wait_for(
             "the daemon to be started again",
             lambda: restarts(self.plugin()) > before and ready(self.plugin()),
             seconds=120,
         )
-
-    def _kill_in(self, body: dict[str, Any], program: str) -> None:
-        uid = body["metadata"]["uid"]
-        marks = f"-e {uid} -e {uid.replace('-', '_')}"
-        script = (
-            f"for p in $(grep -ls {marks} /proc/[0-9]*/cgroup | cut -d/ -f3); do "
-            f"tr '\\0' ' ' < /proc/$p/cmdline | grep -q -- {shlex.quote(program)} "
-            "&& kill -KILL $p && echo $p; done; true"
-        )
-        killed = self.cluster.exec_on_node(self.node, ["sh", "-c", script]).stdout.split()
-        assert killed, f"no process of pod {body['metadata']['name']} is called {program}"
 
     # ------------------------------------------------------------ what they have
 

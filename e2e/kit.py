@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,16 +44,14 @@ def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
 # ------------------------------------------------------------ objects
 
 
-def device_class(name: str, policy: str) -> dict[str, Any]:
-    """A class of all hostdev devices of one policy."""
-    expression = (
-        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].policy == "{policy}"'
-    )
+def device_class(name: str, driver: str, *selectors: str, **spec: Any) -> dict[str, Any]:
+    """A class of a driver's devices, all or those selected; `spec` has further fields."""
+    expression = " && ".join([f'device.driver == "{driver}"', *selectors])
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
         "metadata": {"name": name},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+        "spec": {"selectors": [{"cel": {"expression": expression}}], **spec},
     }
 
 
@@ -281,24 +280,42 @@ def slices(
     ]
 
 
+def devices(
+    cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
+) -> dict[str, dict[str, Any]]:
+    """The published devices of a driver, by name."""
+    return {
+        device["name"]: device
+        for item in slices(cluster, node, driver=driver)
+        for device in item["spec"].get("devices") or []
+    }
+
+
 def published(cluster: Cluster, node: str | None = None) -> set[str]:
     """The names of the devices that hostdev publishes."""
+    return set(devices(cluster, node))
+
+
+def slice_versions(cluster: Cluster, *drivers: str) -> dict[str, str]:
+    """The resource versions of the drivers' slices: any write changes one."""
+    bodies = [body for driver in drivers for body in slices(cluster, driver=driver)]
+    return {body["metadata"]["name"]: body["metadata"]["resourceVersion"] for body in bodies}
+
+
+def slice_generations(cluster: Cluster, driver: str) -> dict[str, tuple[str, int]]:
+    """The slices of a driver, each with its UID and its pool's generation."""
     return {
-        device["name"]
-        for item in slices(cluster, node)
-        for device in item["spec"].get("devices") or []
+        body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
+        for body in slices(cluster, driver=driver)
     }
 
 
 def taints(cluster: Cluster, driver: str) -> dict[str, dict[str, str]]:
     """The taints of a driver's devices: device -> ``key:effect`` -> since when it is there."""
     return {
-        device["name"]: {
-            f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in device["taints"]
-        }
-        for item in slices(cluster, driver=driver)
-        for device in item["spec"].get("devices") or []
-        if device.get("taints")
+        name: {f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in body["taints"]}
+        for name, body in devices(cluster, driver=driver).items()
+        if body.get("taints")
     }
 
 
@@ -351,6 +368,21 @@ def plugin_log(
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+def signal_pod(
+    cluster: Cluster, body: dict[str, Any], program: str, signal: str = "KILL"
+) -> list[str]:
+    """Send a signal to the processes of a pod whose command line has `program`; return their IDs.
+    A cgroup's name has the pod's UID, which systemd's cgroup driver writes with underscores."""
+    uid = body["metadata"]["uid"]
+    marks = f"-e {uid} -e {uid.replace('-', '_')}"
+    script = (
+        f"for p in $(grep -ls {marks} /proc/[0-9]*/cgroup | cut -d/ -f3); do "
+        f"tr '\\0' ' ' < /proc/$p/cmdline | grep -q -- {shlex.quote(program)} "
+        f"&& kill -{signal} $p && echo $p; done; true"
+    )
+    return cluster.exec_on_node(body["spec"]["nodeName"], ["sh", "-c", script]).stdout.split()
+
+
 def restarts(body: dict[str, Any] | None) -> int:
     """The number of restarts of a pod's containers."""
     statuses = (body or {}).get("status", {}).get("containerStatuses", [])
@@ -361,6 +393,20 @@ def ready(body: dict[str, Any] | None) -> bool:
     """Whether a pod is ready."""
     conditions = (body or {}).get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+# ------------------------------------------------------------ the operator
+
+OPERATOR = "app.kubernetes.io/component=operator"
+LEASE = "drakit-operator"
+
+
+def lease_holder(cluster: Cluster) -> str:
+    """The operator's leader: its pod and an ID; empty if there is none."""
+    return cluster.kubectl(
+        *("-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}"),
+        check=False,
+    ).stdout
 
 
 # ------------------------------------------------------------ zram: real block devices to give away

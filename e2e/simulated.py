@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.kit import TEST_IMAGE, Space, plugin_pod, pod, ready, slices, wait_for
+from e2e.kit import TEST_IMAGE, Space, devices, plugin_pod, pod, ready, wait_for
 from e2e.release import Release, install
 
 SIMULATED = Release(name="simulated", namespace="simulated-system")
@@ -62,21 +62,12 @@ def wait_simulated(cluster: Cluster) -> None:
     for driver in DRIVERS:
         wait_for(
             f"the devices of {driver} to be published without taints",
-            lambda: _well(published_devices(cluster, driver)),  # noqa: B023
+            lambda: _well(devices(cluster, driver=driver)),  # noqa: B023
         )
 
 
 def _well(devices: dict[str, dict[str, Any]]) -> bool:
     return bool(devices) and not any(device.get("taints") for device in devices.values())
-
-
-def published_devices(cluster: Cluster, driver: str) -> dict[str, dict[str, Any]]:
-    """Return a driver's published devices, by name."""
-    return {
-        device["name"]: device
-        for item in slices(cluster, driver=driver)
-        for device in item["spec"].get("devices") or []
-    }
 
 
 def example(name: str) -> list[dict[str, Any]]:
@@ -153,7 +144,7 @@ class Lab(Space):
 
     def devices(self, driver: str = DRIVER) -> dict[str, dict[str, Any]]:
         """Return a driver's published devices, by name."""
-        return published_devices(self.cluster, driver)
+        return devices(self.cluster, driver=driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
         """The devices in a container's environment, in order."""

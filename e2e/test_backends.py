@@ -29,6 +29,7 @@ from e2e.kit import (
     TEST_IMAGE,
     cdi_files,
     claim,
+    device_class,
     from_claim,
     from_template,
     pod,
@@ -138,14 +139,7 @@ def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
     path = yard.cluster.node_path(yard.node, directory)
     path.mkdir(parents=True, exist_ok=True)
     (path / "lamp").touch()
-    expression = f'device.driver == "{GREEDY_BACKEND}"'
-    device_class = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": GREEDY_BACKEND},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
-    }
-    yard.cluster.apply(json.dumps(device_class))
+    yard.cluster.apply(json.dumps(device_class(GREEDY_BACKEND, GREEDY_BACKEND)))
     try:
         with with_set(yard, blinkers_set("greedy", driver=GREEDY_BACKEND, directory=directory)):
             wait_for("its blinker to be published", lambda: yard.devices(GREEDY_BACKEND))

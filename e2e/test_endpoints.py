@@ -15,9 +15,11 @@ import pytest
 
 from e2e.cluster.api import Capability
 from e2e.kit import (
+    devices,
     from_template,
     pod,
     restarts,
+    slice_generations,
     slices,
     taints,
     template,
@@ -77,14 +79,6 @@ def wait_untainted(stage: Stage, driver: str) -> None:
     wait_for(f"{driver} to have no taints", lambda: not taints(stage.cluster, driver))
 
 
-def published(stage: Stage, driver: str) -> dict[str, tuple[str, int]]:
-    """The slices of a driver, each with its UID and its pool's generation."""
-    return {
-        body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
-        for body in slices(stage.cluster, driver=driver)
-    }
-
-
 def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
     """The driver's endpoint in the checkpoint."""
     found = stage.checkpoint(driver)["endpoints"]
@@ -95,7 +89,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
-    before = published(stage, LAMPS)
+    before = slice_generations(stage.cluster, LAMPS)
     with written(stage.cluster, LAMPS, HORNS, updates=2):
         stop(stage.lamps)
         stopped_at = stop(stage.horns)
@@ -114,14 +108,16 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         with written(stage.cluster, LAMPS, updates=1):
             stage.lamps.stock()
             wait_untainted(stage, LAMPS)
-        wait_for("the horns' slice to be deleted", lambda: not published(stage, HORNS))
+        wait_for(
+            "the horns' slice to be deleted", lambda: not slice_generations(stage.cluster, HORNS)
+        )
         seconds = time.monotonic() - stopped_at
     print(f"the slice was seen deleted {seconds:.1f} s after the stop")
     assert seconds > STOP_GRACE_SECONDS - 1
     wait_for("the endpoint to be forgotten", lambda: stored(stage, HORNS) is None)
     with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.horns.stock()
-        wait_for("the slice to be back", lambda: published(stage, HORNS))
+        wait_for("the slice to be back", lambda: slice_generations(stage.cluster, HORNS))
     assert taints(stage.cluster, HORNS) == {}
 
     stage.nudge("tolerant")
@@ -129,7 +125,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         stage.wait_phase(name, "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
     assert restarts(stage.get("pod", "user")) == 0
-    assert published(stage, LAMPS) == before
+    assert slice_generations(stage.cluster, LAMPS) == before
 
 
 @pytest.mark.slow
@@ -258,37 +254,34 @@ def test_a_restart_continues_the_grace_period_and_finishes_a_removal(stage):
             wait_for("the removal to be stored", removing)
             seconds = time.monotonic() - stopped_at
             stage.kill_plugin(until_ready=False)
-            assert published(stage, LAMPS)
-        wait_for("the lamps' slice to be deleted", lambda: not published(stage, LAMPS))
+            assert slice_generations(stage.cluster, LAMPS)
+        wait_for(
+            "the lamps' slice to be deleted", lambda: not slice_generations(stage.cluster, LAMPS)
+        )
     print(f"the removal was begun {seconds:.1f} s after the stop")
     assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
     begun = [line for line in stage.log() if "was unavailable for too long" in line["msg"]]
     assert len(begun) == 1, "the removal was begun before the restart, and not again"
     with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.lamps.stock()
-        wait_for("the slice to be back", lambda: published(stage, LAMPS))
+        wait_for("the slice to be back", lambda: slice_generations(stage.cluster, LAMPS))
 
 
 # ------------------------------------------------------------ drivers that misbehave
 
 
-def devices(stage: Stage, driver: str) -> set[str]:
-    return {
-        each["name"]
-        for body in slices(stage.cluster, stage.node, driver=driver)
-        for each in body["spec"].get("devices") or []
-    }
-
-
 def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_layout(stage):
-    before = devices(stage, LAMPS)
+    def names() -> set[str]:
+        return set(devices(stage.cluster, stage.node, driver=LAMPS))
+
+    before = names()
     spares = [
         {"name": f"spare-{index}", "attributes": {"kind": "spare", "index": 100 + index}}
         for index in range(100)
     ]
     stage.lamps.stock(Stock(shared=True, step="9", extra=spares))
     expected = before | {each["name"] for each in spares}
-    wait_for("the others to be published", lambda: devices(stage, LAMPS) == expected)
+    wait_for("the others to be published", lambda: names() == expected)
     pools = [body["spec"]["pool"] for body in slices(stage.cluster, stage.node, driver=LAMPS)]
     assert len(pools) > 1
     assert all(each == pools[0] for each in pools)
@@ -303,8 +296,8 @@ def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_lay
     stage.wait_phase("user", "Running")
 
     stage.lamps.stock(Stock(shared=True, extra=spares))
-    wait_for("the device", lambda: devices(stage, LAMPS) == expected | {"shared-0"})
+    wait_for("the device", lambda: names() == expected | {"shared-0"})
     stage.delete("pod", "user")
     stage.lamps.stock()
-    wait_for("the lamps alone", lambda: devices(stage, LAMPS) == before)
+    wait_for("the lamps alone", lambda: names() == before)
     stage.wait_empty()

@@ -13,7 +13,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, restarts, slices, template, wait_for
+from e2e.kit import (
+    from_template,
+    holds_for,
+    pod,
+    ready,
+    restarts,
+    slice_versions,
+    slices,
+    template,
+    wait_for,
+)
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number
 
@@ -216,7 +226,7 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     ],
 )
 def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stage, seconds):
-    before = {driver: versions(stage, driver) for driver in CLASSES.values()}
+    before = slice_versions(stage.cluster, *CLASSES.values())
     with stage.without_plugin():
         with_claim(stage, "user", lamp(0))
         stage.event("user", LAMPS)
@@ -225,13 +235,7 @@ def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stag
     stage.nudge("user")
     stage.wait_phase("user", "Running")
     # Shorter than the kubelet's 30 s: nothing was wiped, so nothing is written.
-    assert {driver: versions(stage, driver) for driver in CLASSES.values()} == before
-
-
-def versions(stage, driver) -> dict[str, str]:
-    """The slices of a driver, each with its version."""
-    bodies = slices(stage.cluster, driver=driver)
-    return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
+    assert slice_versions(stage.cluster, *CLASSES.values()) == before
 
 
 def test_the_kubelet_counts_the_claims_in_use(stage):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, slices, template, wait_for
+from e2e.kit import from_template, holds_for, pod, ready, slice_versions, template, wait_for
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import (
     CLASSES,
@@ -69,19 +69,13 @@ def run(stage, name, index) -> None:
     )
 
 
-def versions(stage) -> dict[str, str]:
-    """The slices of both drivers, each with its version."""
-    bodies = [body for d in CLASSES.values() for body in slices(stage.cluster, driver=d)]
-    return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
-
-
 def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stage, update):
     run(stage, "before", 0)
     stage.wait_phase("before", "Running")
     stage.lamps.play(Rule(operation="prepare", device="lamp-1", hang="cooperative"))
     run(stage, "during", 1)
     wait_for("a prepare in flight", lambda: stage.lamps.calls("prepare", device="lamp-1"))
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
     update(podAnnotations={"update": "rolling"})
@@ -96,7 +90,7 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
     wait_for("the old instance's end", lambda: len(instances(stage)) == 1)
     assert instances(stage)[0]["metadata"]["uid"] != old["metadata"]["uid"]
     assert len(stage.lamps.calls("prepare", "began", device="lamp-1")) == 1
-    assert versions(stage) == written, "slices are not touched"
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
     # The new one undoes what the old one did.
     for name in ("before", "during", "after"):
@@ -116,7 +110,7 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     run(stage, "resident", 0)
     stage.wait_phase("resident", "Running")
     stage.lamps.play(Rule(operation="prepare", delay_seconds=1.0))
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
     update(updateStrategy=strategy, podAnnotations={"update": "under-load"})
 
@@ -145,13 +139,13 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     ]
     assert failed == []
     assert stage.phase("resident") == "Running"
-    assert versions(stage) == written, "slices are not touched"
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
 
 def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage, update):
     run(stage, "before", 0)
     stage.wait_phase("before", "Running")
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
     update(drivers=[{"driver": "scripted:Missing"}])
@@ -169,4 +163,4 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
     stage.delete("pod", "before")
     uid = stage.uid("after", "lamp")
     wait_for("the first lamp to be given back", lambda: stage.prepared() == {uid})
-    assert versions(stage) == written
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written

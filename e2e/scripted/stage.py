@@ -19,6 +19,7 @@ from e2e.images.vendor import repository_name
 from e2e.kit import (
     Space,
     cdi_files,
+    device_class,
     plugin_pod,
     plugin_pods,
     ready,
@@ -89,17 +90,6 @@ def install_scripted(
     install(
         cluster, SCRIPTED, values=scripted_values(cluster, **nodeplugin), build=build, wait=wait
     )
-
-
-def device_class(name: str, driver: str, **spec: Any) -> dict[str, Any]:
-    """A class of all devices of a driver; `spec` has further fields (config, ...)."""
-    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": {"selectors": [selector], **spec},
-    }
 
 
 def scripted_classes() -> list[dict[str, Any]]:
