@@ -16,13 +16,10 @@ import pytest
 from e2e.cluster.api import Capability
 from e2e.kit import (
     devices,
-    from_template,
-    pod,
     restarts,
     slice_generations,
     slices,
     taints,
-    template,
     wait_for,
 )
 from e2e.scripted.control import Rule, Script, Stock
@@ -32,7 +29,6 @@ from e2e.scripted.stage import (
     LAMPS,
     STOP_GRACE_SECONDS,
     Stage,
-    number,
 )
 from e2e.writes import written
 
@@ -48,17 +44,8 @@ STOPPED = "drakit.dev/stopped:NoSchedule"
 UNPREPARING = "drakit.dev/unpreparing:NoSchedule"
 
 
-def with_lamp(stage: Stage, name: str, index: int, *tolerated: str) -> None:
-    """A pod with one lamp, applied but not waited for."""
-    exactly: dict[str, Any] = {
-        "deviceClassName": "lamp.test",
-        "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
-        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
-    }
-    stage.apply(
-        template(name, {"name": "lamp", "exactly": exactly}),
-        pod(name, ("lamp", from_template(name))),
-    )
+def tolerate(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists"}
 
 
 def stop(script: Script) -> float:
@@ -86,7 +73,7 @@ def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
 
 
 def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(stage):
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
     before = slice_generations(stage.cluster, LAMPS)
@@ -98,8 +85,8 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     # The grace period of the horns may end during any of these steps.
     with written(stage.cluster, HORNS, deletes=1):
         with written(stage.cluster, LAMPS):
-            with_lamp(stage, "plain", 1)
-            with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
+            stage.with_lamp("plain", 1)
+            stage.with_lamp("tolerant", 2, tolerations=[tolerate("drakit.dev/stopped")])
             stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
             stage.refused("plain")
             ((status, message),) = stage.device_health("user")
@@ -130,7 +117,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
 
 @pytest.mark.slow
 def test_a_pod_ends_while_its_driver_is_stopped_but_its_device_stays_in_use(stage):
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
     stop(stage.lamps)
@@ -150,7 +137,7 @@ def test_a_pod_ends_while_its_driver_is_stopped_but_its_device_stays_in_use(stag
             == {"lamp-0": {UNPREPARING}}
         ),
     )
-    with_lamp(stage, "next", 0)
+    stage.with_lamp("next", 0)
     stage.refused("next")
     assert stage.prepared() == {uid}
     stage.lamps.play()
@@ -177,7 +164,7 @@ def card(*, stop: str | None = None) -> Stock:
 
 def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free(stage):
     stage.lamps.stock(card())
-    with_lamp(stage, "whole", 10)
+    stage.with_lamp("whole", 10)
     stage.wait_phase("whole", "Running")
     holder, uid = stage.claim_of("whole", "lamp")["metadata"]["name"], stage.uid("whole", "lamp")
     stage.lamps.stock(card(stop=REASON))
@@ -200,10 +187,10 @@ def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free
             == {name: {UNPREPARING} for name, _, _ in (WHOLE, HALF, OTHER_HALF)}
         ),
     )
-    with_lamp(stage, "half", 11)
+    stage.with_lamp("half", 11)
     stage.refused("half")
     # For a pod that tolerates the taint, the scheduler counts the half as free.
-    with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
+    stage.with_lamp("other", 12, tolerations=[tolerate("drakit.dev/unpreparing")])
     text = stage.event(
         "other", f"device half-1 cannot be used together with device card of claim {stage.name}"
     )
@@ -292,7 +279,7 @@ def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_lay
         if line["msg"] == "device is left out" and line["device"] == "shared-0"
     }
     assert "capacity[light].requestPolicy.validRange.step: Invalid value" in reason
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
 
     stage.lamps.stock(Stock(shared=True, extra=spares))

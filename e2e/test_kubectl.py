@@ -15,7 +15,7 @@ import yaml
 
 from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
 from e2e.release import CHART, Release, install, uninstall
-from e2e.scripted.stage import CLASSES, DEVICES, LAMPS, number
+from e2e.scripted.stage import LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
 
@@ -155,38 +155,6 @@ def test_an_administrator_gets_the_whole_answer(stuck, admin):
     code, body = admin.json("explain", "pod/waits")
     assert (code, body["verdict"]) == (0, "not pending")
     assert f"is scheduled to node {stuck.cluster.nodes[0]}" in body["message"]
-
-
-def test_it_is_a_plugin_of_kubectl_and_shows_devices_and_claims(stuck, admin):
-    kubectl = stuck.cluster.program("kubectl")
-    code, out, error = admin.run([kubectl, "drakit", "devices"])
-    assert (code, error) == (0, "")
-    (row,) = [line.split() for line in out.splitlines() if line.startswith(LAMPS)]
-    assert row[2] == stuck.cluster.nodes[0]
-    assert int(row[3]) >= DEVICES
-    assert any(each.startswith(f"{stuck.name}/holder-lamp-") for each in row)
-
-    code, body = admin.json("claims")
-    states = {each["state"]: each for each in body["claims"]}
-    assert (code, set(states)) == (0, {"in use", "pending"})
-    assert states["in use"]["pods"] == ["holder"]
-    assert states["in use"]["node"] == stuck.cluster.nodes[0]
-
-
-def test_the_doctor_finds_no_problem_with_a_driver_that_runs(stuck, admin):
-    _, body = admin.json("doctor")
-    assert body["featureGates"]["DRADeviceTaints"] is True
-    assert body["kubernetes"].startswith("v1.")
-    node = stuck.cluster.nodes[0]
-    (row,) = [each for each in body["nodes"] if (each["node"], each["driver"]) == (node, LAMPS)]
-    assert (row["registered"], row["devices"] >= DEVICES) == ("yes", True)
-    drivers = {each["name"]: each for each in body["drivers"]}
-    assert set(CLASSES.values()) <= set(drivers)
-    assert "v1" in body["api"]["served"]
-    (release,) = [each for each in body["releases"] if each["release"] == "scripted"]
-    assert (release["component"], release["ready"]) == ("nodeplugin", release["desired"])
-    problems = [each["finding"] for each in body["findings"] if each["severity"] == "problem"]
-    assert not [each for each in problems if LAMPS in each or "scripted" in each]
 
 
 def test_feature_gates_are_read_where_a_selector_depends_on_them(stuck, admin, tenant):

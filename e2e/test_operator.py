@@ -41,20 +41,6 @@ def first_event(space, name: str, *, since: float, within: float = 3.0) -> dict:
     return events_about(space, name)[0]
 
 
-def test_a_pod_whose_class_is_missing_gets_an_event(space, release):
-    wait_for("a leader", lambda: lease_holder(release))
-    space.apply(template("gone", ("gpu", "missing.test")))
-    since = time.monotonic()
-    space.apply(pod("waits", ("gpu", from_template("gone"))))
-
-    event = first_event(space, "waits", since=since)
-
-    assert "missing.test" in event["message"]
-    assert event["type"] == "Warning"
-    wait_for("the template's Event", lambda: events_about(space, "gone"), seconds=10)
-    assert "missing.test" in events_about(space, "gone")[0]["message"]
-
-
 def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space, release, zram):
     space.apply(template("disk", ("disk", "zram-second.test")))
     for number in range(len(zram.second)):

@@ -25,7 +25,7 @@ from e2e.kit import (
     wait_for,
 )
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number
+from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number, wait_began
 
 pytestmark = [
     pytest.mark.e2e,
@@ -45,11 +45,6 @@ def lamp(index) -> tuple[str, str, str]:
 
 
 BOTH = (("lamp", "lamp.test"), ("horn", "horn.test"))
-
-
-def began(script, operation) -> None:
-    """Wait until the driver is within a call."""
-    wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
 
 
 @contextmanager
@@ -93,7 +88,7 @@ def test_a_restarted_kubelet_tries_again_what_had_failed(stage):
 def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(stage):
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
     with_claim(stage, "user", *BOTH)
-    began(stage.lamps, "prepare")
+    wait_began(stage.lamps, "prepare")
     stage.cluster.restart_kubelet(stage.node)
     # Held back until the new kubelet has asked: its call joins the work of the old one's.
     wait_for(
@@ -110,7 +105,7 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
 
     stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
     stage.delete("pod", "user", wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
     stage.cluster.restart_kubelet(stage.node)
     stage.lamps.play()
     stage.wait_gone("user", seconds=90)
@@ -154,7 +149,7 @@ def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
 def test_a_plugin_that_is_killed_while_it_prepares(stage):
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
     with_claim(stage, "user", lamp(0))
-    began(stage.lamps, "prepare")
+    wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "claim")
     assert stage.lamps.held() == {f"lamp-0@{uid}"}, "the driver was half way"
     stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
@@ -209,7 +204,7 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     stage.wait_phase("user", "Running")
     stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
     stage.delete("pod", "user", wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
     stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
     stage.lamps.play()
     stage.wait_gone("user", seconds=120)

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, slice_versions, template, wait_for
+from e2e.kit import holds_for, ready, slice_versions, wait_for
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import (
     CLASSES,
     DEVICES,
-    LAMPS,
     SCRIPTED,
     Stage,
     install_scripted,
-    number,
 )
 
 pytestmark = [
@@ -61,26 +59,18 @@ def standing(stage) -> list[bool]:
     return [ready(b) and "deletionTimestamp" not in b["metadata"] for b in instances(stage)]
 
 
-def run(stage, name, index) -> None:
-    """A pod with one lamp, applied but not waited for."""
-    stage.apply(
-        template(name, ("lamp", "lamp.test", number(LAMPS, index))),
-        pod(name, ("lamp", from_template(name))),
-    )
-
-
 def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stage, update):
-    run(stage, "before", 0)
+    stage.with_lamp("before", 0)
     stage.wait_phase("before", "Running")
     stage.lamps.play(Rule(operation="prepare", device="lamp-1", hang="cooperative"))
-    run(stage, "during", 1)
+    stage.with_lamp("during", 1)
     wait_for("a prepare in flight", lambda: stage.lamps.calls("prepare", device="lamp-1"))
     written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
     update(podAnnotations={"update": "rolling"})
     wait_for("a second instance", lambda: len(instances(stage)) == 2, seconds=90, period=0.1)
-    run(stage, "after", 2)
+    stage.with_lamp("after", 2)
     # The old instance works on its call, so the new one is not ready, and its calls wait.
     holds_for("both instances to stay", lambda: standing(stage) == [True, False], seconds=10)
     assert {stage.phase("during"), stage.phase("after")} == {"Pending"}
@@ -107,7 +97,7 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
 )
 def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     update(updateStrategy=strategy)
-    run(stage, "resident", 0)
+    stage.with_lamp("resident", 0)
     stage.wait_phase("resident", "Running")
     stage.lamps.play(Rule(operation="prepare", delay_seconds=1.0))
     written = slice_versions(stage.cluster, *CLASSES.values())
@@ -122,7 +112,7 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     while not is_updated() or rounds < 3:
         names = [f"load-{rounds}-{index}" for index in range(1, DEVICES)]
         for index, name in enumerate(names, start=1):
-            run(stage, name, index)
+            stage.with_lamp(name, index)
         for name in names:
             stage.wait_phase(name, "Running", seconds=150)
         for name in names:
@@ -143,7 +133,7 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
 
 
 def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage, update):
-    run(stage, "before", 0)
+    stage.with_lamp("before", 0)
     stage.wait_phase("before", "Running")
     written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
@@ -158,7 +148,7 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
 
     wait_for("the new instance to fail", failed, seconds=90)
     assert ready(instances(stage)[0])
-    run(stage, "after", 1)
+    stage.with_lamp("after", 1)
     stage.wait_phase("after", "Running")
     stage.delete("pod", "before")
     uid = stage.uid("after", "lamp")

@@ -8,7 +8,7 @@ own beside drakit's. It must not know what the tests show.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -20,16 +20,19 @@ from e2e.kit import (
     Space,
     cdi_files,
     device_class,
+    from_template,
     plugin_pod,
     plugin_pods,
+    pod,
     ready,
     restarts,
     slices,
     taints,
+    template,
     wait_for,
 )
 from e2e.release import Release, install
-from e2e.scripted.control import Script
+from e2e.scripted.control import Operation, Script
 
 SCRIPTED = Release(name="scripted", namespace="scripted-system")
 
@@ -123,6 +126,11 @@ def number(driver: str, index: int) -> str:
     return f'device.attributes["{driver}"].index == {index}'
 
 
+def wait_began(script: Script, operation: Operation) -> None:
+    """Wait until a driver is within a call."""
+    wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
+
+
 class Stage(Space):
     """A namespace of a test, with the scripts of the drivers on the first node."""
 
@@ -134,6 +142,20 @@ class Stage(Space):
             Script(cluster.node_path(self.node, folder(driver))) for driver in (LAMPS, HORNS)
         )
         self.scripts = (self.lamps, self.horns)
+
+    def with_lamp(
+        self, name: str, index: int, *, tolerations: Sequence[dict[str, str]] = (), grace: int = 1
+    ) -> None:
+        """Apply a pod with one lamp, by a template of its name; does not wait."""
+        exactly: dict[str, Any] = {
+            "deviceClassName": "lamp.test",
+            "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
+            "tolerations": list(tolerations),
+        }
+        self.apply(
+            template(name, {"name": "lamp", "exactly": exactly}),
+            pod(name, ("lamp", from_template(name)), grace=grace),
+        )
 
     def uid(self, pod_name: str, claim_name: str) -> str:
         """The UID of a claim that a pod uses."""
