@@ -20,7 +20,6 @@ from e2e.cluster.api import Cluster
 from e2e.images import deviceplugins
 from e2e.images.backend import IMAGE as BACKEND_IMAGE
 from e2e.kit import (
-    TEST_IMAGE,
     Space,
     plugin_log,
     plugin_pod,
@@ -34,7 +33,6 @@ from e2e.kit import (
 )
 from e2e.nvidia import GPU, GPU_IDS, NVIDIA_SET, nvidia_objects
 from e2e.release import Release, install
-from e2e.simulated import STAY
 
 FOREIGN = Release(name="foreign", namespace="foreign-system")
 
@@ -48,7 +46,7 @@ LOCAL = "local.test.drakit.dev"
 """The driver in the daemon's own process."""
 
 SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
-FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
+FUSE = "nodes.test/fuse"
 MOVED = "nodes.test/moved"
 """A resource with a class, and without a program until a test starts one."""
 
@@ -289,11 +287,10 @@ class Yard(Space):
         """The slices of a driver, each with its UID and its pool's generation."""
         return slice_generations(self.cluster, driver)
 
-    def wait_untainted(self, driver: str = PLUGINS, *, seconds: float = 60) -> None:
+    def wait_untainted(self, driver: str = PLUGINS) -> None:
         wait_for(
             f"the devices of {driver} to be there without taints",
             lambda: self.devices(driver) and not self.tainted(driver),
-            seconds=seconds,
         )
 
     def plugin(self) -> dict[str, Any] | None:
@@ -386,12 +383,11 @@ class Yard(Space):
         """Set the devices of our device plugin."""
         write_plan(self.cluster, plan, name)
 
-    def blinker(self, name: str, content: str = "") -> Path:
-        """Make a blinker, or change it."""
+    def blinker(self, name: str) -> None:
+        """Make a blinker."""
         path = self.cluster.node_path(self.node, BLINKERS_DIRECTORY) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        return path
+        path.touch()
 
     def held(self) -> set[str]:
         """The blinkers that claims hold, as the backend keeps it."""
@@ -405,21 +401,6 @@ def write_plan(cluster: Cluster, plan: dict[str, Any], name: str = "plan") -> No
     partial = folder / f".{name}.part"
     partial.write_text(json.dumps(plan))
     partial.replace(folder / f"{name}.json")
-
-
-def objects_of(name: str) -> list[dict[str, Any]]:
-    """Return the manifests of an example, with an image that the nodes have, and pods that end at
-    once."""
-    objects: list[dict[str, Any]] = list(
-        yaml.safe_load_all((EXAMPLES / "device-plugin" / name).read_text())
-    )
-    for body in objects:
-        if body["kind"] == "Pod":
-            for container in body["spec"]["containers"]:
-                container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
-                *shell, script = container["command"]
-                container["command"] = [*shell, script.replace("sleep 3600", STAY)]
-    return objects
 
 
 def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:

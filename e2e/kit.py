@@ -239,12 +239,8 @@ class Space:
         """The claim that a pod uses under a name of its own."""
         body = self.get("pod", pod_name)
         assert body is not None
-        for status in body["status"].get("resourceClaimStatuses", []):
-            if status["name"] == claim_name:
-                found = self.get("resourceclaim", status["resourceClaimName"])
-                assert found is not None
-                return found
-        for entry in body["spec"]["resourceClaims"]:
+        made = body["status"].get("resourceClaimStatuses", [])
+        for entry in [*made, *body["spec"]["resourceClaims"]]:
             if entry["name"] == claim_name:
                 found = self.get("resourceclaim", entry["resourceClaimName"])
                 assert found is not None
@@ -356,15 +352,11 @@ def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> li
     return [item for item in items if item["spec"].get("nodeName") == node]
 
 
-def plugin_log(
-    cluster: Cluster, node: str, *, release: Release = DRAKIT, previous: bool = False
-) -> list[dict[str, Any]]:
+def plugin_log(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
     """The log of a release's node plugin, a dictionary a line."""
     found = plugin_pod(cluster, node, release=release)
     assert found is not None
-    options = ["--previous"] if previous else []
-    name = found["metadata"]["name"]
-    text = cluster.kubectl("-n", release.namespace, "logs", name, *options).stdout
+    text = cluster.kubectl("-n", release.namespace, "logs", found["metadata"]["name"]).stdout
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 

@@ -26,7 +26,7 @@ GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", 
 STAY = "trap exit TERM; sleep 3600 & wait"
 """The command of a container that runs until its pod is deleted, and then ends at once."""
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "simulated"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def simulated_values(cluster: Cluster) -> dict[str, Any]:
@@ -105,11 +105,6 @@ def of_gpu(name: str) -> str:
 def profile(size: str) -> str:
     """A CEL selector for the partitions of one size."""
     return f'device.attributes["{DRIVER}"].profile == "{size}"'
-
-
-def of_type(kind: str) -> str:
-    """A CEL selector for the devices of one kind."""
-    return f'device.attributes["{DRIVER}"].type == "{kind}"'
 
 
 def index(number: int) -> str:

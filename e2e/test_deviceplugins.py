@@ -38,7 +38,6 @@ from e2e.foreign import (
     STOP_GRACE_SECONDS,
     Yard,
     nodes_set,
-    objects_of,
     with_set,
 )
 from e2e.kit import (
@@ -51,7 +50,7 @@ from e2e.kit import (
     wait_for,
 )
 from e2e.nvidia import GPU, GPU_CLASS, GPU_IDS, NVIDIA_SET, UUID
-from e2e.simulated import STAY
+from e2e.simulated import STAY, example
 from e2e.writes import written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("deviceplugins")]
@@ -112,7 +111,7 @@ def results_of(yard: Yard, name: str) -> list[dict[str, Any]]:
 
 def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
     assert set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"}
-    yard.apply(*objects_of("claim-pod.yaml"))
+    yard.apply(*example("device-plugin/claim-pod"))
     yard.wait_phase("claiming", "Running")
     assert mounted(yard, "claiming") == {"/tmp/Dev-2"}
 
@@ -135,7 +134,7 @@ def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
 
 
 def test_a_pod_that_asks_for_an_extended_resource_alone_runs_unchanged(yard):
-    (unchanged,) = objects_of("extended-resource-pod.yaml")
+    (unchanged,) = example("device-plugin/extended-resource-pod")
     assert "resourceClaims" not in unchanged["spec"]
     yard.apply(unchanged)
     yard.wait_phase("unchanged", "Running")

@@ -72,7 +72,7 @@ def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab):
-    lab.apply(*example("partitions-pod"))
+    lab.apply(*example("simulated/partitions-pod"))
     lab.wait_phase("partitions", "Running")
     facts = lab.facts("partitions")
     assert sorted(fact["profile"] for fact in facts) == ["1g", "2g"]
@@ -101,7 +101,7 @@ def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab
 
 
 def test_a_gpu_and_its_partitions_exclude_each_other(lab):
-    lab.apply(*example("gpu-pod"))
+    lab.apply(*example("simulated/gpu-pod"))
     lab.wait_phase("gpu", "Running")
     (whole,) = lab.facts("gpu")
     assert whole["type"] == "gpu"
@@ -144,7 +144,7 @@ def check_share(lab: Lab, name: str, claim_name: str, **capacity: str) -> str:
 
 
 def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
-    *before, last = example("nic-shares")
+    *before, last = example("simulated/nic-shares")
     assert (last["kind"], last["metadata"]["name"]) == ("Pod", "nic-two")
     shares = set()
     for name, objects in (("nic-one", before), ("nic-two", [last])):
@@ -189,7 +189,7 @@ def test_a_pod_with_two_shares_of_one_interface_sees_both(lab):
 
 
 def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
-    lab.apply(*example("cpus-pod"))
+    lab.apply(*example("simulated/cpus-pod"))
     lab.wait_phase("cpus", "Running")
     check_share(lab, "cpus", "cpus", cpus="2")
     (result,) = lab.results("cpus", "cpus")
@@ -210,7 +210,7 @@ def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
 
 
 def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
-    lab.apply(*example("near-pod"))
+    lab.apply(*example("simulated/near-pod"))
     lab.wait_phase("near", "Running")
     facts = {fact["request"]: fact for fact in lab.facts("near")}
     assert facts["gpu"]["numaNode"] == facts["nic"]["numaNode"]
@@ -222,7 +222,7 @@ def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
 
 
 def test_parameters_of_a_claim_arrive_in_the_containers(lab):
-    lab.apply(*example("parameters-pod"))
+    lab.apply(*example("simulated/parameters-pod"))
     lab.wait_phase("parameters", "Running")
     wanted = {"sharing": "timeSlicing", "timeSliceMilliseconds": 20, "env": {"MODE": "fast"}}
     for name in ("one", "two"):
@@ -275,7 +275,7 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
     tainted = {name for name, device in lab.devices().items() if keys(device)}
     assert tainted == {name for name in lab.devices() if name.startswith("gpu-0")}
 
-    lab.apply(*example("unhealthy-pod"))
+    lab.apply(*example("simulated/unhealthy-pod"))
     lab.wait_phase("unhealthy", "Running")
     lab.delete("pod", "unhealthy")
     lab.apply(

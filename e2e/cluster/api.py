@@ -186,11 +186,9 @@ class Cluster(ABC):
         argv = [self.program("kubectl"), *args]
         return self.run(argv, input=input, timeout_seconds=timeout, check=check)
 
-    def helm(
-        self, *args: str, timeout: float = 180, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run helm; a failure raises :class:`CommandError` unless `check` is off."""
-        return self.run([self.program("helm"), *args], timeout_seconds=timeout, check=check)
+    def helm(self, *args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run helm; a failure raises :class:`CommandError`."""
+        return self.run([self.program("helm"), *args], timeout_seconds=timeout)
 
     def get(self, *args: str) -> dict[str, Any]:
         """`kubectl get ARGS`, parsed."""

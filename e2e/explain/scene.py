@@ -131,12 +131,10 @@ class Scene:
 
     # ---- classes and slices
 
-    def device_class(
-        self, *selectors: str, name: str = "", exclusive: bool = True, **fields: str
-    ) -> None:
+    def device_class(self, *selectors: str, name: str = "", **fields: str) -> None:
         """Create a class of the scene's devices, or replace it."""
-        own = [f'device.driver == "{self.driver}"'] if exclusive else []
-        expressions = [*own, *(each.replace("DRIVER", self.driver) for each in selectors)]
+        own = f'device.driver == "{self.driver}"'
+        expressions = [own, *(each.replace("DRIVER", self.driver) for each in selectors)]
         spec: Body = {"selectors": [{"cel": {"expression": each}} for each in expressions]}
         spec |= fields
         self._put(self._body("DeviceClass", name or self.driver, spec=spec))
@@ -179,9 +177,9 @@ class Scene:
         """A request of the scene's class."""
         return {"name": name, "exactly": self._exact(selectors, exact)}
 
-    def alternatives(self, *alternatives: Body, name: str = "gpu") -> Body:
+    def alternatives(self, *alternatives: Body) -> Body:
         found = [{"name": each["name"], **each["exactly"]} for each in alternatives]
-        return {"name": name, "firstAvailable": found}
+        return {"name": "gpu", "firstAvailable": found}
 
     def claim(self, name: str, *requests: Body, constraints: Sequence[Body] = ()) -> None:
         spec = self._claim_spec(requests, constraints)
