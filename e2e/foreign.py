@@ -62,9 +62,6 @@ COUNT, COUNT_CLASS = "nodes.test/count", "count.nodes.test"
 THIEF = "nodes.test/thief"
 """The only resource of a device plugin that registers another one."""
 
-GREEDY_BACKEND = "greedy.example.com"
-"""The driver of a backend that asks for more than its entry allows."""
-
 THIEF_BACKEND = "thief.example.com"
 """The driver of a backend that announces another one."""
 
@@ -127,7 +124,6 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
             "enabled": True,
             "allowed": {
                 **_example_values("backend")["backends"]["allowed"],
-                "greedy": {"driver": GREEDY_BACKEND, "mounts": {BLINKERS_DIRECTORY: "ro"}},
                 "thief": {"driver": THIEF_BACKEND},
             },
         },

@@ -421,18 +421,6 @@ def zram_devices(count: int) -> Iterator[list[str]]:
                 (ZRAM_CONTROL / "hot_remove").write_text(str(number))
 
 
-@contextlib.contextmanager
-def zram_without_size(name: str) -> Iterator[None]:
-    """Take the memory from a zram device that nobody has open: it is like a drive without medium,
-    and hostdev does not list it."""
-    folder = Path("/sys/block") / name
-    (folder / "reset").write_text("1")
-    try:
-        yield
-    finally:
-        (folder / "disksize").write_text(str(ZRAM_BYTES))
-
-
 # ------------------------------------------------------------ loop devices: plugged in, or disks
 
 

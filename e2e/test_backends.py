@@ -4,9 +4,6 @@ A backend on a real kubelet: the example in Go, a program of its own beside the 
 
 from __future__ import annotations
 
-import json
-import time
-
 import pytest
 
 from e2e.foreign import (
@@ -15,10 +12,8 @@ from e2e.foreign import (
     BLINKER_CLASS,
     BLINKERS,
     BLINKERS_DIRECTORY,
-    GREEDY_BACKEND,
     LOCAL,
     PLUGINS,
-    STOP_GRACE_SECONDS,
     THIEF_BACKEND,
     Yard,
     blinkers_set,
@@ -29,7 +24,6 @@ from e2e.kit import (
     TEST_IMAGE,
     cdi_files,
     claim,
-    device_class,
     from_claim,
     from_template,
     pod,
@@ -134,29 +128,6 @@ def test_a_backend_that_announces_the_name_of_another_one_never_gets_it(yard):
     (own.parents[1] / "thief" / "link.sock").unlink()
 
 
-def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
-    directory = "/run/greedy-blinkers"
-    path = yard.cluster.node_path(yard.node, directory)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "lamp").touch()
-    yard.cluster.apply(json.dumps(device_class(GREEDY_BACKEND, GREEDY_BACKEND)))
-    try:
-        with with_set(yard, blinkers_set("greedy", driver=GREEDY_BACKEND, directory=directory)):
-            wait_for("its blinker to be published", lambda: yard.devices(GREEDY_BACKEND))
-            yard.apply(
-                template("greedy", ("blinker", GREEDY_BACKEND)),
-                pod("greedy", ("b", from_template("greedy")), command=["sh", "-c", STAY]),
-            )
-            message = yard.event("greedy", f"a mount of {directory}/lamp", "is not allowed")
-            assert "extend mounts in backends.allowed.greedy" in message
-            assert yard.phase("greedy") == "Pending"
-            assert cdi_files(yard.cluster, yard.node, driver=GREEDY_BACKEND) == set()
-            # Its claim is unprepared while its backend is still there.
-            yard.delete("pod", "greedy")
-    finally:
-        yard.cluster.kubectl("delete", "deviceclass", GREEDY_BACKEND)
-
-
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
@@ -179,26 +150,3 @@ def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
     yard.delete("pod", "user")
     yard.delete("pod", "next")
     wait_for("both blinkers to be free", lambda: not yard.held())
-
-
-@pytest.mark.disruptive
-@pytest.mark.serial
-def test_a_backend_that_is_gone_past_the_grace_period_loses_its_devices_until_it_returns(yard):
-    with_blinker(yard, "user")
-    yard.wait_phase("user", "Running")
-    name = blinker_of(yard, "user")
-    yard.remove(BACKEND_SET)
-    stopped_at = time.monotonic()
-    wait_for("its devices to be tainted", lambda: yard.tainted(BLINKERS) == {STOPPED}, seconds=10)
-    yard.delete("pod", "user")
-    assert yard.held() == {name}, "nobody was there to undo it"
-    assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
-    wait_for("its slice to go", lambda: not yard.published(BLINKERS))
-    seconds = time.monotonic() - stopped_at
-    print(f"the slice was deleted {seconds:.1f} s after the stop")
-    assert STOP_GRACE_SECONDS - 3 < seconds < STOP_GRACE_SECONDS + 5
-    with_blinker(yard, "next")
-    yard.refused("next")
-    yard.place(BACKEND_SET)
-    yard.wait_phase("next", "Running")
-    wait_for("what was left to be undone", lambda: yard.held() == {blinker_of(yard, "next")})

@@ -10,10 +10,8 @@ import pytest
 
 from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
-    DRIVER,
     cdi_files,
     claim,
-    devices_of,
     from_claim,
     from_template,
     holds_for,
@@ -21,10 +19,8 @@ from e2e.kit import (
     plugin_log,
     pod,
     published,
-    taints,
     template,
     wait_for,
-    zram_without_size,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices", "hostdev")]
@@ -116,36 +112,6 @@ def test_a_zram_device_that_is_mounted_on_the_node_is_not_published(space, relea
     finally:
         release.exec_on_node(node, ["umount", "/run/disk"])
     wait_for("the disk to be published again", is_published)
-
-
-def test_a_zram_device_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(
-    space, release, zram
-):
-    node, disk = release.nodes[0], zram.first[-1]
-    wanted = f'device.attributes["hostdev.drakit.dev"].path == "/dev/{disk}"'
-    space.apply(template("disk", ("disk", "zram.test", wanted)))
-    space.apply(pod("holder", ("disk", from_template("disk"))))
-    space.wait_phase("holder", "Running")
-    (device,) = devices_of(space.claim_of("holder", "disk"))
-
-    def is_gone() -> bool:
-        return "drakit.dev/gone:NoSchedule" in taints(release, DRIVER).get(device, {})
-
-    with zram_without_size(disk):
-        wait_for("the device to be tainted", is_gone, seconds=10)
-        space.apply(pod("second", ("disk", from_template("disk"))))
-        holds_for("the device stays", lambda: device in published(release, node), seconds=4)
-        assert space.phase("holder") == "Running"
-    wait_for("the taint to go", lambda: device not in taints(release, DRIVER), seconds=10)
-    assert space.phase("second") == "Pending", "the claim still holds the device"
-
-    space.delete("pod", "second")
-    with zram_without_size(disk):
-        wait_for("the device to be tainted again", is_gone, seconds=10)
-        space.delete("pod", "holder")
-        wait_for("the device to go", lambda: device not in published(release, node), seconds=10)
-    wait_for("the device to return", lambda: device in published(release, node), seconds=10)
-    assert device not in taints(release, DRIVER)
 
 
 def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(space, release):
