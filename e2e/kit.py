@@ -333,15 +333,10 @@ def token_of(cluster: Cluster, node: str) -> str:
     """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
     body = plugin_pod(cluster, node)
     assert body is not None
+    name, uid = body["metadata"]["name"], body["metadata"]["uid"]
     return cluster.kubectl(
-        "-n",
-        NAMESPACE,
-        "create",
-        "token",
-        "drakit-nodeplugin",
-        "--bound-object-kind=Pod",
-        f"--bound-object-name={body['metadata']['name']}",
-        f"--bound-object-uid={body['metadata']['uid']}",
+        *("-n", NAMESPACE, "create", "token", "drakit-nodeplugin", "--bound-object-kind=Pod"),
+        *(f"--bound-object-name={name}", f"--bound-object-uid={uid}"),
     ).stdout.strip()
 
 

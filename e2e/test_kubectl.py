@@ -23,33 +23,13 @@ CLUSTER_WIDE = "drakit-e2e-devices"
 """A ClusterRole of what a user needs beside a namespace: nodes and claims of others are missing."""
 
 
-def rules(group: str, *resources: str) -> dict:
-    return {"apiGroups": [group], "resources": list(resources), "verbs": ["get", "list"]}
-
-
-def account(stage, name: str) -> list[dict]:
-    """A user who may read pods and claims of the namespace."""
-    meta = {"name": name, "namespace": stage.name}
-    group = "rbac.authorization.k8s.io"
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "Role",
-            "metadata": meta,
-            "rules": [
-                rules("", "pods"),
-                rules("resource.k8s.io", "resourceclaims", "resourceclaimtemplates"),
-            ],
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": meta,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", **meta}],
-        },
-    ]
+def create_account(stage, name: str) -> None:
+    """Create a user who may read pods and claims of the namespace."""
+    claims = "resourceclaims.resource.k8s.io,resourceclaimtemplates.resource.k8s.io"
+    stage.kubectl("create", "serviceaccount", name)
+    stage.kubectl("create", "role", name, "--verb=get,list", f"--resource=pods,{claims}")
+    account = f"--serviceaccount={stage.name}:{name}"
+    stage.kubectl("create", "rolebinding", name, f"--role={name}", account)
 
 
 class User:
@@ -105,7 +85,7 @@ def admin(stage) -> User:
 @pytest.fixture
 def tenant(stage, user_of):
     """A user of the namespace who may list slices and classes, but no nodes."""
-    stage.apply(*account(stage, "tenant"))
+    create_account(stage, "tenant")
     name = f"{CLUSTER_WIDE}-{stage.name}"
     role = ["resourceslices.resource.k8s.io", "deviceclasses.resource.k8s.io"]
     stage.cluster.kubectl(
@@ -122,7 +102,7 @@ def tenant(stage, user_of):
 @pytest.fixture
 def stranger(stage, user_of) -> User:
     """A user of the namespace who may not list slices, classes or nodes."""
-    stage.apply(*account(stage, "stranger"))
+    create_account(stage, "stranger")
     return user_of("stranger")
 
 

@@ -38,12 +38,16 @@ def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
         assert body["spec"]["pool"]["name"] == node
 
 
+def admin_config(release) -> dict[str, Any]:
+    """The administrator's kubeconfig."""
+    flags = ("--raw", "--minify", "--flatten", "-o", "json")
+    return json.loads(release.kubectl("config", "view", *flags).stdout)
+
+
 @pytest.fixture
 def as_first_node(release, tmp_path):
     """kubectl with the token of the first node's plugin."""
-    config = json.loads(
-        release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json").stdout
-    )
+    config = admin_config(release)
     config["users"] = [{"name": "plugin", "user": {"token": token_of(release, release.nodes[0])}}]
     config["contexts"][0]["context"]["user"] = "plugin"
     path = tmp_path / "kubeconfig"
@@ -216,10 +220,7 @@ class ApiClient:
     """Requests to the API server with one token."""
 
     def __init__(self, release, token: str) -> None:
-        config = json.loads(
-            release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json").stdout
-        )
-        cluster = config["clusters"][0]["cluster"]
+        cluster = admin_config(release)["clusters"][0]["cluster"]
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._server = cluster["server"]
         self._tls = ssl.create_default_context(cadata=authority)
@@ -289,13 +290,9 @@ class Target:
 
 def served(release, group: str, resource: str) -> list[str]:
     """The versions of a group that have a resource."""
-    versions = json.loads(release.kubectl("get", "--raw", f"/apis/{group}").stdout)["versions"]
-    found = []
-    for version in (each["groupVersion"] for each in versions):
-        listed = json.loads(release.kubectl("get", "--raw", f"/apis/{version}").stdout)
-        if any(each["name"] == resource for each in listed["resources"]):
-            found.append(version)
-    return found
+    versions = [each["groupVersion"] for each in raw(release, f"/apis/{group}")["versions"]]
+    listed = {version: raw(release, f"/apis/{version}")["resources"] for version in versions}
+    return [v for v in versions if any(each["name"] == resource for each in listed[v])]
 
 
 def raw(release, path: str) -> dict[str, Any]:
