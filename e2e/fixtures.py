@@ -38,13 +38,7 @@ from e2e.kit import (
 )
 from e2e.release import install, uninstall
 from e2e.scripted import IMAGE
-from e2e.scripted.stage import (
-    SCRIPTED,
-    Stage,
-    install_scripted,
-    scripted_classes,
-    wait_scripted,
-)
+from e2e.scripted.stage import SCRIPTED, Stage, install_scripted, scripted_classes, wait_scripted
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2

@@ -15,14 +15,7 @@ from pathlib import Path
 import pytest
 
 from e2e.archive import write_image
-from e2e.cluster.api import (
-    CONTROL_PLANE,
-    Capability,
-    Cluster,
-    Component,
-    Options,
-    wait_until,
-)
+from e2e.cluster.api import CONTROL_PLANE, Capability, Cluster, Component, Options, wait_until
 from e2e.cluster.choice import cluster as choose_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("cluster")]

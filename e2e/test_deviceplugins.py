@@ -40,15 +40,7 @@ from e2e.foreign import (
     nodes_set,
     with_set,
 )
-from e2e.kit import (
-    cdi_files,
-    container,
-    from_template,
-    pod,
-    restarts,
-    template,
-    wait_for,
-)
+from e2e.kit import cdi_files, container, from_template, pod, restarts, template, wait_for
 from e2e.nvidia import GPU, GPU_CLASS, GPU_IDS, NVIDIA_SET, UUID
 from e2e.simulated import STAY, example
 from e2e.writes import written

@@ -14,22 +14,9 @@ from typing import Any
 import pytest
 
 from e2e.cluster.api import Capability
-from e2e.kit import (
-    devices,
-    restarts,
-    slice_generations,
-    slices,
-    taints,
-    wait_for,
-)
+from e2e.kit import devices, restarts, slice_generations, slices, taints, wait_for
 from e2e.scripted.control import Rule, Script, Stock
-from e2e.scripted.stage import (
-    DEVICES,
-    HORNS,
-    LAMPS,
-    STOP_GRACE_SECONDS,
-    Stage,
-)
+from e2e.scripted.stage import DEVICES, HORNS, LAMPS, STOP_GRACE_SECONDS, Stage
 from e2e.writes import written
 
 pytestmark = [

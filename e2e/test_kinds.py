@@ -7,14 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.foreign import (
-    BLINKER_CLASS,
-    BLINKERS,
-    LOCAL,
-    LOCAL_CLASS,
-    PLUGINS,
-    SAMPLE_CLASS,
-)
+from e2e.foreign import BLINKER_CLASS, BLINKERS, LOCAL, LOCAL_CLASS, PLUGINS, SAMPLE_CLASS
 from e2e.kit import cdi_files, claim, from_claim, pod, wait_for
 from e2e.simulated import STAY
 

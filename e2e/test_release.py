@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.fixtures import release_values, wait_settled
-from e2e.kit import (
-    DRIVER,
-    cdi_files,
-    plugin_pod,
-    published,
-    ready,
-    slices,
-    wait_for,
-)
+from e2e.kit import DRIVER, cdi_files, plugin_pod, published, ready, slices, wait_for
 from e2e.release import DRAKIT, install, uninstall
 from tools.crds.__main__ import CHECKSUM
 

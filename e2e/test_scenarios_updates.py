@@ -13,13 +13,7 @@ import pytest
 
 from e2e.kit import holds_for, ready, slice_versions, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import (
-    CLASSES,
-    DEVICES,
-    SCRIPTED,
-    Stage,
-    install_scripted,
-)
+from e2e.scripted.stage import CLASSES, DEVICES, SCRIPTED, Stage, install_scripted
 
 pytestmark = [
     pytest.mark.e2e,

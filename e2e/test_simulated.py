@@ -17,14 +17,7 @@ import pytest
 from drakit.quantity import same_quantity
 from e2e.cluster.api import Capability, Cluster
 from e2e.fixtures import build_of, namespace_of
-from e2e.kit import (
-    claim,
-    from_claim,
-    from_template,
-    holds_for,
-    template,
-    wait_for,
-)
+from e2e.kit import claim, from_claim, from_template, holds_for, template, wait_for
 from e2e.release import uninstall
 from e2e.scripted.stage import opaque
 from e2e.simulated import (
