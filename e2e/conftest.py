@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME[=false]",
-        help="a feature gate of the tests' cluster; tests of gates that are off are left out",
+        help="a feature gate of the tests' cluster",
     )
     group.addoption(
         "--features",
@@ -50,7 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    gates = cluster_gates(config)
     try:
         wanted = names_of(*config.option.features)
         excluded = names_of(*config.option.exclude_feature)
@@ -58,10 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except UnknownFeatureError as error:
         raise pytest.UsageError(str(error)) from error
     left_out = [
-        item
-        for item in items
-        if not _has_gates(item, gates)
-        or not selected(features[item], wanted=wanted, excluded=excluded)
+        item for item in items if not selected(features[item], wanted=wanted, excluded=excluded)
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -101,11 +97,6 @@ def cluster_gates(config: pytest.Config) -> dict[str, bool]:
         name, _, value = text.partition("=")
         gates[name] = value != "false"
     return gates
-
-
-def _has_gates(item: pytest.Item, gates: dict[str, bool]) -> bool:
-    needed = {marker.args[0] for marker in item.iter_markers("gate")}
-    return all(gates.get(gate, False) for gate in needed)
 
 
 def _features(item: pytest.Item) -> frozenset[str]:

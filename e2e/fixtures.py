@@ -26,6 +26,7 @@ from e2e.images.backend import backend_image
 from e2e.images.deviceplugins import device_plugins_image
 from e2e.images.nvidia import nvidia_image
 from e2e.kit import (
+    DRIVER,
     ZRAM_CONTROL,
     Space,
     device_class,
@@ -37,13 +38,7 @@ from e2e.kit import (
 )
 from e2e.release import install, uninstall
 from e2e.scripted import IMAGE
-from e2e.scripted.stage import (
-    SCRIPTED,
-    Stage,
-    install_scripted,
-    scripted_classes,
-    wait_scripted,
-)
+from e2e.scripted.stage import SCRIPTED, Stage, install_scripted, scripted_classes, wait_scripted
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -92,6 +87,12 @@ def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
     }
 
 
+def policy_class(policy: str) -> dict:
+    """The class of all hostdev devices of one policy."""
+    of_policy = f'device.attributes["{DRIVER}"].policy == "{policy}"'
+    return device_class(f"{policy}.test", DRIVER, of_policy)
+
+
 def release_values(cluster: Cluster, zram: Zram) -> dict:
     hostdev = {"policies": policies(cluster, zram), "rescanInterval": "3s"}
     events = {"patience": "5s", "repeatPause": "10s"}
@@ -116,7 +117,7 @@ def build_of(archives: list[Path]) -> str:
 def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluster]:
     """A cluster of two nodes with drakit installed, its devices published, classes made."""
     install(cluster, values=release_values(cluster, zram), build=build_of(images))
-    classes = [device_class("zram.test", "zram"), device_class("zram-second.test", "zram-second")]
+    classes = [policy_class("zram"), policy_class("zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
     cluster.apply(json.dumps(listing))
     wait_settled(cluster, zram)

@@ -9,7 +9,6 @@ itself. It must not know what the tests show.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,19 +20,19 @@ from e2e.cluster.api import Cluster
 from e2e.images import deviceplugins
 from e2e.images.backend import IMAGE as BACKEND_IMAGE
 from e2e.kit import (
-    TEST_IMAGE,
     Space,
     plugin_log,
     plugin_pod,
     ready,
     restarts,
+    signal_pod,
+    slice_generations,
     slices,
     taints,
     wait_for,
 )
 from e2e.nvidia import GPU, GPU_IDS, NVIDIA_SET, nvidia_objects
 from e2e.release import Release, install
-from e2e.simulated import STAY
 
 FOREIGN = Release(name="foreign", namespace="foreign-system")
 
@@ -47,7 +46,7 @@ LOCAL = "local.test.drakit.dev"
 """The driver in the daemon's own process."""
 
 SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
-FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
+FUSE = "nodes.test/fuse"
 MOVED = "nodes.test/moved"
 """A resource with a class, and without a program until a test starts one."""
 
@@ -62,9 +61,6 @@ COUNT, COUNT_CLASS = "nodes.test/count", "count.nodes.test"
 
 THIEF = "nodes.test/thief"
 """The only resource of a device plugin that registers another one."""
-
-GREEDY_BACKEND = "greedy.example.com"
-"""The driver of a backend that asks for more than its entry allows."""
 
 THIEF_BACKEND = "thief.example.com"
 """The driver of a backend that announces another one."""
@@ -128,7 +124,6 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
             "enabled": True,
             "allowed": {
                 **_example_values("backend")["backends"]["allowed"],
-                "greedy": {"driver": GREEDY_BACKEND, "mounts": {BLINKERS_DIRECTORY: "ro"}},
                 "thief": {"driver": THIEF_BACKEND},
             },
         },
@@ -286,16 +281,12 @@ class Yard(Space):
 
     def published(self, driver: str = PLUGINS) -> dict[str, tuple[str, int]]:
         """The slices of a driver, each with its UID and its pool's generation."""
-        return {
-            body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
-            for body in slices(self.cluster, driver=driver)
-        }
+        return slice_generations(self.cluster, driver)
 
-    def wait_untainted(self, driver: str = PLUGINS, *, seconds: float = 60) -> None:
+    def wait_untainted(self, driver: str = PLUGINS) -> None:
         wait_for(
             f"the devices of {driver} to be there without taints",
             lambda: self.devices(driver) and not self.tainted(driver),
-            seconds=seconds,
         )
 
     def plugin(self) -> dict[str, Any] | None:
@@ -365,7 +356,7 @@ class Yard(Space):
         body = self.program(name)
         assert body is not None
         before = restarts(body)
-        self._kill_in(body, PROGRAMS[name])
+        assert signal_pod(self.cluster, body, PROGRAMS[name]), f"{name} has no process"
         wait_for(
             f"{name} to be started again", lambda: restarts(self.program(name)) > before, seconds=90
         )
@@ -375,23 +366,12 @@ class Yard(Space):
         body = self.plugin()
         assert body is not None
         before = restarts(body)
-        self._kill_in(body, "drakit-nodeplugin")
+        assert signal_pod(self.cluster, body, "drakit-nodeplugin"), "the daemon has no process"
         wait_for(
             "the daemon to be started again",
             lambda: restarts(self.plugin()) > before and ready(self.plugin()),
             seconds=120,
         )
-
-    def _kill_in(self, body: dict[str, Any], program: str) -> None:
-        uid = body["metadata"]["uid"]
-        marks = f"-e {uid} -e {uid.replace('-', '_')}"
-        script = (
-            f"for p in $(grep -ls {marks} /proc/[0-9]*/cgroup | cut -d/ -f3); do "
-            f"tr '\\0' ' ' < /proc/$p/cmdline | grep -q -- {shlex.quote(program)} "
-            "&& kill -KILL $p && echo $p; done; true"
-        )
-        killed = self.cluster.exec_on_node(self.node, ["sh", "-c", script]).stdout.split()
-        assert killed, f"no process of pod {body['metadata']['name']} is called {program}"
 
     # ------------------------------------------------------------ what they have
 
@@ -399,12 +379,11 @@ class Yard(Space):
         """Set the devices of our device plugin."""
         write_plan(self.cluster, plan, name)
 
-    def blinker(self, name: str, content: str = "") -> Path:
-        """Make a blinker, or change it."""
+    def blinker(self, name: str) -> None:
+        """Make a blinker."""
         path = self.cluster.node_path(self.node, BLINKERS_DIRECTORY) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-        return path
+        path.touch()
 
     def held(self) -> set[str]:
         """The blinkers that claims hold, as the backend keeps it."""
@@ -420,31 +399,6 @@ def write_plan(cluster: Cluster, plan: dict[str, Any], name: str = "plan") -> No
     partial.replace(folder / f"{name}.json")
 
 
-def fuse_plan(**changes: Any) -> dict[str, Any]:
-    """The plan of our device plugin; `changes` are further fields of its first device."""
-    first, *rest = FUSE_DEVICES
-    devices = {
-        first: {**FUSE_DEVICES[first], **changes},
-        **{id_: FUSE_DEVICES[id_] for id_ in rest},
-    }
-    return {FUSE: {"preStart": True, "devices": devices}}
-
-
-def objects_of(name: str) -> list[dict[str, Any]]:
-    """Return the manifests of an example, with an image that the nodes have, and pods that end at
-    once."""
-    objects: list[dict[str, Any]] = list(
-        yaml.safe_load_all((EXAMPLES / "device-plugin" / name).read_text())
-    )
-    for body in objects:
-        if body["kind"] == "Pod":
-            for container in body["spec"]["containers"]:
-                container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
-                *shell, script = container["command"]
-                container["command"] = [*shell, script.replace("sleep 3600", STAY)]
-    return objects
-
-
 def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     """
     Install the release and the programs, and wait until all devices are published.
@@ -452,7 +406,7 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     :param build: a name for the content of drakit's images.
     :param programs: the same of the programs'; pods are replaced when it is another one.
     """
-    write_plan(cluster, fuse_plan())
+    write_plan(cluster, {FUSE: {"preStart": True, "devices": FUSE_DEVICES}})
     # The programs first: in a cluster nobody starts them in the right order, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
     bodies = [

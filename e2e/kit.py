@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,16 +44,14 @@ def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
 # ------------------------------------------------------------ objects
 
 
-def device_class(name: str, policy: str) -> dict[str, Any]:
-    """A class of all hostdev devices of one policy."""
-    expression = (
-        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].policy == "{policy}"'
-    )
+def device_class(name: str, driver: str, *selectors: str, **spec: Any) -> dict[str, Any]:
+    """A class of a driver's devices, all or those selected; `spec` has further fields."""
+    expression = " && ".join([f'device.driver == "{driver}"', *selectors])
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
         "metadata": {"name": name},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+        "spec": {"selectors": [{"cel": {"expression": expression}}], **spec},
     }
 
 
@@ -240,12 +239,8 @@ class Space:
         """The claim that a pod uses under a name of its own."""
         body = self.get("pod", pod_name)
         assert body is not None
-        for status in body["status"].get("resourceClaimStatuses", []):
-            if status["name"] == claim_name:
-                found = self.get("resourceclaim", status["resourceClaimName"])
-                assert found is not None
-                return found
-        for entry in body["spec"]["resourceClaims"]:
+        made = body["status"].get("resourceClaimStatuses", [])
+        for entry in [*made, *body["spec"]["resourceClaims"]]:
             if entry["name"] == claim_name:
                 found = self.get("resourceclaim", entry["resourceClaimName"])
                 assert found is not None
@@ -281,24 +276,42 @@ def slices(
     ]
 
 
+def devices(
+    cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
+) -> dict[str, dict[str, Any]]:
+    """The published devices of a driver, by name."""
+    return {
+        device["name"]: device
+        for item in slices(cluster, node, driver=driver)
+        for device in item["spec"].get("devices") or []
+    }
+
+
 def published(cluster: Cluster, node: str | None = None) -> set[str]:
     """The names of the devices that hostdev publishes."""
+    return set(devices(cluster, node))
+
+
+def slice_versions(cluster: Cluster, *drivers: str) -> dict[str, str]:
+    """The resource versions of the drivers' slices: any write changes one."""
+    bodies = [body for driver in drivers for body in slices(cluster, driver=driver)]
+    return {body["metadata"]["name"]: body["metadata"]["resourceVersion"] for body in bodies}
+
+
+def slice_generations(cluster: Cluster, driver: str) -> dict[str, tuple[str, int]]:
+    """The slices of a driver, each with its UID and its pool's generation."""
     return {
-        device["name"]
-        for item in slices(cluster, node)
-        for device in item["spec"].get("devices") or []
+        body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
+        for body in slices(cluster, driver=driver)
     }
 
 
 def taints(cluster: Cluster, driver: str) -> dict[str, dict[str, str]]:
     """The taints of a driver's devices: device -> ``key:effect`` -> since when it is there."""
     return {
-        device["name"]: {
-            f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in device["taints"]
-        }
-        for item in slices(cluster, driver=driver)
-        for device in item["spec"].get("devices") or []
-        if device.get("taints")
+        name: {f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in body["taints"]}
+        for name, body in devices(cluster, driver=driver).items()
+        if body.get("taints")
     }
 
 
@@ -320,15 +333,10 @@ def token_of(cluster: Cluster, node: str) -> str:
     """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
     body = plugin_pod(cluster, node)
     assert body is not None
+    name, uid = body["metadata"]["name"], body["metadata"]["uid"]
     return cluster.kubectl(
-        "-n",
-        NAMESPACE,
-        "create",
-        "token",
-        "drakit-nodeplugin",
-        "--bound-object-kind=Pod",
-        f"--bound-object-name={body['metadata']['name']}",
-        f"--bound-object-uid={body['metadata']['uid']}",
+        *("-n", NAMESPACE, "create", "token", "drakit-nodeplugin", "--bound-object-kind=Pod"),
+        *(f"--bound-object-name={name}", f"--bound-object-uid={uid}"),
     ).stdout.strip()
 
 
@@ -339,16 +347,27 @@ def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> li
     return [item for item in items if item["spec"].get("nodeName") == node]
 
 
-def plugin_log(
-    cluster: Cluster, node: str, *, release: Release = DRAKIT, previous: bool = False
-) -> list[dict[str, Any]]:
+def plugin_log(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
     """The log of a release's node plugin, a dictionary a line."""
     found = plugin_pod(cluster, node, release=release)
     assert found is not None
-    options = ["--previous"] if previous else []
-    name = found["metadata"]["name"]
-    text = cluster.kubectl("-n", release.namespace, "logs", name, *options).stdout
+    text = cluster.kubectl("-n", release.namespace, "logs", found["metadata"]["name"]).stdout
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def signal_pod(
+    cluster: Cluster, body: dict[str, Any], program: str, signal: str = "KILL"
+) -> list[str]:
+    """Send a signal to the processes of a pod whose command line has `program`; return their IDs.
+    A cgroup's name has the pod's UID, which systemd's cgroup driver writes with underscores."""
+    uid = body["metadata"]["uid"]
+    marks = f"-e {uid} -e {uid.replace('-', '_')}"
+    script = (
+        f"for p in $(grep -ls {marks} /proc/[0-9]*/cgroup | cut -d/ -f3); do "
+        f"tr '\\0' ' ' < /proc/$p/cmdline | grep -q -- {shlex.quote(program)} "
+        f"&& kill -{signal} $p && echo $p; done; true"
+    )
+    return cluster.exec_on_node(body["spec"]["nodeName"], ["sh", "-c", script]).stdout.split()
 
 
 def restarts(body: dict[str, Any] | None) -> int:
@@ -361,6 +380,20 @@ def ready(body: dict[str, Any] | None) -> bool:
     """Whether a pod is ready."""
     conditions = (body or {}).get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+# ------------------------------------------------------------ the operator
+
+OPERATOR = "app.kubernetes.io/component=operator"
+LEASE = "drakit-operator"
+
+
+def lease_holder(cluster: Cluster) -> str:
+    """The operator's leader: its pod and an ID; empty if there is none."""
+    return cluster.kubectl(
+        *("-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}"),
+        check=False,
+    ).stdout
 
 
 # ------------------------------------------------------------ zram: real block devices to give away
@@ -381,18 +414,6 @@ def zram_devices(count: int) -> Iterator[list[str]]:
         for number in numbers:
             with contextlib.suppress(OSError):
                 (ZRAM_CONTROL / "hot_remove").write_text(str(number))
-
-
-@contextlib.contextmanager
-def zram_without_size(name: str) -> Iterator[None]:
-    """Take the memory from a zram device that nobody has open: it is like a drive without medium,
-    and hostdev does not list it."""
-    folder = Path("/sys/block") / name
-    (folder / "reset").write_text("1")
-    try:
-        yield
-    finally:
-        (folder / "disksize").write_text(str(ZRAM_BYTES))
 
 
 # ------------------------------------------------------------ loop devices: plugged in, or disks

@@ -1,8 +1,7 @@
 """
 The release `simulated`: devices that are not there, on the first node, and what is done to them.
 
-Three drivers in one daemon: the chart's own, one of another name beside it, and one whose devices
-have attributes that are lists. It must not know what the tests show.
+Two drivers in one daemon: the chart's own, and one whose devices have attributes that are lists.
 """
 
 from __future__ import annotations
@@ -14,38 +13,32 @@ from typing import Any
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.kit import TEST_IMAGE, Space, plugin_log, plugin_pod, pod, ready, slices, wait_for
+from e2e.kit import TEST_IMAGE, Space, devices, plugin_pod, pod, ready, wait_for
 from e2e.release import Release, install
-from e2e.scripted.stage import device_class
 
 SIMULATED = Release(name="simulated", namespace="simulated-system")
 
 DRIVER = "simulated.drakit.dev"
-OTHER = "other.simulated.test.drakit.dev"
 LISTS = "lists.simulated.test.drakit.dev"
-DRIVERS = (DRIVER, OTHER, LISTS)
+DRIVERS = (DRIVER, LISTS)
 
 GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", "nic", "cpu"))
-OTHER_GPU = f"fpga.{OTHER}"
-
 STAY = "trap exit TERM; sleep 3600 & wait"
 """The command of a container that runs until its pod is deleted, and then ends at once."""
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "simulated"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def simulated_values(cluster: Cluster) -> dict[str, Any]:
     """The chart's values; of the chart's own driver they are the defaults."""
     none = {"count": 0}
-    fpga = {"count": 1, "prefix": "fpga", "partitions": []}
-    other = {"driverName": OTHER, "gpu": fpga, "nic": none, "cpu": none}
     lists = {"driverName": LISTS, "gpu": none, "nic": {"listAttributes": True}, "cpu": none}
     return {
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "simulated": {"enabled": True},
         "nodeplugin": {
-            "drivers": [{"driver": "simulated", "config": config} for config in (other, lists)],
+            "drivers": [{"driver": "simulated", "config": lists}],
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
             "devices": {"health": {"recoveryPeriod": "2s"}},
         },
@@ -55,8 +48,6 @@ def simulated_values(cluster: Cluster) -> dict[str, Any]:
 def install_simulated(cluster: Cluster, *, build: str) -> None:
     """Install the release, and wait until all drivers have published their devices."""
     install(cluster, SIMULATED, values=simulated_values(cluster), build=build)
-    # The chart makes the classes of its own driver alone.
-    cluster.apply(json.dumps(device_class(OTHER_GPU, OTHER)))
     wait_simulated(cluster)
 
 
@@ -71,21 +62,12 @@ def wait_simulated(cluster: Cluster) -> None:
     for driver in DRIVERS:
         wait_for(
             f"the devices of {driver} to be published without taints",
-            lambda: _well(published_devices(cluster, driver)),  # noqa: B023
+            lambda: _well(devices(cluster, driver=driver)),  # noqa: B023
         )
 
 
 def _well(devices: dict[str, dict[str, Any]]) -> bool:
     return bool(devices) and not any(device.get("taints") for device in devices.values())
-
-
-def published_devices(cluster: Cluster, driver: str) -> dict[str, dict[str, Any]]:
-    """Return a driver's published devices, by name."""
-    return {
-        device["name"]: device
-        for item in slices(cluster, driver=driver)
-        for device in item["spec"].get("devices") or []
-    }
 
 
 def example(name: str) -> list[dict[str, Any]]:
@@ -125,11 +107,6 @@ def profile(size: str) -> str:
     return f'device.attributes["{DRIVER}"].profile == "{size}"'
 
 
-def of_type(kind: str) -> str:
-    """A CEL selector for the devices of one kind."""
-    return f'device.attributes["{DRIVER}"].type == "{kind}"'
-
-
 def index(number: int) -> str:
     """A CEL selector for one GPU or interface."""
     return f'device.attributes["{DRIVER}"].index == {number}'
@@ -155,14 +132,14 @@ class Lab(Space):
         partial.write_text(json.dumps(command))
         partial.replace(path)
 
-    def reset(self, *drivers: str) -> None:
-        """Withdraw all commands; those of all drivers if none is given."""
-        for driver in drivers or DRIVERS:
+    def reset(self) -> None:
+        """Withdraw all commands of all drivers."""
+        for driver in DRIVERS:
             self._control(driver).unlink(missing_ok=True)
 
     def devices(self, driver: str = DRIVER) -> dict[str, dict[str, Any]]:
         """Return a driver's published devices, by name."""
-        return published_devices(self.cluster, driver)
+        return devices(self.cluster, driver=driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
         """The devices in a container's environment, in order."""
@@ -183,10 +160,3 @@ class Lab(Space):
         """Return the allocation results of a pod's claim."""
         body = self.claim_of(pod_name, claim_name)
         return body["status"]["allocation"]["devices"]["results"]
-
-    def times_prepared(self, device: str, uid: str) -> int:
-        """Return the number of times that a driver has prepared a device for a claim, without
-        joined calls."""
-        lines = plugin_log(self.cluster, self.node, release=SIMULATED)
-        done = [line for line in lines if line["msg"] == "claims prepared"]
-        return sum(device in line["device"] and uid in line["claim_uid"] for line in done)

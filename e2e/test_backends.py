@@ -4,9 +4,6 @@ A backend on a real kubelet: the example in Go, a program of its own beside the 
 
 from __future__ import annotations
 
-import json
-import time
-
 import pytest
 
 from e2e.foreign import (
@@ -15,10 +12,8 @@ from e2e.foreign import (
     BLINKER_CLASS,
     BLINKERS,
     BLINKERS_DIRECTORY,
-    GREEDY_BACKEND,
     LOCAL,
     PLUGINS,
-    STOP_GRACE_SECONDS,
     THIEF_BACKEND,
     Yard,
     blinkers_set,
@@ -43,7 +38,6 @@ from e2e.writes import written
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("backends")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
-UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 
 
 def with_blinker(yard: Yard, name: str) -> None:
@@ -79,30 +73,6 @@ def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
     yard.delete("pod", "blue")
     wait_for("the blinker to be free", lambda: not yard.held())
     assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
-
-
-def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_is_notified(yard):
-    with_blinker(yard, "user")
-    yard.wait_phase("user", "Running")
-    name = blinker_of(yard, "user")
-    wait_for("the blinker's health", lambda: yard.device_health("user") == [("Healthy", "")])
-    yard.blinker(name, "broken")
-    try:
-        wait_for(
-            "the broken blinker to be tainted",
-            lambda: UNHEALTHY in yard.tainted(BLINKERS),
-            period=0.1,
-        )
-        tainted = [n for n, device in yard.devices(BLINKERS).items() if device.get("taints")]
-        assert tainted == [name]
-
-        def reported() -> bool:
-            return any("is broken" in message for _, message in yard.device_health("user"))
-
-        wait_for("the pod's status to report it", reported)
-    finally:
-        yard.blinker(name)
-    yard.wait_untainted(BLINKERS)
 
 
 THIEFS_STATE = "/run/thief"
@@ -158,36 +128,6 @@ def test_a_backend_that_announces_the_name_of_another_one_never_gets_it(yard):
     (own.parents[1] / "thief" / "link.sock").unlink()
 
 
-def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
-    directory = "/run/greedy-blinkers"
-    path = yard.cluster.node_path(yard.node, directory)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "lamp").touch()
-    expression = f'device.driver == "{GREEDY_BACKEND}"'
-    device_class = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": GREEDY_BACKEND},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
-    }
-    yard.cluster.apply(json.dumps(device_class))
-    try:
-        with with_set(yard, blinkers_set("greedy", driver=GREEDY_BACKEND, directory=directory)):
-            wait_for("its blinker to be published", lambda: yard.devices(GREEDY_BACKEND))
-            yard.apply(
-                template("greedy", ("blinker", GREEDY_BACKEND)),
-                pod("greedy", ("b", from_template("greedy")), command=["sh", "-c", STAY]),
-            )
-            message = yard.event("greedy", f"a mount of {directory}/lamp", "is not allowed")
-            assert "extend mounts in backends.allowed.greedy" in message
-            assert yard.phase("greedy") == "Pending"
-            assert cdi_files(yard.cluster, yard.node, driver=GREEDY_BACKEND) == set()
-            # Its claim is unprepared while its backend is still there.
-            yard.delete("pod", "greedy")
-    finally:
-        yard.cluster.kubectl("delete", "deviceclass", GREEDY_BACKEND)
-
-
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
@@ -210,26 +150,3 @@ def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
     yard.delete("pod", "user")
     yard.delete("pod", "next")
     wait_for("both blinkers to be free", lambda: not yard.held())
-
-
-@pytest.mark.disruptive
-@pytest.mark.serial
-def test_a_backend_that_is_gone_past_the_grace_period_loses_its_devices_until_it_returns(yard):
-    with_blinker(yard, "user")
-    yard.wait_phase("user", "Running")
-    name = blinker_of(yard, "user")
-    yard.remove(BACKEND_SET)
-    stopped_at = time.monotonic()
-    wait_for("its devices to be tainted", lambda: yard.tainted(BLINKERS) == {STOPPED}, seconds=10)
-    yard.delete("pod", "user")
-    assert yard.held() == {name}, "nobody was there to undo it"
-    assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
-    wait_for("its slice to go", lambda: not yard.published(BLINKERS))
-    seconds = time.monotonic() - stopped_at
-    print(f"the slice was deleted {seconds:.1f} s after the stop")
-    assert STOP_GRACE_SECONDS - 3 < seconds < STOP_GRACE_SECONDS + 5
-    with_blinker(yard, "next")
-    yard.refused("next")
-    yard.place(BACKEND_SET)
-    yard.wait_phase("next", "Running")
-    wait_for("what was left to be undone", lambda: yard.held() == {blinker_of(yard, "next")})

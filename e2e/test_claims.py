@@ -9,6 +9,7 @@ import pytest
 from e2e.kit import (
     claim,
     container,
+    device_class,
     from_claim,
     from_template,
     pod,
@@ -17,7 +18,7 @@ from e2e.kit import (
     template,
     wait_for,
 )
-from e2e.scripted.stage import HORNS, LAMPS, Stage, device_class, number, opaque
+from e2e.scripted.stage import HORNS, LAMPS, Stage, number, opaque
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 

@@ -15,15 +15,7 @@ from pathlib import Path
 import pytest
 
 from e2e.archive import write_image
-from e2e.cluster.api import (
-    CONTROL_PLANE,
-    Capability,
-    Cluster,
-    CommandError,
-    Component,
-    Options,
-    wait_until,
-)
+from e2e.cluster.api import CONTROL_PLANE, Capability, Cluster, Component, Options, wait_until
 from e2e.cluster.choice import cluster as choose_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("cluster")]
@@ -117,34 +109,6 @@ def test_a_pod_runs_prints_and_reaches_the_api_server(cluster: Cluster, pod: str
     assert said(cluster)[:2] == [f"hello from {pod}", "has a token"]
 
 
-def test_dra_is_served_with_its_taint_rules(cluster: Cluster):
-    kinds = cluster.kubectl("api-resources", "--api-group=resource.k8s.io", "-o", "name").stdout
-    assert "resourceslices.resource.k8s.io" in kinds
-    assert "devicetaintrules.resource.k8s.io" in kinds
-
-
-def test_an_error_of_kubectl_is_reported_with_its_text(cluster: Cluster):
-    with pytest.raises(CommandError, match='"no-such-pod" not found'):
-        cluster.kubectl("get", "pod", "no-such-pod")
-
-
-@pytest.mark.needs(Capability.AUDIT)
-def test_writes_are_in_the_audit_log_with_their_user(cluster: Cluster):
-    cluster.kubectl("create", "configmap", "rig-audited")
-    cluster.kubectl("delete", "configmap", "rig-audited")
-    user = cluster.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}").stdout
-    found = [
-        (record["verb"], record["user"]["username"])
-        for record in cluster.audit()
-        if record.get("objectRef", {}).get("name") == "rig-audited"
-    ]
-    assert found == [("create", user), ("delete", user)]
-
-
-def test_the_api_servers_metrics_can_be_read(cluster: Cluster):
-    assert "apiserver_request_total" in cluster.server_metrics()
-
-
 @pytest.mark.needs(Capability.REBOOT)
 def test_a_node_has_a_file_system_of_its_own(cluster: Cluster):
     node = cluster.nodes[0]
@@ -160,18 +124,6 @@ def test_a_node_has_a_file_system_of_its_own(cluster: Cluster):
 
 
 # ------------------------------------------------------------ faults
-
-
-@pytest.mark.needs(Capability.CUT)
-@pytest.mark.disruptive
-def test_a_pod_is_cut_from_the_api_server_and_healed(cluster: Cluster, pod: str):
-    node, ip = cluster.nodes[-1], cluster.get("pod", pod)["status"]["podIP"]
-    cluster.cut_pod(node, ip)
-    try:
-        wait_said(cluster, "cut")
-    finally:
-        cluster.heal_pod(node, ip)
-    wait_said(cluster, "reached")
 
 
 @pytest.mark.needs(Capability.CUT)
@@ -198,14 +150,6 @@ def test_the_api_server_is_stopped_and_comes_back_with_its_objects(cluster: Clus
         cluster.start_api_server()
     assert cluster.get("pod", pod)["status"]["phase"] == "Running"
     wait_said(cluster, "reached")
-
-
-@pytest.mark.disruptive
-def test_a_kubelet_is_restarted_and_the_pod_goes_on(cluster: Cluster, pod: str):
-    before = cluster.get("pod", pod)["status"]["containerStatuses"][0]["containerID"]
-    cluster.restart_kubelet(cluster.nodes[-1])
-    wait_said(cluster, "reached")
-    assert cluster.get("pod", pod)["status"]["containerStatuses"][0]["containerID"] == before
 
 
 @pytest.mark.needs(Capability.FREEZE)

@@ -24,7 +24,6 @@ from e2e.foreign import (
     COUNT_CLASS,
     FOREIGN,
     FUSE,
-    FUSE_CLASS,
     FUSE_DEVICES,
     GREEDY,
     KUBELETS,
@@ -38,28 +37,17 @@ from e2e.foreign import (
     SAMPLE_SET,
     STOP_GRACE_SECONDS,
     Yard,
-    fuse_plan,
     nodes_set,
-    objects_of,
     with_set,
 )
-from e2e.kit import (
-    cdi_files,
-    container,
-    from_template,
-    pod,
-    restarts,
-    template,
-    wait_for,
-)
+from e2e.kit import cdi_files, container, from_template, pod, restarts, template, wait_for
 from e2e.nvidia import GPU, GPU_CLASS, GPU_IDS, NVIDIA_SET, UUID
-from e2e.simulated import STAY
+from e2e.simulated import STAY, example
 from e2e.writes import written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("deviceplugins")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
-UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 REGISTERED = f"Registered device plugin for '{GPU}'"
 """The line that NVIDIA's plugin logs after its registration."""
 
@@ -75,10 +63,10 @@ def by_id(given: str) -> str:
     return f'device.attributes["{PLUGINS}"].id == "{given}"'
 
 
-def with_sample(yard: Yard, name: str, given: str) -> None:
-    """A running pod with one device of the sample, by a claim."""
+def with_device(yard: Yard, name: str, given: str, class_name: str = SAMPLE_CLASS) -> None:
+    """A running pod with one device of a device plugin, by a claim; by default, of the sample."""
     yard.apply(
-        template(name, ("device", SAMPLE_CLASS, by_id(given))),
+        template(name, ("device", class_name, by_id(given))),
         stay(name, ("d", from_template(name))),
     )
     yard.wait_phase(name, "Running")
@@ -92,15 +80,6 @@ def mounted(yard: Yard, name: str) -> set[str]:
 def allocations(yard: Yard) -> int:
     """Return the number of Allocate calls of the sample since its last start."""
     return yard.calls(SAMPLE_SET, "Allocate")
-
-
-def with_gpu(yard: Yard, name: str, given: str) -> None:
-    """A running pod with one ID of NVIDIA's plugin, by a claim."""
-    yard.apply(
-        template(name, ("device", GPU_CLASS, by_id(given))),
-        stay(name, ("d", from_template(name))),
-    )
-    yard.wait_phase(name, "Running")
 
 
 def visible(yard: Yard, name: str) -> list[str]:
@@ -124,7 +103,7 @@ def results_of(yard: Yard, name: str) -> list[dict[str, Any]]:
 
 def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
     assert set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"}
-    yard.apply(*objects_of("claim-pod.yaml"))
+    yard.apply(*example("device-plugin/claim-pod"))
     yard.wait_phase("claiming", "Running")
     assert mounted(yard, "claiming") == {"/tmp/Dev-2"}
 
@@ -147,7 +126,7 @@ def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
 
 
 def test_a_pod_that_asks_for_an_extended_resource_alone_runs_unchanged(yard):
-    (unchanged,) = objects_of("extended-resource-pod.yaml")
+    (unchanged,) = example("device-plugin/extended-resource-pod")
     assert "resourceClaims" not in unchanged["spec"]
     yard.apply(unchanged)
     yard.wait_phase("unchanged", "Running")
@@ -189,36 +168,18 @@ def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_returns
     assert "annotation" in yard.node_event(FUSE, "annotation")
 
 
-def test_a_device_that_its_plugin_calls_unhealthy_is_tainted_until_it_is_well(yard):
-    yard.plan(fuse_plan(health="Unhealthy"))
-    try:
-        name = yard.of(FUSE)[WELL]["name"]
-        wait_for(f"{name} to be tainted", lambda: yard.tainted() == {UNHEALTHY})
-        unwell = [given for given, device in yard.of(FUSE).items() if device.get("taints")]
-        assert unwell == [WELL]
-        yard.apply(
-            template("well", ("device", FUSE_CLASS, by_id(WELL))),
-            stay("waiting", ("d", from_template("well"))),
-        )
-        yard.refused("waiting")
-    finally:
-        yard.plan(fuse_plan())
-    yard.wait_phase("waiting", "Running")
-    assert not yard.tainted()
-
-
 # ------------------------------------------------------------ plugins that go, and return
 
 
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_a_plugin_that_is_killed_and_returns_within_the_grace_period_loses_nothing(yard):
-    with_sample(yard, "user", "Dev-1")
+    with_device(yard, "user", "Dev-1")
     before = yard.published()
     yard.kill(SAMPLE_SET)
     yard.wait_untainted()
     assert yard.published() == before
-    with_sample(yard, "next", "Dev-2")
+    with_device(yard, "next", "Dev-2")
     assert mounted(yard, "next") == {"/tmp/Dev-2"}
     assert mounted(yard, "user") == {"/tmp/Dev-1"}
     assert allocations(yard) == 1, "that of the new claim: a prepared one needs no second"
@@ -228,7 +189,7 @@ def test_a_plugin_that_is_killed_and_returns_within_the_grace_period_loses_nothi
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
-    with_sample(yard, "user", "Dev-1")
+    with_device(yard, "user", "Dev-1")
     before, allocated = yard.published(), allocations(yard)
     programs = SAMPLE_SET, NVIDIA_SET, NODES_SET
     started = [restarts(yard.program(name)) for name in programs]
@@ -243,14 +204,14 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
             seconds=5,
             period=0.5,
         )
-        with_gpu(yard, "next-gpu", "tegra::0")
+        with_device(yard, "next-gpu", "tegra::0", GPU_CLASS)
         # Kubernetes' stub lets 10 s go by before it registers again.
         wait_for(
             "the sample to be watched again",
             lambda: yard.calls(SAMPLE_SET, "ListAndWatch") > watched,
             period=0.5,
         )
-        with_sample(yard, "next", "Dev-2")
+        with_device(yard, "next", "Dev-2")
     assert yard.published() == before
     assert mounted(yard, "next") == {"/tmp/Dev-2"}
     assert mounted(yard, "user") == {"/tmp/Dev-1"}
@@ -262,7 +223,7 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_a_plugin_that_is_gone_past_the_grace_period_loses_its_devices_and_no_other_does(yard):
-    with_sample(yard, "user", "Dev-1")
+    with_device(yard, "user", "Dev-1")
     yard.remove(SAMPLE_SET)
     stopped_at = time.monotonic()
     wait_for("its devices to be tainted", lambda: yard.tainted() == {STOPPED}, seconds=10)
@@ -276,7 +237,7 @@ def test_a_plugin_that_is_gone_past_the_grace_period_loses_its_devices_and_no_ot
     yard.delete("pod", "user")
     yard.place(SAMPLE_SET)
     wait_for("its devices to be back", lambda: set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"})
-    with_sample(yard, "again", "Dev-1")
+    with_device(yard, "again", "Dev-1")
 
 
 # ------------------------------------------------------------ NVIDIA's plugin
@@ -289,7 +250,7 @@ def test_the_devices_of_nvidias_unmodified_plugin_go_to_pods_with_and_without_cl
         assert device["attributes"] == {"resource": {"string": GPU}, "id": {"string": given}}
     wanting = container("main", command=["sh", "-c", STAY], resources={"limits": {GPU: 1}})
     yard.apply(pod("unchanged", containers=[wanting]))
-    with_gpu(yard, "claiming", "tegra::2")
+    with_device(yard, "claiming", "tegra::2", GPU_CLASS)
     assert visible(yard, "claiming") == [UUID]
     (result,) = results_of(yard, "claiming")
     assert (result["driver"], result["device"]) == (PLUGINS, devices["tegra::2"]["name"])
@@ -315,12 +276,12 @@ def test_a_refusal_of_nvidias_plugin_keeps_its_own_text(yard):
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_nvidias_plugin_is_killed_and_its_devices_are_given_out_again(yard):
-    with_gpu(yard, "user", "tegra::0")
+    with_device(yard, "user", "tegra::0", GPU_CLASS)
     before = yard.published()
     yard.kill(NVIDIA_SET)
     yard.wait_untainted()
     assert yard.published() == before
-    with_gpu(yard, "next", "tegra::1")
+    with_device(yard, "next", "tegra::1", GPU_CLASS)
     assert visible(yard, "next") == visible(yard, "user") == [UUID]
     assert restarts(yard.get("pod", "user")) == 0
 
@@ -359,7 +320,7 @@ def test_a_resource_that_the_entry_of_the_directory_does_not_list_is_refused(
         assert remedy in message
         assert "thief-0" not in yard.devices()
         # The device plugin of the resource is untouched.
-        with_sample(yard, "user", "Dev-1")
+        with_device(yard, "user", "Dev-1")
         assert mounted(yard, "user") == {"/tmp/Dev-1"}
     assert {given: device["name"] for given, device in yard.of(SAMPLE).items()} == before
 

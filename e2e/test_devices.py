@@ -10,26 +10,18 @@ import pytest
 
 from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
-    DRIVER,
     cdi_files,
     claim,
-    device_class,
-    devices_of,
     from_claim,
     from_template,
     holds_for,
     hotplugged_loop,
     plugin_log,
-    plugin_pod,
     pod,
     published,
-    restarts,
-    taints,
     template,
     wait_for,
-    zram_without_size,
 )
-from e2e.scripted.stage import opaque
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices", "hostdev")]
 
@@ -77,20 +69,6 @@ def test_the_second_of_two_pods_runs_once_the_first_is_gone(space, zram):
     space.wait_phase("second", "Running")
 
 
-def test_one_claim_with_two_requests_gives_two_devices(space):
-    space.apply(
-        template("pair", ("left", "zram.test"), ("right", "zram.test")),
-        pod(
-            "both",
-            ("pair", from_template("pair")),
-            command=["sh", "-c", "blockio $HOSTDEV_LEFT && blockio $HOSTDEV_RIGHT && sleep 3600"],
-        ),
-    )
-    space.wait_phase("both", "Running")
-    assert len(set(devices_of(space.claim_of("both", "pair")))) == 2
-    wait_for("both devices to be used", lambda: space.logs("both").count("ok") == 2)
-
-
 def test_two_pods_share_one_claim_until_the_last_is_gone(space, release):
     node = release.nodes[0]
     space.apply(claim("shared", ("disk", "zram.test")))
@@ -121,20 +99,6 @@ def test_three_claims_of_a_pod_are_one_batch(space, release):
     assert re.fullmatch(r"[0-9a-f]{8}", calls[0]["request_id"])
 
 
-def test_a_pod_lands_where_its_device_is(space, release, zram):
-    first, second = release.nodes[:2]
-    space.apply(
-        template("here", ("disk", "zram.test")), template("there", ("disk", "zram-second.test"))
-    )
-    space.apply(
-        pod("here", ("disk", from_template("here"))), pod("there", ("disk", from_template("there")))
-    )
-    for name, node in (("here", first), ("there", second)):
-        space.wait_phase(name, "Running")
-        body = space.get("pod", name)
-        assert body["spec"]["nodeName"] == node
-
-
 def test_a_zram_device_that_is_mounted_on_the_node_is_not_published(space, release, zram):
     node, disk = release.nodes[0], zram.first[-1]
 
@@ -148,50 +112,6 @@ def test_a_zram_device_that_is_mounted_on_the_node_is_not_published(space, relea
     finally:
         release.exec_on_node(node, ["umount", "/run/disk"])
     wait_for("the disk to be published again", is_published)
-
-
-def test_a_zram_device_that_vanishes_stays_tainted_until_its_pod_is_gone_and_returns(
-    space, release, zram
-):
-    node, disk = release.nodes[0], zram.first[-1]
-    wanted = f'device.attributes["hostdev.drakit.dev"].path == "/dev/{disk}"'
-    space.apply(template("disk", ("disk", "zram.test", wanted)))
-    space.apply(pod("holder", ("disk", from_template("disk"))))
-    space.wait_phase("holder", "Running")
-    (device,) = devices_of(space.claim_of("holder", "disk"))
-
-    def is_gone() -> bool:
-        return "drakit.dev/gone:NoSchedule" in taints(release, DRIVER).get(device, {})
-
-    with zram_without_size(disk):
-        wait_for("the device to be tainted", is_gone, seconds=10)
-        space.apply(pod("second", ("disk", from_template("disk"))))
-        holds_for("the device stays", lambda: device in published(release, node), seconds=4)
-        assert space.phase("holder") == "Running"
-    wait_for("the taint to go", lambda: device not in taints(release, DRIVER), seconds=10)
-    assert space.phase("second") == "Pending", "the claim still holds the device"
-
-    space.delete("pod", "second")
-    with zram_without_size(disk):
-        wait_for("the device to be tainted again", is_gone, seconds=10)
-        space.delete("pod", "holder")
-        wait_for("the device to go", lambda: device not in published(release, node), seconds=10)
-    wait_for("the device to return", lambda: device in published(release, node), seconds=10)
-    assert device not in taints(release, DRIVER)
-
-
-def test_a_class_that_comes_later_lets_the_pod_start(space, release):
-    name = "late.test"
-    space.apply(
-        template("late", ("disk", name)),
-        pod("late", ("disk", from_template("late")), command=["true"]),
-    )
-    holds_for("the pod waits", lambda: space.phase("late") == "Pending", seconds=2)
-    space.apply(device_class(name, "zram"))
-    try:
-        space.wait_phase("late", "Succeeded")
-    finally:
-        release.kubectl("delete", "deviceclass", name)
 
 
 def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(space, release):
@@ -216,30 +136,3 @@ def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(s
         with hotplugged_loop(HOTPLUGGED):
             wait_for("the device", lambda: name in published(release), seconds=2, period=0.1)
         wait_for("its removal", lambda: name not in published(release), seconds=2, period=0.1)
-
-
-@pytest.mark.parametrize(
-    ("configs", "words"),
-    [
-        pytest.param([{"mode": "fast"}], ("accepts no opaque parameters",), id="a-few"),
-        pytest.param(
-            [{"a": [[]] * 3400}] * 20, ("8192 keys and values", "opaqueParameters"), id="very-many"
-        ),
-    ],
-)
-def test_opaque_parameters_that_a_driver_cannot_take_fail_their_pod_alone(
-    space, release, configs, words
-):
-    node = release.nodes[0]
-    before = restarts(plugin_pod(release, node))
-    config = [opaque(DRIVER, parameters) for parameters in configs]
-    space.apply(
-        claim("configured", ("disk", "zram.test"), config=config),
-        pod("refused", ("disk", from_claim("configured"))),
-        claim("plain", ("disk", "zram.test")),
-        pod("runs", ("disk", from_claim("plain"))),
-    )
-    space.event("refused", *words)
-    space.wait_phase("runs", "Running")
-    assert space.phase("refused") == "Pending"
-    assert restarts(plugin_pod(release, node)) == before

@@ -7,33 +7,16 @@ How devices are whose driver is there is shown in `test_health.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import pytest
 
 from e2e.cluster.api import Capability
-from e2e.kit import (
-    from_template,
-    pod,
-    restarts,
-    slices,
-    taints,
-    template,
-    wait_for,
-)
+from e2e.kit import devices, restarts, slice_generations, slices, taints, wait_for
 from e2e.scripted.control import Rule, Script, Stock
-from e2e.scripted.stage import (
-    DEVICES,
-    HORNS,
-    LAMPS,
-    SCRIPTED,
-    STOP_GRACE_SECONDS,
-    Stage,
-    number,
-)
+from e2e.scripted.stage import DEVICES, HORNS, LAMPS, STOP_GRACE_SECONDS, Stage
 from e2e.writes import written
 
 pytestmark = [
@@ -48,17 +31,8 @@ STOPPED = "drakit.dev/stopped:NoSchedule"
 UNPREPARING = "drakit.dev/unpreparing:NoSchedule"
 
 
-def with_lamp(stage: Stage, name: str, index: int, *tolerated: str) -> None:
-    """A pod with one lamp, applied but not waited for."""
-    exactly: dict[str, Any] = {
-        "deviceClassName": "lamp.test",
-        "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
-        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
-    }
-    stage.apply(
-        template(name, {"name": "lamp", "exactly": exactly}),
-        pod(name, ("lamp", from_template(name))),
-    )
+def tolerate(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists"}
 
 
 def stop(script: Script) -> float:
@@ -79,14 +53,6 @@ def wait_untainted(stage: Stage, driver: str) -> None:
     wait_for(f"{driver} to have no taints", lambda: not taints(stage.cluster, driver))
 
 
-def published(stage: Stage, driver: str) -> dict[str, tuple[str, int]]:
-    """The slices of a driver, each with its UID and its pool's generation."""
-    return {
-        body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
-        for body in slices(stage.cluster, driver=driver)
-    }
-
-
 def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
     """The driver's endpoint in the checkpoint."""
     found = stage.checkpoint(driver)["endpoints"]
@@ -94,10 +60,10 @@ def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
 
 
 def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(stage):
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
-    before = published(stage, LAMPS)
+    before = slice_generations(stage.cluster, LAMPS)
     with written(stage.cluster, LAMPS, HORNS, updates=2):
         stop(stage.lamps)
         stopped_at = stop(stage.horns)
@@ -106,8 +72,8 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     # The grace period of the horns may end during any of these steps.
     with written(stage.cluster, HORNS, deletes=1):
         with written(stage.cluster, LAMPS):
-            with_lamp(stage, "plain", 1)
-            with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
+            stage.with_lamp("plain", 1)
+            stage.with_lamp("tolerant", 2, tolerations=[tolerate("drakit.dev/stopped")])
             stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
             stage.refused("plain")
             ((status, message),) = stage.device_health("user")
@@ -116,14 +82,16 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         with written(stage.cluster, LAMPS, updates=1):
             stage.lamps.stock()
             wait_untainted(stage, LAMPS)
-        wait_for("the horns' slice to be deleted", lambda: not published(stage, HORNS))
+        wait_for(
+            "the horns' slice to be deleted", lambda: not slice_generations(stage.cluster, HORNS)
+        )
         seconds = time.monotonic() - stopped_at
     print(f"the slice was seen deleted {seconds:.1f} s after the stop")
     assert seconds > STOP_GRACE_SECONDS - 1
     wait_for("the endpoint to be forgotten", lambda: stored(stage, HORNS) is None)
     with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.horns.stock()
-        wait_for("the slice to be back", lambda: published(stage, HORNS))
+        wait_for("the slice to be back", lambda: slice_generations(stage.cluster, HORNS))
     assert taints(stage.cluster, HORNS) == {}
 
     stage.nudge("tolerant")
@@ -131,12 +99,12 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         stage.wait_phase(name, "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
     assert restarts(stage.get("pod", "user")) == 0
-    assert published(stage, LAMPS) == before
+    assert slice_generations(stage.cluster, LAMPS) == before
 
 
 @pytest.mark.slow
 def test_a_pod_ends_while_its_driver_is_stopped_but_its_device_stays_in_use(stage):
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
     stop(stage.lamps)
@@ -156,7 +124,7 @@ def test_a_pod_ends_while_its_driver_is_stopped_but_its_device_stays_in_use(stag
             == {"lamp-0": {UNPREPARING}}
         ),
     )
-    with_lamp(stage, "next", 0)
+    stage.with_lamp("next", 0)
     stage.refused("next")
     assert stage.prepared() == {uid}
     stage.lamps.play()
@@ -183,7 +151,7 @@ def card(*, stop: str | None = None) -> Stock:
 
 def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free(stage):
     stage.lamps.stock(card())
-    with_lamp(stage, "whole", 10)
+    stage.with_lamp("whole", 10)
     stage.wait_phase("whole", "Running")
     holder, uid = stage.claim_of("whole", "lamp")["metadata"]["name"], stage.uid("whole", "lamp")
     stage.lamps.stock(card(stop=REASON))
@@ -206,10 +174,10 @@ def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free
             == {name: {UNPREPARING} for name, _, _ in (WHOLE, HALF, OTHER_HALF)}
         ),
     )
-    with_lamp(stage, "half", 11)
+    stage.with_lamp("half", 11)
     stage.refused("half")
     # For a pod that tolerates the taint, the scheduler counts the half as free.
-    with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
+    stage.with_lamp("other", 12, tolerations=[tolerate("drakit.dev/unpreparing")])
     text = stage.event(
         "other", f"device half-1 cannot be used together with device card of claim {stage.name}"
     )
@@ -260,117 +228,34 @@ def test_a_restart_continues_the_grace_period_and_finishes_a_removal(stage):
             wait_for("the removal to be stored", removing)
             seconds = time.monotonic() - stopped_at
             stage.kill_plugin(until_ready=False)
-            assert published(stage, LAMPS)
-        wait_for("the lamps' slice to be deleted", lambda: not published(stage, LAMPS))
+            assert slice_generations(stage.cluster, LAMPS)
+        wait_for(
+            "the lamps' slice to be deleted", lambda: not slice_generations(stage.cluster, LAMPS)
+        )
     print(f"the removal was begun {seconds:.1f} s after the stop")
     assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
     begun = [line for line in stage.log() if "was unavailable for too long" in line["msg"]]
     assert len(begun) == 1, "the removal was begun before the restart, and not again"
     with written(stage.cluster, LAMPS, HORNS, creates=1):
         stage.lamps.stock()
-        wait_for("the slice to be back", lambda: published(stage, LAMPS))
+        wait_for("the slice to be back", lambda: slice_generations(stage.cluster, LAMPS))
 
 
 # ------------------------------------------------------------ drivers that misbehave
 
 
-def one_horn(stage: Stage, name: str) -> None:
-    """A pod with a horn starts and ends."""
-    stage.apply(pod(name, ("horn", from_template("horn")), command=["true"]))
-    stage.wait_phase(name, "Succeeded")
-    wait_for(f"{name} to give its horn back", lambda: not stage.horns.held())
-
-
-def horn_calls(stage: Stage) -> list[float]:
-    """Return the seconds that the kubelet waited for each answer about a horn."""
-    return [
-        line["seconds"]
-        for line in stage.log()
-        if line["msg"] == "call answered" and line["driver"] == HORNS
-    ]
-
-
-@contextmanager
-def neighbours_unharmed(stage: Stage) -> Generator[None]:
-    """Check that faults of the lamps' driver affect only lamps. The caller runs horns."""
-    stage.apply(template("horn", ("horn", "horn.test")))
-    one_horn(stage, "before")
-    restarted, registered = restarts(stage.plugin()), registrations(stage)
-    before = horn_calls(stage)
-    yield
-    meanwhile = horn_calls(stage)[len(before) :]
-    times = f"calls took {before} s before, {meanwhile} s meanwhile"
-    print(times)
-    assert len(meanwhile) >= 4, "two pods at least"
-    assert median(meanwhile) < median(before) + 0.1, times
-    assert max(meanwhile) < 0.5, times
-    assert taints(stage.cluster, HORNS) == {}
-    assert restarts(stage.plugin()) == restarted
-    assert registrations(stage) == registered
-    assert set(metric(stage, "drakit_driver_registered").values()) == {1.0}
-
-
-def registrations(stage: Stage) -> int:
-    return sum(line["msg"] == "the kubelet registered the driver" for line in stage.log())
-
-
-def metric(stage: Stage, name: str) -> dict[str, float]:
-    """A gauge of the daemon's, by driver."""
-    body = stage.plugin()["metadata"]["name"]
-    path = f"/api/v1/namespaces/{SCRIPTED.namespace}/pods/{body}:8080/proxy/metrics"
-    lines = stage.cluster.kubectl("get", "--raw", path).stdout.splitlines()
-    found = [line.partition("{")[2] for line in lines if line.startswith(f"{name}{{")]
-    return {text.split('"')[1]: float(text.rpartition(" ")[2]) for text in found}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(12, id="12s"),
-        pytest.param(60, id="a-minute"),
-    ],
-)
-def test_a_driver_that_blocks_delays_only_its_own_pods(stage, seconds):
-    before = published(stage, LAMPS)
-    with neighbours_unharmed(stage), written(stage.cluster, LAMPS, HORNS):
-        stage.lamps.block(seconds)
-        wait_for("the driver to block", stage.lamps.commanded, period=0.05)
-        count = 0
-        while "obeyed block" not in stage.lamps.commanded():
-            one_horn(stage, f"meanwhile-{count}")
-            count += 1
-            if count == 1:
-                with_lamp(stage, "waiting", 0)
-        stage.wait_phase("waiting", "Running")
-    assert published(stage, LAMPS) == before
-    (first, *_) = [line for line in stage.log() if line["msg"] == "driver blocks its event loop"]
-    assert first["driver"] == LAMPS
-    assert "devices" in first["where"]
-    assert "scripted.py" in first["where"]
-    wait_for(
-        "the watchdog to be content",
-        lambda: any(line["msg"] == "driver answers again" for line in stage.log()),
-    )
-
-
-def devices(stage: Stage, driver: str) -> set[str]:
-    return {
-        each["name"]
-        for body in slices(stage.cluster, stage.node, driver=driver)
-        for each in body["spec"].get("devices") or []
-    }
-
-
 def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_layout(stage):
-    before = devices(stage, LAMPS)
+    def names() -> set[str]:
+        return set(devices(stage.cluster, stage.node, driver=LAMPS))
+
+    before = names()
     spares = [
         {"name": f"spare-{index}", "attributes": {"kind": "spare", "index": 100 + index}}
         for index in range(100)
     ]
     stage.lamps.stock(Stock(shared=True, step="9", extra=spares))
     expected = before | {each["name"] for each in spares}
-    wait_for("the others to be published", lambda: devices(stage, LAMPS) == expected)
+    wait_for("the others to be published", lambda: names() == expected)
     pools = [body["spec"]["pool"] for body in slices(stage.cluster, stage.node, driver=LAMPS)]
     assert len(pools) > 1
     assert all(each == pools[0] for each in pools)
@@ -381,48 +266,12 @@ def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_lay
         if line["msg"] == "device is left out" and line["device"] == "shared-0"
     }
     assert "capacity[light].requestPolicy.validRange.step: Invalid value" in reason
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
 
     stage.lamps.stock(Stock(shared=True, extra=spares))
-    wait_for("the device", lambda: devices(stage, LAMPS) == expected | {"shared-0"})
+    wait_for("the device", lambda: names() == expected | {"shared-0"})
     stage.delete("pod", "user")
     stage.lamps.stock()
-    wait_for("the lamps alone", lambda: devices(stage, LAMPS) == before)
+    wait_for("the lamps alone", lambda: names() == before)
     stage.wait_empty()
-
-
-MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
-    "SystemExit": Script.end_thread,
-    "within a second": lambda lamps: lamps.flood(30),
-    "str, which is no": lambda lamps: lamps.report(["lamp-0"]),
-}
-"""Faults of the driver, by a part of the reported reason."""
-
-
-@pytest.mark.slow
-def test_a_driver_that_ends_its_thread_floods_or_reports_nonsense_is_stopped_alone(stage):
-    with_lamp(stage, "user", 0)
-    stage.wait_phase("user", "Running")
-    with neighbours_unharmed(stage):
-        for count, (reason, misbehave) in enumerate(MISBEHAVIOUR.items()):
-            misbehave(stage.lamps)
-            wait_for(
-                "the driver to begin",
-                lambda: len(stage.lamps.commanded()) > count,  # noqa: B023
-                period=0.02,
-            )
-            # Otherwise it returns within a second: with this, its next start reports nothing.
-            stage.lamps.stock(Stock(stop="the test holds it back"))
-            wait_stopped(stage, LAMPS)
-            one_horn(stage, f"meanwhile-{count}")
-            assert any(reason in text for text in stops(stage)), stops(stage)
-            stage.lamps.stock()
-            wait_untainted(stage, LAMPS)
-    stage.delete("pod", "user")
-    stage.wait_empty()
-
-
-def stops(stage: Stage) -> list[str]:
-    """Return the reasons of stopped drivers."""
-    return [line["reason"] for line in stage.log() if line["msg"] == "endpoint stopped"]

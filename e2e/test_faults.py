@@ -15,6 +15,7 @@ from e2e.kit import (
     plugin_pod,
     pod,
     ready,
+    restarts,
     slices,
     template,
     wait_for,
@@ -50,10 +51,6 @@ def uid_of(claim):
 
 def cdi_file(release, node, claim):
     return release.node_path(node, "/var/run/cdi") / f"{DRIVER}-claim_{uid_of(claim)}.json"
-
-
-def restarts(body) -> int:
-    return sum(s["restartCount"] for s in body["status"].get("containerStatuses", []))
 
 
 def kill_plugin(release, node):
@@ -129,18 +126,6 @@ def test_a_kubelet_restart_leaves_the_pod_alone_and_the_slices_come_back(space, 
         lambda: not cdi_file(release, node, claim).exists(),
         seconds=60,
     )
-
-
-def test_a_killed_plugin_and_a_kubelet_restart_with_a_pod_running(space, release, node):
-    claim = run_pod(space)
-    release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "drakit-nodeplugin --config"])
-    release.restart_kubelet(node)
-    wait_for("the plugin to be ready", lambda: ready(plugin_pod(release, node)), seconds=120)
-
-    assert space.phase("holder") == "Running"
-    assert cdi_file(release, node, claim).exists()
-    space.delete("pod", "holder")
-    wait_for("the claim to be unprepared", lambda: not cdi_files(release, node))
 
 
 def test_cdi_files_deleted_under_a_running_plugin_are_back_within_two_seconds(space, release, node):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, taints, template, wait_for
+from e2e.kit import holds_for, taints, wait_for
 from e2e.scripted.control import Stock, unwell
-from e2e.scripted.stage import EVICTION_SECONDS, LAMPS, RECOVERY_SECONDS, Stage, number
+from e2e.scripted.stage import EVICTION_SECONDS, LAMPS, RECOVERY_SECONDS, Stage
 from e2e.writes import written
 
 pytestmark = [
@@ -32,21 +32,6 @@ TOLERATIONS = [
     {"key": "drakit.dev/unhealthy", "operator": "Exists", "effect": effect}
     for effect in ("NoSchedule", "NoExecute")
 ]
-
-
-def with_lamp(
-    stage: Stage, name: str, index: int, *, tolerant: bool = False, grace: int = 1
-) -> None:
-    """A pod with one lamp, applied but not waited for."""
-    exactly: dict[str, Any] = {
-        "deviceClassName": "lamp.test",
-        "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
-        "tolerations": TOLERATIONS if tolerant else [],
-    }
-    stage.apply(
-        template(name, {"name": "lamp", "exactly": exactly}),
-        pod(name, ("lamp", from_template(name)), grace=grace),
-    )
 
 
 def lamps(stage: Stage, **unwell: dict[str, Any]) -> None:
@@ -75,14 +60,14 @@ def wait_health(stage: Stage, name: str, *expected: tuple[str, str]) -> None:
 
 
 def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
-    with_lamp(stage, "user", 0)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     wait_health(stage, "user", *HEALTHY)
     with written(stage.cluster, LAMPS, updates=1):
         lamps(stage, lamp_0=unwell("it flickers"), lamp_1=unwell("it is dim"))
         tainted = wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})
     wait_health(stage, "user", ("Unhealthy", "it flickers"))
-    with_lamp(stage, "waiting", 1)
+    stage.with_lamp("waiting", 1)
     stage.refused("waiting")
     assert stage.phase("user") == "Running"
 
@@ -105,8 +90,8 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
 
 def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stage):
     # Long enough to be looked at while it is being stopped.
-    with_lamp(stage, "user", 0, grace=4)
-    with_lamp(stage, "tolerant", 1, tolerant=True)
+    stage.with_lamp("user", 0, grace=4)
+    stage.with_lamp("tolerant", 1, tolerations=TOLERATIONS)
     stage.wait_phase("user", "Running")
     stage.wait_phase("tolerant", "Running")
     broken = unwell("its glass is broken", evict_pods=True)
@@ -127,7 +112,7 @@ def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stag
     with written(stage.cluster, LAMPS, updates=1):
         lamps(stage)
         wait_taints(stage)
-    with_lamp(stage, "next", 0)
+    stage.with_lamp("next", 0)
     stage.wait_phase("next", "Running")
 
 
@@ -140,8 +125,8 @@ def moment(text: str) -> float:
 def test_over_a_restart_of_the_plugin_taints_stay_as_they_are_and_the_kubelet_is_notified_again(
     stage,
 ):
-    with_lamp(stage, "user", 0)
-    with_lamp(stage, "other", 1)
+    stage.with_lamp("user", 0)
+    stage.with_lamp("other", 1)
     stage.wait_phase("user", "Running")
     stage.wait_phase("other", "Running")
     lamps(stage, lamp_0=unwell("it flickers"))

@@ -14,6 +14,7 @@ from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
     DRIVER,
     Space,
+    device_class,
     devices_of,
     from_template,
     holds_for,
@@ -186,12 +187,7 @@ def taint_of(cluster: Cluster, device: str) -> dict[str, str]:
 
 def test_a_class_of_somebody_else_is_reported_and_not_changed(release):
     name = "spare.drakit.dev"
-    theirs = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "theirs"'}}]},
-    }
+    theirs = device_class(name, "theirs")
     release.apply(json.dumps(theirs))
     try:
         with applied(release, policy("spare", release, f"/dev/loop{SPARE}")):

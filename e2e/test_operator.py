@@ -8,12 +8,18 @@ import time
 import pytest
 
 from e2e.cluster.api import Capability
-from e2e.kit import NAMESPACE, from_template, pod, template, wait_for
+from e2e.kit import (
+    NAMESPACE,
+    OPERATOR,
+    device_class,
+    from_template,
+    lease_holder,
+    pod,
+    template,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("operator", "explain")]
-
-LEASE = "drakit-operator"
-SELECTOR = "app.kubernetes.io/component=operator"
 
 
 def events_about(space, name: str) -> list[dict]:
@@ -33,26 +39,6 @@ def first_event(space, name: str, *, since: float, within: float = 3.0) -> dict:
     seconds = time.monotonic() - since
     assert seconds <= within, f"the Event came after {seconds:.1f} s"
     return events_about(space, name)[0]
-
-
-def holder(release) -> str:
-    return release.kubectl(
-        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}", check=False
-    ).stdout
-
-
-def test_a_pod_whose_class_is_missing_gets_an_event(space, release):
-    wait_for("a leader", lambda: holder(release))
-    space.apply(template("gone", ("gpu", "missing.test")))
-    since = time.monotonic()
-    space.apply(pod("waits", ("gpu", from_template("gone"))))
-
-    event = first_event(space, "waits", since=since)
-
-    assert "missing.test" in event["message"]
-    assert event["type"] == "Warning"
-    wait_for("the template's Event", lambda: events_about(space, "gone"), seconds=10)
-    assert "missing.test" in events_about(space, "gone")[0]["message"]
 
 
 def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space, release, zram):
@@ -120,7 +106,7 @@ def warnings(release, kind: str, name: str) -> set[str]:
 
 
 def pools(release, state: str) -> float:
-    leader = holder(release).split("_")[0]
+    leader = lease_holder(release).split("_")[0]
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{leader}:8080/proxy/metrics"
     prefix = f'drakit_operator_pools{{state="{state}"}} '
     lines = release.kubectl("get", "--raw", path).stdout.splitlines()
@@ -131,12 +117,7 @@ def test_templates_classes_and_pools_with_a_problem_get_events(space, release, z
     first, second = release.nodes[:2]
     exactly = {"deviceClassName": "zram-second.test", "count": len(zram.second) + 1}
     too_many = template("many", {"name": "disk", "exactly": exactly})
-    nothing = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": f"nothing.{space.name}"},
-        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "nothing.test"'}}]},
-    }
+    nothing = device_class(f"nothing.{space.name}", "nothing.test")
     slices = [
         hand_made_slice(f"{space.name}-half", first, pool="half", slices=2),
         hand_made_slice(f"{space.name}-twin-1", first),
@@ -171,27 +152,6 @@ def test_templates_classes_and_pools_with_a_problem_get_events(space, release, z
     wait_for("the pools to be gone", lambda: not pools(release, "conflicting"), seconds=10)
 
 
-def test_the_api_server_refuses_templates_with_names_or_selectors_that_are_wrong(space):
-    """So the operator need not check them."""
-    unknown = template("unknown", ("gpu", "missing.test"))
-    constraint = {"matchAttribute": "test/a", "requests": ["gpu", "other"]}
-    unknown["spec"]["spec"]["devices"]["constraints"] = [constraint]
-    twice = template("twice", ("gpu", "missing.test"), ("gpu", "missing.test"))
-    broken = template("broken", ("gpu", "missing.test"))
-    selector = {"cel": {"expression": "device.driver =="}}
-    broken["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
-    for body, words in (
-        (unknown, "must be the name of a request"),
-        (twice, "Duplicate value"),
-        (broken, "compilation failed"),
-    ):
-        refused = space.cluster.kubectl(
-            "-n", space.name, "create", "-f", "-", input=json.dumps(body), check=False
-        )
-        assert refused.returncode != 0
-        assert words in refused.stderr
-
-
 def nested_claim(name: str, *, levels: int) -> str:
     """A claim as text: encoders refuse parameters that are nested so deeply."""
     parameters = {"nested": "HERE"}
@@ -210,7 +170,7 @@ def nested_claim(name: str, *, levels: int) -> str:
 
 @pytest.mark.disruptive
 def test_a_claim_that_cannot_be_parsed_does_not_prevent_events_of_other_pods(space, release):
-    wait_for("a leader", lambda: holder(release))
+    wait_for("a leader", lambda: lease_holder(release))
     space.kubectl("create", "-f", "-", input=nested_claim("deep", levels=1200))
     space.apply(template("gone", ("gpu", "missing.test")))
     since = time.monotonic()
@@ -218,14 +178,14 @@ def test_a_claim_that_cannot_be_parsed_does_not_prevent_events_of_other_pods(spa
     first_event(space, "watched", since=since)
 
     # New replicas find the claim in their lists.
-    release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", SELECTOR, "--wait=true")
+    release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", OPERATOR, "--wait=true")
     space.apply(pod("listed", ("gpu", from_template("gone"))))
     wait_for("an Event about listed", lambda: events_about(space, "listed"), seconds=60)
     assert not events_about(space, "deep"), "the operator knows only its name"
 
 
 def test_selectors_are_evaluated_with_the_feature_gates_of_the_cluster(release):
-    leader = wait_for("a leader", lambda: holder(release)).rpartition("_")[0]
+    leader = wait_for("a leader", lambda: lease_holder(release)).rpartition("_")[0]
 
     def logged() -> list[dict]:
         log = release.kubectl("-n", NAMESPACE, "logs", leader).stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.api import Cluster
-from e2e.kit import NAMESPACE, holds_for, plugin_pod, ready, restarts
+from e2e.kit import NAMESPACE, OPERATOR, holds_for, plugin_pod, ready, restarts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("release")]
 
@@ -45,8 +45,7 @@ def slow_clients(cluster: Cluster, body: dict[str, Any]) -> Generator[None]:
 
 
 def operator_pod(cluster: Cluster) -> dict[str, Any]:
-    selector = "app.kubernetes.io/component=operator"
-    return cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"][0]
+    return cluster.get("pods", "-n", NAMESPACE, "-l", OPERATOR)["items"][0]
 
 
 @pytest.mark.parametrize(

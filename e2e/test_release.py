@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.fixtures import release_values, wait_settled
-from e2e.kit import (
-    DRIVER,
-    NAMESPACE,
-    cdi_files,
-    plugin_pod,
-    published,
-    ready,
-    slices,
-    wait_for,
-)
+from e2e.kit import DRIVER, cdi_files, plugin_pod, published, ready, slices, wait_for
 from e2e.release import DRAKIT, install, uninstall
 from tools.crds.__main__ import CHECKSUM
 
@@ -39,21 +30,6 @@ def registry(release, node: str) -> set[str]:
 
 def data(release, node: str) -> set[str]:
     return files_below(release, node, f"/var/lib/kubelet/plugins/drakit.dev/drivers/{DRIVER}")
-
-
-def test_a_restart_of_the_plugin_leaves_slices_as_they_are(release, zram):
-    node = release.nodes[0]
-    (before,) = slices(release, node)
-    old = plugin_pod(release, node)
-    release.kubectl("-n", NAMESPACE, "delete", "pod", old["metadata"]["name"], "--wait=true")
-
-    def replaced() -> bool:
-        new = plugin_pod(release, node)
-        return ready(new) and new["metadata"]["uid"] != old["metadata"]["uid"]
-
-    wait_for("a new plugin", replaced, seconds=90)
-    (after,) = slices(release, node)
-    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
 def test_the_plugin_is_not_privileged(release):

@@ -16,11 +16,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from e2e.cluster.api import Capability, Cluster
-from e2e.kit import NAMESPACE, Space, from_template, pod, template, wait_for
+from e2e.kit import (
+    LEASE,
+    NAMESPACE,
+    OPERATOR,
+    Space,
+    from_template,
+    lease_holder,
+    pod,
+    signal_pod,
+    template,
+    wait_for,
+)
 
 pytestmark = [
     pytest.mark.e2e,
@@ -30,9 +42,10 @@ pytestmark = [
     pytest.mark.needs(Capability.AUDIT),
 ]
 
-LEASE = "drakit-operator"
-SELECTOR = "app.kubernetes.io/component=operator"
 USER = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
+
+PROGRAM = "drakit-operator"
+"""A part of the command line of the operator."""
 
 FAILOVER_SECONDS = 20.0
 """The longest time without a leader that writes."""
@@ -50,44 +63,29 @@ class Replica:
 
     cluster: Cluster
     holder: str
-    pod: str
-    uid: str
-    node: str
-    address: str
+    body: dict[str, Any]
 
-    def signal(self, name: str) -> None:
-        """Send a signal to the process. Both replicas may be on one node: its cgroup has its UID,
-        which the cgroup driver of systemd writes with underscores."""
-        marks = f"-e {self.uid} -e {self.uid.replace('-', '_')}"
-        self.cluster.exec_on_node(
-            self.node,
-            [
-                "sh",
-                "-c",
-                "for p in /proc/[0-9]*; do"
-                f" grep -q {marks} $p/cgroup 2>/dev/null &&"
-                f" grep -q drakit-operator $p/cmdline 2>/dev/null && kill -{name} ${{p#/proc/}};"
-                " done; true",
-            ],
-        )
+    @property
+    def pod(self) -> str:
+        return self.body["metadata"]["name"]
 
     def kill(self) -> None:
-        self.signal("KILL")
+        signal_pod(self.cluster, self.body, PROGRAM, "KILL")
 
     def stop(self) -> None:
-        self.signal("TERM")
+        signal_pod(self.cluster, self.body, PROGRAM, "TERM")
 
     def freeze(self) -> None:
-        self.signal("STOP")
+        signal_pod(self.cluster, self.body, PROGRAM, "STOP")
 
     def thaw(self) -> None:
-        self.signal("CONT")
+        signal_pod(self.cluster, self.body, PROGRAM, "CONT")
 
     def cut(self) -> None:
-        self.cluster.cut_pod(self.node, self.address)
+        self.cluster.cut_pod(self.body["spec"]["nodeName"], self.body["status"]["podIP"])
 
     def heal(self) -> None:
-        self.cluster.heal_pod(self.node, self.address)
+        self.cluster.heal_pod(self.body["spec"]["nodeName"], self.body["status"]["podIP"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +94,6 @@ class Write:
 
     at: float
     pod: str
-
-
-def holder(cluster: Cluster) -> str:
-    return cluster.kubectl(
-        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}", check=False
-    ).stdout
 
 
 def acquired(cluster: Cluster, *, after: str) -> float:
@@ -115,20 +107,13 @@ def acquired(cluster: Cluster, *, after: str) -> float:
 def leader(cluster: Cluster) -> Replica:
     """Return the leader, beside a replica that is ready to replace it."""
     replicas = wait_for("two ready replicas", lambda: ready_replicas(cluster), seconds=60)
-    name = wait_for("a leader", lambda: holder(cluster), seconds=30)
+    name = wait_for("a leader", lambda: lease_holder(cluster), seconds=30)
     (body,) = [item for item in replicas if name.startswith(item["metadata"]["name"])]
-    return Replica(
-        cluster=cluster,
-        holder=name,
-        pod=body["metadata"]["name"],
-        uid=body["metadata"]["uid"],
-        node=body["spec"]["nodeName"],
-        address=body["status"]["podIP"],
-    )
+    return Replica(cluster=cluster, holder=name, body=body)
 
 
 def ready_replicas(cluster: Cluster) -> list[dict]:
-    items = cluster.get("pods", "-n", NAMESPACE, "-l", SELECTOR)["items"]
+    items = cluster.get("pods", "-n", NAMESPACE, "-l", OPERATOR)["items"]
     found = [
         item
         for item in items
@@ -220,7 +205,7 @@ def test_a_leader_that_fails_is_replaced_and_writes_nothing_more(
     seconds = new.at - failed
     print(f"the next leader wrote its first Event {seconds:.1f} s after the failure")
     assert seconds < longest_seconds
-    assert holder(release) != first.holder
+    assert lease_holder(release) != first.holder
     writes = event_writes(release, since=began)
     late = [write for write in writes if write.pod == first.pod and write.at >= new.at]
     assert mend_it is None or not late, "the first leader wrote beside the next one"

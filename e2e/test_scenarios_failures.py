@@ -12,39 +12,16 @@ import pytest
 from e2e.cluster.api import Capability
 from e2e.kit import claim, from_claim, from_template, holds_for, pod, template, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import LAMPS, number
+from e2e.scripted.stage import LAMPS, number, wait_began
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("faults")]
 
 BROKEN = "the lamp's wire is broken; mend it"
 
-OTHERS = [
-    pytest.param("horn.test", id="one-daemon"),
-    pytest.param("tun.drakit.dev", id="two-daemons"),
-]
-"""The class of the second driver: in the same daemon, or in drakit's own."""
-
-
-def with_lamp(stage, name="user", **options) -> None:
-    """A pod with a lamp, applied but not waited for."""
-    stage.apply(
-        template("lamp", ("lamp", "lamp.test", number(LAMPS, 0))),
-        pod(name, ("lamp", from_template("lamp")), **options),
-    )
-
-
-def began(script, operation, count=1) -> None:
-    """Wait until the driver is within so many calls."""
-    wait_for(
-        f"the driver's {operation}",
-        lambda: len(script.calls(operation, "began")) >= count,
-        period=0.05,
-    )
-
 
 def test_a_prepare_that_fails_is_reported_and_tried_again(stage):
     stage.lamps.play(Rule(operation="prepare", fail=BROKEN, times=1))
-    with_lamp(stage)
+    stage.with_lamp("user", 0)
     text = stage.event("user", BROKEN)
     claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
     assert f"{stage.name}/{claim_name}" in text
@@ -75,7 +52,7 @@ def test_of_two_claims_of_a_pod_the_one_that_failed_is_prepared_again(stage):
 
 
 def test_an_unprepare_that_fails_keeps_the_pod_terminating_until_it_succeeds(stage):
-    with_lamp(stage)
+    stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
     stage.lamps.play(Rule(operation="unprepare", fail=BROKEN))
@@ -143,7 +120,7 @@ def test_a_claim_that_cannot_be_read_waits_for_the_api_server(stage):
     address = stage.plugin()["status"]["podIP"]
     stage.cluster.cut_pod(stage.node, address)
     try:
-        with_lamp(stage)
+        stage.with_lamp("user", 0)
         text = stage.event("user", "API server")
         claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
         assert f"{stage.name}/{claim_name}" in text
@@ -155,16 +132,16 @@ def test_a_claim_that_cannot_be_read_waits_for_the_api_server(stage):
 
 
 def test_a_device_that_is_still_in_use_is_refused_with_its_holder_named(stage):
-    with_lamp(stage, "first")
+    stage.with_lamp("first", 0)
     stage.wait_phase("first", "Running")
     holder = stage.claim_of("first", "lamp")["metadata"]["name"]
     stuck = Rule(operation="unprepare", hang="cooperative")
     stage.lamps.play(stuck)
     # The claim goes with the pod: the scheduler gives the same device to the next.
     stage.delete("pod", "first", force=True, wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
 
-    stage.apply(pod("second", ("lamp", from_template("lamp"))))
+    stage.with_lamp("second", 0)
     text = stage.event("second", f"{stage.name}/{holder}")
     assert "lamp-0" in text
     assert stage.phase("second") == "Pending"
@@ -182,7 +159,7 @@ def test_a_claim_of_the_same_name_waits_for_the_force_deleted_one(stage):
     old = stage.uid("user", "lamp")
     stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
     stage.delete("pod", "user", force=True, wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
     stage.delete("resourceclaim", "lamp")
 
     stage.apply(wanted, user)
@@ -203,8 +180,8 @@ def test_a_prepare_call_that_hangs_is_canceled_when_its_pod_is_deleted(stage):
     # The kubelet of 1.36 lets its call go on when the pod is deleted: its unprepare comes only
     # after the answer at 40 s. That of a restarted kubelet comes at once (test_scenarios_restarts).
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
-    with_lamp(stage)
-    began(stage.lamps, "prepare")
+    stage.with_lamp("user", 0)
+    wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "lamp")
     stage.delete("pod", "user", wait=False)
     # The rule still holds: the driver would never have come back by itself.
@@ -216,8 +193,8 @@ def test_a_prepare_call_that_hangs_is_canceled_when_its_pod_is_deleted(stage):
 
 def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
     stage.lamps.play(Rule(operation="prepare", hang="blocking"))
-    with_lamp(stage)
-    began(stage.lamps, "prepare")
+    stage.with_lamp("user", 0)
+    wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "lamp")
     stage.delete("pod", "user", wait=False)
     # The other driver of the daemon does not notice.
@@ -236,7 +213,7 @@ def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
 def test_a_prepare_that_outlasts_the_kubelets_deadline_is_joined_by_the_retry(stage):
     # The kubelet waits 45 s; the plugin answers after 40 s that the work goes on.
     stage.lamps.play(Rule(operation="prepare", delay_seconds=50))
-    with_lamp(stage)
+    stage.with_lamp("user", 0)
     text = stage.event("user", "still", seconds=60)
     assert f"{stage.name}/" in text
     assert stage.phase("user") == "Pending"

@@ -13,9 +13,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, restarts, slices, template, wait_for
+from e2e.kit import (
+    from_template,
+    holds_for,
+    pod,
+    ready,
+    restarts,
+    slice_versions,
+    slices,
+    template,
+    wait_for,
+)
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number
+from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number, wait_began
 
 pytestmark = [
     pytest.mark.e2e,
@@ -35,11 +45,6 @@ def lamp(index) -> tuple[str, str, str]:
 
 
 BOTH = (("lamp", "lamp.test"), ("horn", "horn.test"))
-
-
-def began(script, operation) -> None:
-    """Wait until the driver is within a call."""
-    wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def test_a_restarted_kubelet_tries_again_what_had_failed(stage):
 def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(stage):
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
     with_claim(stage, "user", *BOTH)
-    began(stage.lamps, "prepare")
+    wait_began(stage.lamps, "prepare")
     stage.cluster.restart_kubelet(stage.node)
     # Held back until the new kubelet has asked: its call joins the work of the old one's.
     wait_for(
@@ -100,7 +105,7 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
 
     stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
     stage.delete("pod", "user", wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
     stage.cluster.restart_kubelet(stage.node)
     stage.lamps.play()
     stage.wait_gone("user", seconds=90)
@@ -144,7 +149,7 @@ def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
 def test_a_plugin_that_is_killed_while_it_prepares(stage):
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
     with_claim(stage, "user", lamp(0))
-    began(stage.lamps, "prepare")
+    wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "claim")
     assert stage.lamps.held() == {f"lamp-0@{uid}"}, "the driver was half way"
     stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
@@ -199,7 +204,7 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     stage.wait_phase("user", "Running")
     stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
     stage.delete("pod", "user", wait=False)
-    began(stage.lamps, "unprepare")
+    wait_began(stage.lamps, "unprepare")
     stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
     stage.lamps.play()
     stage.wait_gone("user", seconds=120)
@@ -216,7 +221,7 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     ],
 )
 def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stage, seconds):
-    before = {driver: versions(stage, driver) for driver in CLASSES.values()}
+    before = slice_versions(stage.cluster, *CLASSES.values())
     with stage.without_plugin():
         with_claim(stage, "user", lamp(0))
         stage.event("user", LAMPS)
@@ -225,13 +230,7 @@ def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stag
     stage.nudge("user")
     stage.wait_phase("user", "Running")
     # Shorter than the kubelet's 30 s: nothing was wiped, so nothing is written.
-    assert {driver: versions(stage, driver) for driver in CLASSES.values()} == before
-
-
-def versions(stage, driver) -> dict[str, str]:
-    """The slices of a driver, each with its version."""
-    bodies = slices(stage.cluster, driver=driver)
-    return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
+    assert slice_versions(stage.cluster, *CLASSES.values()) == before
 
 
 def test_the_kubelet_counts_the_claims_in_use(stage):

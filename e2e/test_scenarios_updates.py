@@ -11,17 +11,9 @@ from typing import Any
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, slices, template, wait_for
+from e2e.kit import holds_for, ready, slice_versions, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import (
-    CLASSES,
-    DEVICES,
-    LAMPS,
-    SCRIPTED,
-    Stage,
-    install_scripted,
-    number,
-)
+from e2e.scripted.stage import CLASSES, DEVICES, SCRIPTED, Stage, install_scripted
 
 pytestmark = [
     pytest.mark.e2e,
@@ -61,32 +53,18 @@ def standing(stage) -> list[bool]:
     return [ready(b) and "deletionTimestamp" not in b["metadata"] for b in instances(stage)]
 
 
-def run(stage, name, index) -> None:
-    """A pod with one lamp, applied but not waited for."""
-    stage.apply(
-        template(name, ("lamp", "lamp.test", number(LAMPS, index))),
-        pod(name, ("lamp", from_template(name))),
-    )
-
-
-def versions(stage) -> dict[str, str]:
-    """The slices of both drivers, each with its version."""
-    bodies = [body for d in CLASSES.values() for body in slices(stage.cluster, driver=d)]
-    return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
-
-
 def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stage, update):
-    run(stage, "before", 0)
+    stage.with_lamp("before", 0)
     stage.wait_phase("before", "Running")
     stage.lamps.play(Rule(operation="prepare", device="lamp-1", hang="cooperative"))
-    run(stage, "during", 1)
+    stage.with_lamp("during", 1)
     wait_for("a prepare in flight", lambda: stage.lamps.calls("prepare", device="lamp-1"))
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
     update(podAnnotations={"update": "rolling"})
     wait_for("a second instance", lambda: len(instances(stage)) == 2, seconds=90, period=0.1)
-    run(stage, "after", 2)
+    stage.with_lamp("after", 2)
     # The old instance works on its call, so the new one is not ready, and its calls wait.
     holds_for("both instances to stay", lambda: standing(stage) == [True, False], seconds=10)
     assert {stage.phase("during"), stage.phase("after")} == {"Pending"}
@@ -96,7 +74,7 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
     wait_for("the old instance's end", lambda: len(instances(stage)) == 1)
     assert instances(stage)[0]["metadata"]["uid"] != old["metadata"]["uid"]
     assert len(stage.lamps.calls("prepare", "began", device="lamp-1")) == 1
-    assert versions(stage) == written, "slices are not touched"
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
     # The new one undoes what the old one did.
     for name in ("before", "during", "after"):
@@ -113,10 +91,10 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
 )
 def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     update(updateStrategy=strategy)
-    run(stage, "resident", 0)
+    stage.with_lamp("resident", 0)
     stage.wait_phase("resident", "Running")
     stage.lamps.play(Rule(operation="prepare", delay_seconds=1.0))
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
     update(updateStrategy=strategy, podAnnotations={"update": "under-load"})
 
@@ -128,7 +106,7 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     while not is_updated() or rounds < 3:
         names = [f"load-{rounds}-{index}" for index in range(1, DEVICES)]
         for index, name in enumerate(names, start=1):
-            run(stage, name, index)
+            stage.with_lamp(name, index)
         for name in names:
             stage.wait_phase(name, "Running", seconds=150)
         for name in names:
@@ -145,13 +123,13 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
     ]
     assert failed == []
     assert stage.phase("resident") == "Running"
-    assert versions(stage) == written, "slices are not touched"
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
 
 def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage, update):
-    run(stage, "before", 0)
+    stage.with_lamp("before", 0)
     stage.wait_phase("before", "Running")
-    written = versions(stage)
+    written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
     update(drivers=[{"driver": "scripted:Missing"}])
@@ -164,9 +142,9 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
 
     wait_for("the new instance to fail", failed, seconds=90)
     assert ready(instances(stage)[0])
-    run(stage, "after", 1)
+    stage.with_lamp("after", 1)
     stage.wait_phase("after", "Running")
     stage.delete("pod", "before")
     uid = stage.uid("after", "lamp")
     wait_for("the first lamp to be given back", lambda: stage.prepared() == {uid})
-    assert versions(stage) == written
+    assert slice_versions(stage.cluster, *CLASSES.values()) == written

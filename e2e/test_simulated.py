@@ -17,35 +17,23 @@ import pytest
 from drakit.quantity import same_quantity
 from e2e.cluster.api import Capability, Cluster
 from e2e.fixtures import build_of, namespace_of
-from e2e.kit import (
-    claim,
-    container,
-    from_claim,
-    from_template,
-    holds_for,
-    template,
-    wait_for,
-)
+from e2e.kit import claim, from_claim, from_template, holds_for, template, wait_for
 from e2e.release import uninstall
-from e2e.scripted.stage import device_class, opaque
+from e2e.scripted.stage import opaque
 from e2e.simulated import (
     CPU,
     DRIVER,
     GPU,
     LISTS,
     NIC,
-    OTHER,
-    OTHER_GPU,
     PARTITION,
     SIMULATED,
-    STAY,
     Lab,
     amount,
     example,
     index,
     install_simulated,
     of_gpu,
-    of_type,
     profile,
     user,
     wait_simulated,
@@ -59,7 +47,6 @@ def simulated(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
     install_simulated(cluster, build=build_of(images))
     yield cluster
     if os.environ.get("KEEP_CLUSTER") != "1":
-        cluster.kubectl("delete", "deviceclass", OTHER_GPU)
         uninstall(cluster, SIMULATED)
 
 
@@ -78,7 +65,7 @@ def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab):
-    lab.apply(*example("partitions-pod"))
+    lab.apply(*example("simulated/partitions-pod"))
     lab.wait_phase("partitions", "Running")
     facts = lab.facts("partitions")
     assert sorted(fact["profile"] for fact in facts) == ["1g", "2g"]
@@ -107,7 +94,7 @@ def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab
 
 
 def test_a_gpu_and_its_partitions_exclude_each_other(lab):
-    lab.apply(*example("gpu-pod"))
+    lab.apply(*example("simulated/gpu-pod"))
     lab.wait_phase("gpu", "Running")
     (whole,) = lab.facts("gpu")
     assert whole["type"] == "gpu"
@@ -150,7 +137,7 @@ def check_share(lab: Lab, name: str, claim_name: str, **capacity: str) -> str:
 
 
 def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
-    *before, last = example("nic-shares")
+    *before, last = example("simulated/nic-shares")
     assert (last["kind"], last["metadata"]["name"]) == ("Pod", "nic-two")
     shares = set()
     for name, objects in (("nic-one", before), ("nic-two", [last])):
@@ -195,7 +182,7 @@ def test_a_pod_with_two_shares_of_one_interface_sees_both(lab):
 
 
 def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
-    lab.apply(*example("cpus-pod"))
+    lab.apply(*example("simulated/cpus-pod"))
     lab.wait_phase("cpus", "Running")
     check_share(lab, "cpus", "cpus", cpus="2")
     (result,) = lab.results("cpus", "cpus")
@@ -216,7 +203,7 @@ def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
 
 
 def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
-    lab.apply(*example("near-pod"))
+    lab.apply(*example("simulated/near-pod"))
     lab.wait_phase("near", "Running")
     facts = {fact["request"]: fact for fact in lab.facts("near")}
     assert facts["gpu"]["numaNode"] == facts["nic"]["numaNode"]
@@ -227,31 +214,14 @@ def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
 # ------------------------------------------------------------ parameters
 
 
-def test_parameters_of_class_and_claim_arrive_in_the_containers(lab):
-    lab.apply(*example("parameters-pod"))
+def test_parameters_of_a_claim_arrive_in_the_containers(lab):
+    lab.apply(*example("simulated/parameters-pod"))
     lab.wait_phase("parameters", "Running")
     wanted = {"sharing": "timeSlicing", "timeSliceMilliseconds": 20, "env": {"MODE": "fast"}}
     for name in ("one", "two"):
         (fact,) = lab.facts("parameters", name)
         assert fact["parameters"] == wanted
         assert lab.environment("parameters", name)["MODE"] == "fast"
-
-    strict = f"strict.{lab.name}"
-    defaults = {"vlan": 200, "env": {"MODE": "slow", "LEVEL": "1"}}
-    lab.apply(
-        device_class(strict, DRIVER, config=[opaque(DRIVER, defaults)]),
-        template(
-            "nic", ("nic", strict, of_type("nic")), config=[opaque(DRIVER, {"vlan": 300}, "nic")]
-        ),
-        user("nic", ("nic", from_template("nic"))),
-    )
-    try:
-        lab.wait_phase("nic", "Running")
-    finally:
-        lab.cluster.kubectl("delete", "deviceclass", strict)
-    (fact,) = lab.facts("nic")
-    assert fact["parameters"]["vlan"] == 300
-    assert fact["parameters"]["env"] == {"MODE": "slow", "LEVEL": "1"}
 
 
 @pytest.mark.parametrize(
@@ -272,36 +242,6 @@ def test_a_mistake_in_parameters_is_reported_with_the_field(lab, parameters, wor
 
 
 # ------------------------------------------------------------ what a driver is commanded
-
-
-def test_of_two_drivers_of_a_claim_one_fails_and_recovers(lab):
-    lab.command(OTHER, failPrepare={"fpga-0": "its cable is loose"})
-    lab.apply(
-        template("both", ("gpu", GPU, index(1)), ("other", OTHER_GPU)),
-        user(
-            "both",
-            ("both", from_template("both")),
-            containers=[
-                container(name, ("both", name), command=["sh", "-c", STAY])
-                for name in ("gpu", "other")
-            ],
-        ),
-    )
-    text = lab.event("both", "its cable is loose")
-    assert "fpga-0" in text
-    uid = lab.claim_of("both", "both")["metadata"]["uid"]
-
-    lab.reset(OTHER)
-
-    def runs() -> bool:
-        lab.nudge("both")
-        return lab.phase("both") == "Running"
-
-    wait_for("the pod to run", runs, period=1)
-    for name, driver, device in (("gpu", DRIVER, "gpu-1"), ("other", OTHER, "fpga-0")):
-        (fact,) = lab.facts("both", name)
-        assert (fact["driver"], fact["device"]) == (driver, device)
-        assert lab.times_prepared(device, uid) == 1
 
 
 def keys(device: dict[str, Any]) -> set[str]:
@@ -328,7 +268,7 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
     tainted = {name for name, device in lab.devices().items() if keys(device)}
     assert tainted == {name for name in lab.devices() if name.startswith("gpu-0")}
 
-    lab.apply(*example("unhealthy-pod"))
+    lab.apply(*example("simulated/unhealthy-pod"))
     lab.wait_phase("unhealthy", "Running")
     lab.delete("pod", "unhealthy")
     lab.apply(
@@ -339,36 +279,6 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
     lab.reset()
     lab.wait_phase("part", "Running")
     assert not any(keys(device) for device in lab.devices().values())
-
-
-def test_a_gpu_that_is_missing_is_not_published_and_nothing_of_it(lab):
-    before = lab.devices()
-    lab.command(missing=["gpu-1"])
-    rest = {name: device for name, device in before.items() if not name.startswith("gpu-1")}
-    wait_for("the GPU to be gone", lambda: lab.devices() == rest)
-    lab.apply(
-        template("part", ("part", PARTITION, of_gpu("gpu-1"))),
-        user("part", ("part", from_template("part"))),
-    )
-    lab.refused("part")
-    lab.reset()
-    lab.wait_phase("part", "Running")
-    assert lab.devices() == before
-
-
-def test_a_driver_that_is_stopped_is_tainted_and_its_neighbours_are_not(lab):
-    lab.command(OTHER, stop="maintenance of the lab")
-    wait_for(
-        "the taint", lambda: keys(lab.devices(OTHER)["fpga-0"]) == {"drakit.dev/stopped:NoSchedule"}
-    )
-    assert not any(keys(device) for device in lab.devices().values())
-    lab.apply(
-        template("other", ("other", OTHER_GPU)), user("other", ("other", from_template("other")))
-    )
-    lab.refused("other")
-    lab.reset(OTHER)
-    lab.wait_phase("other", "Running")
-    assert keys(lab.devices(OTHER)["fpga-0"]) == set()
 
 
 # ------------------------------------------------------------ what the API server does not know

@@ -23,15 +23,7 @@ from e2e.fixtures import namespace_of
 from e2e.images import vendor_image
 from e2e.images.build import TAG
 from e2e.images.vendor import repository_name
-from e2e.kit import (
-    TEST_IMAGE,
-    Space,
-    devices_of,
-    plugin_pod,
-    ready,
-    taints,
-    wait_for,
-)
+from e2e.kit import TEST_IMAGE, Space, devices_of, plugin_pod, ready, taints, wait_for
 from e2e.release import Release, install, uninstall
 from tests.unit.docs.listings import listing
 

@@ -52,6 +52,18 @@ def only(version: str) -> dict[str, bool]:
     return {f"{GROUP}/{each}": each == version for each in VERSIONS}
 
 
+def claim_of(version: str, name: str, *, device_class: str) -> dict[str, Any]:
+    """A claim with one request, as that version has it."""
+    request = {"deviceClassName": device_class}
+    exactly = request if version == "v1beta1" else {"exactly": request}
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "main", **exactly}]}},
+    }
+
+
 class Server:
     """A control plane without nodes, and what its API server serves."""
 
@@ -79,14 +91,7 @@ class Server:
     def allocated(self, version: str, **result: Any) -> ClaimReference:
         """A new claim with one device of the driver, allocated as by a scheduler."""
         name = f"claim-{uuid.uuid4().hex[:6]}"
-        request = {"deviceClassName": "any"}
-        exactly = request if version == "v1beta1" else {"exactly": request}
-        claim = {
-            "apiVersion": f"{GROUP}/{version}",
-            "kind": "ResourceClaim",
-            "metadata": {"name": name},
-            "spec": {"devices": {"requests": [{"name": "main", **exactly}]}},
-        }
+        claim = claim_of(version, name, device_class="any")
         path = f"/apis/{GROUP}/{version}/namespaces/default/resourceclaims"
         created = self._send("create", path, claim)
         results = [{"request": "main", "driver": DRIVER, "pool": NODE, **result}]
@@ -316,14 +321,7 @@ def operator(server: Server, places: Folders) -> Generator[None]:
 
 def waiting_pod(server: Server, version: str) -> None:
     """Create a pod and a claim with the name of a version, for a class that does not exist."""
-    request = {"deviceClassName": "missing.test"}
-    exactly = request if version == "v1beta1" else {"exactly": request}
-    claim = {
-        "apiVersion": f"{GROUP}/{version}",
-        "kind": "ResourceClaim",
-        "metadata": {"name": version},
-        "spec": {"devices": {"requests": [{"name": "main", **exactly}]}},
-    }
+    claim = claim_of(version, version, device_class="missing.test")
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -186,11 +186,9 @@ class Cluster(ABC):
         argv = [self.program("kubectl"), *args]
         return self.run(argv, input=input, timeout_seconds=timeout, check=check)
 
-    def helm(
-        self, *args: str, timeout: float = 180, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run helm; a failure raises :class:`CommandError` unless `check` is off."""
-        return self.run([self.program("helm"), *args], timeout_seconds=timeout, check=check)
+    def helm(self, *args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run helm; a failure raises :class:`CommandError`."""
+        return self.run([self.program("helm"), *args], timeout_seconds=timeout)
 
     def get(self, *args: str) -> dict[str, Any]:
         """`kubectl get ARGS`, parsed."""
@@ -200,10 +198,6 @@ class Cluster(ABC):
     def apply(self, manifest: str) -> None:
         """`kubectl apply` of YAML or JSON text."""
         self.kubectl("apply", "-f", "-", input=manifest)
-
-    def server_metrics(self) -> str:
-        """The API server's metrics, in Prometheus' text format."""
-        return self.kubectl("get", "--raw", "/metrics").stdout
 
     def audit(self) -> list[dict[str, Any]]:
         """The API server's audit records so far: DRA's resources, and all writes."""
@@ -346,6 +340,7 @@ def run(
     timeout_seconds: float = 60,
     check: bool = True,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with its output as text; `env` is added to ours."""
     try:
@@ -359,12 +354,13 @@ def run(
             timeout=timeout_seconds,
             # Root's PATH has no /usr/sbin where `su` was called without `-`.
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SBIN}", **(env or {})},
+            cwd=cwd,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(f"{' '.join(argv)} did not end within {timeout_seconds:g} s") from error
     except FileNotFoundError as error:
-        raise ClusterError(f"the program {argv[0]} is missing: run `make deps` as root") from error
+        raise ClusterError(f"the program {argv[0]} is missing; run `make deps` as root") from error
     if check and done.returncode != 0:
         raise CommandError(argv, code=done.returncode, output=done.stderr or done.stdout)
     return done

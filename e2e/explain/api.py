@@ -64,9 +64,8 @@ class Api:
         self._base = f"http://127.0.0.1:{port}"
         self._taint_rules: str | None = None
 
-    def list(self, plural: str, *, namespace: str = "", labels: str = "") -> list[Body]:
-        query = f"?labelSelector={labels}" if labels else ""
-        return self.call("GET", self._path(plural, namespace) + query)["items"]
+    def list(self, plural: str, *, namespace: str = "") -> list[Body]:
+        return self.call("GET", self._path(plural, namespace))["items"]
 
     def get(self, plural: str, name: str, *, namespace: str = "") -> Body:
         return self.call("GET", f"{self._path(plural, namespace)}/{name}")

@@ -57,14 +57,6 @@ def nothing_published(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
 
 
-@situation(Code.NO_DEVICE_PUBLISHED)
-def all_of_nothing(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.pod(s.request(allocationMode="All"))
-    yield
-    s.publish(device("a"))
-
-
 @situation(
     Code.NO_DEVICE_PUBLISHED,
     words=("asks for 3 devices", "only 2", 'if request "gpu" asked for 2 instead of 3'),
@@ -103,25 +95,6 @@ def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", MODEL_X))
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("the request rejects 1 with selector",))
-def each_selector_rejects_one(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"model": "x", "fast": False}), device("b", {"model": "y"}))
-    s.pod(s.request("gpu", MODEL_X, FAST))
-    yield
-    s.publish(device("a", {"model": "x", "fast": True}), generation=2)
-
-
-@situation(Code.NO_DEVICE_PUBLISHED, words=("quantity",))
-def selector_of_capacity_rejects(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", capacity={"memory": "4Gi"}))
-    larger = 'device.capacity["DRIVER"].memory.compareTo(quantity("{}")) >= 0'
-    s.pod(s.request("gpu", larger.format("8Gi")))
-    yield
-    s.pod(s.request("gpu", larger.format("4Gi")))
-
-
 @situation(Code.SELECTOR_FAILED, words=("device a", "fast", "if no selector failed there"))
 def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -140,23 +113,6 @@ def attribute_is_misspelled(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", FAST))
 
 
-@situation(Code.SELECTOR_FAILED, words=("device a", "model"))
-def selector_of_the_class_fails(s: Scene) -> Iterator[None]:
-    s.device_class(MODEL_X)
-    s.publish(device("a"), device("b", {"model": "x"}))
-    s.pod(s.request())
-    yield
-    s.device_class(f'"model" in device.attributes["DRIVER"] && {MODEL_X}')
-
-
-@fits()
-def selector_that_fails_is_not_reached(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"fast": True}), device("b"))
-    s.pod(s.request("gpu", FAST))
-    yield
-
-
 # ------------------------------------------------------------ allocated devices
 
 
@@ -168,76 +124,6 @@ def allocated_to_a_pod(s: Scene) -> Iterator[None]:
     s.pod(s.request())
     yield
     s.delete("pods", "holder")
-
-
-@situation(Code.DEVICES_ALLOCATED, words=("/disk (pod holder)",))
-def allocated_to_a_named_claim(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"))
-    s.claim("disk", s.request())
-    s.holder(claims=["disk"])
-    s.pod(s.request())
-    yield
-    s.delete("pods", "holder")
-
-
-@situation(Code.DEVICES_ALLOCATED)
-def all_with_one_allocated(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(devices("a", "b"))
-    s.holder(s.request())
-    s.pod(s.request(allocationMode="All"))
-    yield
-    s.delete("pods", "holder")
-
-
-@situation(Code.DEVICES_ALLOCATED)
-def all_of_a_node_allocated_to_all(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(devices("a", "b"))
-    s.holder(s.request(allocationMode="All"))
-    s.pod(s.request())
-    yield
-    s.delete("pods", "holder")
-
-
-@situation(Code.DEVICES_ALLOCATED)
-def too_few_are_free(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(devices("a", "b", "c"))
-    s.holder(s.request(count=2))
-    s.pod(s.request(count=2))
-    yield
-    s.delete("pods", "holder")
-
-
-@situation(Code.DEVICES_ALLOCATED)
-def requests_need_the_same_free_device(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(devices("a", "b"))
-    s.holder(s.request())
-    s.pod(s.request("one"), s.request("two"))
-    yield
-    s.delete("pods", "holder")
-
-
-@fits()
-def admin_access_to_an_allocated_device(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"))
-    s.holder(s.request())
-    s.pod(s.request(adminAccess=True))
-    yield
-
-
-@fits()
-def claim_shared_by_two_pods(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"))
-    s.claim("disk", s.request())
-    s.holder(claims=["disk"])
-    s.pod(claims=["disk"])
-    yield
 
 
 # ------------------------------------------------------------ taints
@@ -264,16 +150,6 @@ def tainted_until_tolerated(s: Scene) -> Iterator[None]:
     s.pod(s.request(tolerations=[{"key": TAINT["key"], "operator": "Exists"}]))
 
 
-@situation(Code.DEVICES_TAINTED)
-def toleration_of_another_value(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", taints=[TAINT]))
-    equal = {"key": TAINT["key"], "operator": "Equal"}
-    s.pod(s.request(tolerations=[{**equal, "value": "no"}]))
-    yield
-    s.pod(s.request(tolerations=[{**equal, "value": "yes"}]))
-
-
 @situation(Code.DEVICES_TAINTED, words=("example.com/broken:NoExecute",))
 def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -283,15 +159,6 @@ def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     # Without the effect, the scheduler finds the taint tolerated, but the controller that evicts
     # pods from tainted devices does not, and deletes the pod at once.
     s.pod(s.request(tolerations=[{"operator": "Exists", "effect": "NoExecute"}]))
-
-
-@situation(Code.DEVICES_TAINTED)
-def admin_access_to_a_tainted_device(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", taints=[TAINT]))
-    s.pod(s.request(adminAccess=True))
-    yield
-    s.pod(s.request(adminAccess=True, tolerations=[{"operator": "Exists"}]))
 
 
 @situation(Code.DEVICES_TAINTED, words=("example.com/broken", "DeviceTaintRule"))

@@ -129,15 +129,6 @@ def slice_for_all_nodes(s: Scene) -> Iterator[None]:
 
 
 @situation(Code.DEVICES_ON_OTHER_NODES)
-def slice_with_a_node_selector(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"), nodeSelector=only_on(s.node))
-    s.pod(s.request(), nodeSelector={HOSTNAME: s.other})
-    yield
-    s.publish(device("a"), nodeSelector=only_on(s.other))
-
-
-@situation(Code.DEVICES_ON_OTHER_NODES)
 def devices_with_nodes_of_their_own(s: Scene) -> Iterator[None]:
     s.device_class()
     each = [device("a", nodeName=s.node), device("b", nodeName=s.node)]
@@ -146,16 +137,6 @@ def devices_with_nodes_of_their_own(s: Scene) -> Iterator[None]:
     yield
     each[1]["nodeName"] = s.other
     s.publish(each, perDeviceNodeSelection=True)
-
-
-@situation(Code.DEVICES_ALLOCATED)
-def device_of_all_nodes_allocated(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"), allNodes=True)
-    s.holder(s.request(), nodeSelector={HOSTNAME: s.node})
-    s.pod(s.request(), nodeSelector={HOSTNAME: s.other})
-    yield
-    s.delete("pods", "holder")
 
 
 # ------------------------------------------------------------ constraints
@@ -169,16 +150,6 @@ def attribute_does_not_match(s: Scene) -> Iterator[None]:
     s.pod(s.request(count=2), constraints=same)
     yield
     s.pod(s.request(count=2))
-
-
-@situation(Code.CONSTRAINT_NOT_MET, words=("numa",))
-def attribute_to_match_is_missing(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"numa": 0}), device("b"))
-    same = [{"matchAttribute": f"{s.driver}/numa", "requests": ["one", "two"]}]
-    s.pod(s.request("one"), s.request("two"), constraints=same)
-    yield
-    s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}), generation=2)
 
 
 @situation(Code.CONSTRAINT_NOT_MET, words=("numa", "distinctAttribute"))
@@ -215,16 +186,6 @@ def requests_need_the_same_device(s: Scene) -> Iterator[None]:
 
 
 @situation(Code.REQUESTS_COMPETE)
-def two_claims_need_the_same_device(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a"))
-    s.template("other", s.request())
-    s.pod(s.request(), templates=["other"])
-    yield
-    s.publish(devices("a", "b"), generation=2)
-
-
-@situation(Code.REQUESTS_COMPETE)
 def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"model": "x"}))
@@ -233,14 +194,6 @@ def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", MODEL_X), templates=["other"])
     yield
     s.publish(device("a", {"model": "x"}), device("b", {"model": "z"}), generation=2)
-
-
-@fits()
-def requests_that_need_a_search(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))
-    s.pod(s.request("any"), s.request("x", MODEL_X))
-    yield
 
 
 # ------------------------------------------------------------ capacity, shares and partitions
@@ -263,15 +216,6 @@ def shares_used_up(s: Scene) -> Iterator[None]:
     s.pod(s.request(capacity={"memory": "4Gi"}))
     yield
     s.delete("pods", "holder")
-
-
-@fits()
-def shares_left(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", capacity={"memory": "8Gi"}, allowMultipleAllocations=True))
-    s.holder(s.request(capacity={"memory": "4Gi"}))
-    s.pod(s.request(capacity={"memory": "4Gi"}))
-    yield
 
 
 def partitions(s: Scene, *parts: tuple[str, str], slots: str = "4", generation: int = 1) -> None:
@@ -314,14 +258,6 @@ def all_alternatives_fail(s: Scene) -> Iterator[None]:
     s.delete("pods", "holder")
 
 
-@fits()
-def second_alternative_fits(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"model": "x"}))
-    s.pod(s.alternatives(s.request("best", MODEL_Z), s.request("good", MODEL_X)))
-    yield
-
-
 # ------------------------------------------------------------ pools
 
 
@@ -342,15 +278,6 @@ def device_published_twice(s: Scene) -> Iterator[None]:
     s.pod(s.request())
     yield
     s.publish(device("b"), pool="twins", of=2, number=1)
-
-
-@fits()
-def older_generation_is_ignored(s: Scene) -> Iterator[None]:
-    s.device_class()
-    s.publish(device("a", {"model": "y"}), number=0, generation=1)
-    s.publish(device("a", {"model": "x"}), number=1, generation=2)
-    s.pod(s.request("gpu", MODEL_X))
-    yield
 
 
 @fits()

@@ -131,12 +131,10 @@ class Scene:
 
     # ---- classes and slices
 
-    def device_class(
-        self, *selectors: str, name: str = "", exclusive: bool = True, **fields: str
-    ) -> None:
+    def device_class(self, *selectors: str, name: str = "", **fields: str) -> None:
         """Create a class of the scene's devices, or replace it."""
-        own = [f'device.driver == "{self.driver}"'] if exclusive else []
-        expressions = [*own, *(each.replace("DRIVER", self.driver) for each in selectors)]
+        own = f'device.driver == "{self.driver}"'
+        expressions = [own, *(each.replace("DRIVER", self.driver) for each in selectors)]
         spec: Body = {"selectors": [{"cel": {"expression": each}} for each in expressions]}
         spec |= fields
         self._put(self._body("DeviceClass", name or self.driver, spec=spec))
@@ -179,9 +177,9 @@ class Scene:
         """A request of the scene's class."""
         return {"name": name, "exactly": self._exact(selectors, exact)}
 
-    def alternatives(self, *alternatives: Body, name: str = "gpu") -> Body:
+    def alternatives(self, *alternatives: Body) -> Body:
         found = [{"name": each["name"], **each["exactly"]} for each in alternatives]
-        return {"name": name, "firstAvailable": found}
+        return {"name": "gpu", "firstAvailable": found}
 
     def claim(self, name: str, *requests: Body, constraints: Sequence[Body] = ()) -> None:
         spec = self._claim_spec(requests, constraints)
@@ -331,12 +329,6 @@ class Scene:
         self.api.delete("namespaces", self.namespace, wait=False)
         for plural in CLUSTER_WIDE:
             self.api.delete_all(plural, labels=f"{LABEL}={self.namespace}")
-
-    def create(self, kind: str, body: Body) -> Body:
-        """Create a raw object as one of this scene."""
-        namespaced = kind in ("ResourceClaim", "ResourceClaimTemplate")
-        name, spec = body["metadata"]["name"], body["spec"]
-        return self.api.create(self._body(kind, name, spec=spec, namespaced=namespaced))
 
     def _exact(self, selectors: Sequence[str], exact: dict[str, Any]) -> Body:
         body: Body = {"deviceClassName": exact.pop("of", self.driver), **exact}

@@ -9,7 +9,7 @@ remedy that the explanation names. `DRIVER` in a selector means the scene's driv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
@@ -35,42 +35,37 @@ class Situation:
     whose claim does not exist, and reports nothing."""
 
 
-@dataclass
-class Situations:
-    """All situations, in the order of their definition."""
+SITUATIONS: list[Situation] = []
+"""All situations, in the order of their definition."""
 
-    found: list[Situation] = field(default_factory=list)
 
-    def add(
-        self,
-        *codes: Code,
-        words: tuple[str, ...] = (),
-        verdict: Verdict = Verdict.BLOCKED,
-        alone: bool = False,
-        tried: bool = True,
-    ) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
-        def added(steps: Callable[[Scene], Iterator[None]]) -> None:
-            self.found.append(
-                Situation(
-                    name=steps.__name__.replace("_", "-"),
-                    steps=steps,
-                    verdict=verdict,
-                    codes=frozenset(codes),
-                    words=words,
-                    alone=alone,
-                    tried=tried and verdict is not Verdict.NOT_PENDING,
-                )
+def situation(
+    *codes: Code,
+    words: tuple[str, ...] = (),
+    verdict: Verdict = Verdict.BLOCKED,
+    alone: bool = False,
+    tried: bool = True,
+) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+    def added(steps: Callable[[Scene], Iterator[None]]) -> None:
+        SITUATIONS.append(
+            Situation(
+                name=steps.__name__.replace("_", "-"),
+                steps=steps,
+                verdict=verdict,
+                codes=frozenset(codes),
+                words=words,
+                alone=alone,
+                tried=tried and verdict is not Verdict.NOT_PENDING,
             )
+        )
 
-        return added
-
-    def fits(self) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
-        """One of which we say that it fits; the scheduler agrees without a remedy."""
-        return self.add(verdict=Verdict.FITS, tried=False)
+    return added
 
 
-SITUATIONS = Situations()
-situation, fits = SITUATIONS.add, SITUATIONS.fits
+def fits() -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+    """One of which we say that it fits; the scheduler agrees without a remedy."""
+    return situation(verdict=Verdict.FITS, tried=False)
+
 
 MODEL_X = 'device.attributes["DRIVER"].model == "x"'
 MODEL_Z = 'device.attributes["DRIVER"].model == "z"'

@@ -11,12 +11,13 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from e2e.cluster import api
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -100,25 +101,13 @@ def run(
     cwd: Path | None = None,
 ) -> str:
     """Run a program to its end and return its output; a failure quotes its last lines."""
+    words = [str(part) for part in argv]
     try:
-        done = subprocess.run(
-            [str(part) for part in argv],
-            input=input,
-            stdin=None if input is not None else subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_seconds,
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            check=False,
+        done = api.run(
+            words, input=input, timeout_seconds=timeout_seconds, check=False, env=env, cwd=cwd
         )
-    except FileNotFoundError:
-        raise ImageError(
-            f"{what} failed: the program {argv[0]} is missing; run `make deps` as root"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise ImageError(f"{what} failed: not done within {timeout_seconds:g} s") from None
+    except api.ClusterError as error:
+        raise ImageError(f"{what} failed: {error}") from None
     if done.returncode != 0:
         output = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-12:])
         raise ImageError(f"{what} failed (code {done.returncode}):\n  {output}")

@@ -2,10 +2,8 @@
 The tests' side of a scripted driver: its script is written, its calls are read, on the host.
 
 A script is a list of rules; the first that matches a call and is not used up decides its result.
-A rule that hangs does so until it is no longer in the script. Beside it lies a stock, which lists
-what devices there are and how they are, and for a moment a command, which is obeyed once.
-
-It must not know Kubernetes.
+A rule that hangs does so until it is no longer in the script. The stock beside it lists devices
+and their health. It must not depend on Kubernetes.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from typing import Any, Literal
 
 Operation = Literal["prepare", "unprepare", "check"]
 Moment = Literal["began", "ended", "failed", "canceled"]
-OTHER_MOMENTS = ("overlap", "made", "commanded", "obeyed")
-"""Moments of lines that do not belong to a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +37,12 @@ class Rule:
     fail: str | None = None
     """The text of the error, raised after the delay."""
 
-    answer: Any = None
-    """An invalid answer of prepare in place of edits, after the effect."""
-
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stock:
     """The devices that the driver reports."""
-
-    devices: int | None = None
-    """The number of lamps (or horns); None for the number in the config."""
-
-    missing: Sequence[str] = ()
-    """Names of devices that are left out, though later ones are reported."""
 
     shared: bool = False
     """Whether there is `shared-0`, too, whose 8 of `light` claims share."""
@@ -68,9 +55,6 @@ class Stock:
 
     counter_sets: Sequence[Mapping[str, Any]] = ()
     """The counter sets that further devices consume: the fields of `drakit.CounterSet`."""
-
-    taints: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
-    """Taints by device, each with key, effect and perhaps value."""
 
     health: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By device status, and perhaps message and evict_pods; other devices are healthy. Horns have
@@ -123,41 +107,10 @@ class Script:
         self._write("inventory.json", asdict(stock or Stock()))
 
     def forget(self) -> None:
-        """No rules, the config's devices, no command, and no calls so far."""
+        """No rules, the config's devices, and no calls so far."""
         self.play()
         self.stock()
-        for name in ("command.json", "calls.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    # Commands: each is begun within a tenth of a second, unless the driver is stopped.
-
-    def block(self, seconds: float) -> None:
-        """Hold the driver's thread, as code does that knows no asyncio."""
-        self._write("command.json", {"kind": "block", "seconds": seconds})
-
-    def end_thread(self) -> None:
-        """Raise SystemExit in the driver's loop."""
-        self._write("command.json", {"kind": "end-thread"})
-
-    def flood(self, seconds: float, *, per_second: int | None = None) -> None:
-        """Say new inventories, which differ in the attribute `flood`; as many as can be if no rate
-        is given. Then the stock is reported again."""
-        how = {"seconds": seconds, "per_second": per_second}
-        self._write("command.json", {"kind": "flood", "how": how})
-
-    def report(self, nonsense: Any) -> None:
-        """Give something that is JSON in place of an inventory."""
-        self._write("command.json", {"kind": "yield", "answer": nonsense})
-
-    def commanded(self) -> list[str]:
-        """The commands that were begun, and with `obeyed` before them those that have ended."""
-        words = {"commanded": "{}", "obeyed": "obeyed {}"}
-        lines = [line for line in self._lines() if line["moment"] in words]
-        return [words[line["moment"]].format(line["command"]) for line in lines]
-
-    def lives(self) -> int:
-        """Return the number of times that the driver was created since the last reset."""
-        return sum(line["moment"] == "made" for line in self._lines())
+        (self.folder / "calls.jsonl").unlink(missing_ok=True)
 
     def _write(self, name: str, content: Any) -> None:
         new = self.folder / f"{name}.new"
@@ -182,7 +135,7 @@ class Script:
         claim_uid: str | None = None,
     ) -> list[Call]:
         """The calls so far, oldest first, of an operation, a moment, a device, a claim."""
-        calls = [Call(**line) for line in self._lines() if line["moment"] not in OTHER_MOMENTS]
+        calls = [Call(**line) for line in self._lines() if line["moment"] != "overlap"]
         return [
             call
             for call in calls

@@ -8,7 +8,7 @@ own beside drakit's. It must not know what the tests show.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -19,24 +19,25 @@ from e2e.images.vendor import repository_name
 from e2e.kit import (
     Space,
     cdi_files,
+    device_class,
+    from_template,
     plugin_pod,
     plugin_pods,
+    pod,
     ready,
     restarts,
     slices,
     taints,
+    template,
     wait_for,
 )
 from e2e.release import Release, install
-from e2e.scripted.control import Script
+from e2e.scripted.control import Operation, Script
 
 SCRIPTED = Release(name="scripted", namespace="scripted-system")
 
 LAMPS = "scripted.test.drakit.dev"
 HORNS = "scripted-two.test.drakit.dev"
-SIGNS = "signs.test.drakit.dev"
-"""A driver with policies, which it lacks in most tests."""
-
 CLASSES = {"lamp.test": LAMPS, "horn.test": HORNS}
 DEVICES = 4
 
@@ -72,7 +73,6 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         }
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
     ]
-    drivers.append({"driver": "signs:Signs", "name": SIGNS})
     return {
         "image": {"repository": repository_name("scripted")},
         "hostdev": {"enabled": False},
@@ -93,17 +93,6 @@ def install_scripted(
     install(
         cluster, SCRIPTED, values=scripted_values(cluster, **nodeplugin), build=build, wait=wait
     )
-
-
-def device_class(name: str, driver: str, **spec: Any) -> dict[str, Any]:
-    """A class of all devices of a driver; `spec` has further fields (config, ...)."""
-    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": {"selectors": [selector], **spec},
-    }
 
 
 def scripted_classes() -> list[dict[str, Any]]:
@@ -137,18 +126,9 @@ def number(driver: str, index: int) -> str:
     return f'device.attributes["{driver}"].index == {index}'
 
 
-def share(request: str, light: int, *, driver: str = LAMPS) -> dict[str, Any]:
-    """A request for so much of the device that claims share; its stock must have it."""
-    (class_name,) = (name for name, of in CLASSES.items() if of == driver)
-    selector = {"cel": {"expression": f'device.attributes["{driver}"].kind == "shared-0"'}}
-    return {
-        "name": request,
-        "exactly": {
-            "deviceClassName": class_name,
-            "selectors": [selector],
-            "capacity": {"requests": {"light": str(light)}},
-        },
-    }
+def wait_began(script: Script, operation: Operation) -> None:
+    """Wait until a driver is within a call."""
+    wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
 
 
 class Stage(Space):
@@ -162,6 +142,20 @@ class Stage(Space):
             Script(cluster.node_path(self.node, folder(driver))) for driver in (LAMPS, HORNS)
         )
         self.scripts = (self.lamps, self.horns)
+
+    def with_lamp(
+        self, name: str, index: int, *, tolerations: Sequence[dict[str, str]] = (), grace: int = 1
+    ) -> None:
+        """Apply a pod with one lamp, by a template of its name; does not wait."""
+        exactly: dict[str, Any] = {
+            "deviceClassName": "lamp.test",
+            "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
+            "tolerations": list(tolerations),
+        }
+        self.apply(
+            template(name, {"name": "lamp", "exactly": exactly}),
+            pod(name, ("lamp", from_template(name)), grace=grace),
+        )
 
     def uid(self, pod_name: str, claim_name: str) -> str:
         """The UID of a claim that a pod uses."""

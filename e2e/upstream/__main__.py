@@ -21,17 +21,7 @@ from e2e.images.cache import ImageError
 
 from .events import unexpected
 from .program import minors, programs
-from .run import (
-    FAULTS,
-    KUBELET,
-    PARTS,
-    QUICK,
-    Fault,
-    Outcome,
-    parts_of,
-    prepared,
-    run_part,
-)
+from .run import FAULTS, KUBELET, PARTS, QUICK, Fault, Outcome, parts_of, prepared, run_part
 from .table import keep, note_of
 
 RESULTS = REPOSITORY / "build" / "upstream"

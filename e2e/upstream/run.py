@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ from e2e.release import NAMESPACE, Release, install
 from .events import Written, as_lines, watched, written
 from .images import suite_images
 from .program import Programs
-from .recording import recorded
 from .report import DRIVER_LABEL, Spec, specs
 from .table import not_applicable
 
@@ -63,6 +63,7 @@ PROCESSES = 4
 slices of a driver that has ended."""
 
 SUITE_SECONDS = 3600
+WATCH_STOP_SECONDS = 10
 
 REPORT, LOG, PLUGINS = "report.json", "suite.log", "plugins"
 """The files of a part, and the folder with the logs of the drivers' pods."""
@@ -239,6 +240,25 @@ def run_part(
     problems = [path.read_text().strip() for path in sorted(folder.glob(f"{PLUGINS}/*.problem"))]
     found_wrong = [*problems, *restarted(cluster), *complaints(operator_log)]
     return Outcome(specs=found, events=events, complaints=found_wrong)
+
+
+@contextmanager
+def recorded(cluster: Cluster, path: Path) -> Generator[None]:
+    """Write all changes of Events to a file, because namespaces take their Events with them; a
+    watch that ends early is an error."""
+    argv = [
+        *(cluster.program("kubectl"), "get", "events.v1.events.k8s.io", "--all-namespaces"),
+        *("--watch", "--output-watch-events", "--output=json"),
+    ]
+    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    with path.open("wb") as output, subprocess.Popen(argv, stdout=output, env=env) as watch:
+        try:
+            yield
+            if watch.poll() is not None:
+                raise ClusterError(f"the watch of Events ended early, with code {watch.returncode}")
+        finally:
+            watch.terminate()
+            watch.wait(WATCH_STOP_SECONDS)
 
 
 def _filters(part: Part, focus: str) -> dict[str, str]:

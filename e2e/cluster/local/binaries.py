@@ -23,6 +23,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...images.cache import cache_folder
 from ..api import ClusterError, run
 
 SOURCES = Path(__file__).parent.parent / "binaries"
@@ -53,8 +54,6 @@ FORM = "1"
 ENVIRONMENT = {"CGO_ENABLED": "0"}
 """No C compiler is needed, and a program runs in an image without libraries."""
 
-DEFAULT_CACHE = "~/.cache"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
@@ -68,13 +67,6 @@ class Module:
 
     file: str = "go.mod"
     """The name of its go.mod."""
-
-
-def cache_folder() -> Path:
-    """The cache of artifacts that are expensive to build."""
-    if own := os.environ.get("DRAKIT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or DEFAULT_CACHE).expanduser() / "drakit"
 
 
 def minors(module: Path = SOURCES / "kubernetes") -> list[str]:

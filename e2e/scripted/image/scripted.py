@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,20 +32,16 @@ from drakit import (
     Edits,
     Health,
     Inventory,
-    Taint,
 )
 
 LOOK_SECONDS = 0.02
 """Polling interval of a call that hangs."""
 
 STOCK_SECONDS = 0.1
-"""Polling interval of devices and commands."""
+"""Polling interval of the devices."""
 
 SHARED = "shared-0"
 """The device that claims share."""
-
-FLOOD_SECONDS = 0.01
-"""Time from one batch of a rate-limited flood to the next."""
 
 
 class ScriptedConfig(DriverConfig):
@@ -68,9 +64,8 @@ class Scripted(Driver[ScriptedConfig]):
         super().__init__(config, node)
         self._held = config.folder / "held"
         self._held.mkdir(parents=True, exist_ok=True)
-        self._tell("made", {})
 
-    async def devices(self) -> AsyncIterator[Any]:
+    async def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         reported: dict[str, Any] | None = None
         while True:
             stock = self._json("inventory.json", {})
@@ -80,33 +75,13 @@ class Scripted(Driver[ScriptedConfig]):
             if not reason and stock != reported:
                 reported = stock
                 yield self._listed(stock)
-            command = self._command() if reported is not None else None
-            match command:
-                case {"kind": "block", "seconds": seconds}:
-                    time.sleep(seconds)
-                case {"kind": "end-thread"}:
-                    raise SystemExit
-                case {"kind": "yield", "answer": answer}:
-                    yield answer
-                    reported = None
-                case {"kind": "flood", "how": how}:
-                    async with aclosing(_flood(**how)) as numbers:
-                        async for number in numbers:
-                            yield self._listed(stock, flood=number)
-                    reported = None
-                case _:
-                    pass
-            if command is not None:
-                self._tell("obeyed", {"command": command["kind"]})
             await asyncio.sleep(STOCK_SECONDS)
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Any:
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         with self._told("prepare", claim, device) as rule:
             # The effect comes first, so that a call which is cut or fails leaves something to undo.
             self._mark(claim, device)
             await self._follow(rule)
-        if "answer" in rule and rule["answer"] is not None:
-            return rule["answer"]
         # Two shares of a device may be in one container.
         name = "_".join(["SCRIPTED", device.name, *([device.share_id] if device.share_id else [])])
         return Edits(env={name.upper().replace("-", "_"): json.dumps(_facts(device))})
@@ -122,23 +97,16 @@ class Scripted(Driver[ScriptedConfig]):
 
     # ------------------------------------------------------------ the devices
 
-    def _listed(self, stock: dict[str, Any], **attributes: int) -> Collection[Device] | Inventory:
-        """The devices as the inventory has them; those of a flood have one more attribute."""
-        count = stock.get("devices")
-        names = [
-            f"{self.kind}-{index}"
-            for index in range(self.config.devices if count is None else count)
-        ]
+    def _listed(self, stock: dict[str, Any]) -> Collection[Device] | Inventory:
+        names = [f"{self.kind}-{index}" for index in range(self.config.devices)]
         listed = [
             Device(
                 name=name,
-                attributes={"kind": self.kind, "index": index, **attributes},
+                attributes={"kind": self.kind, "index": index},
                 capacity={"light": "8"},
-                taints=self._taints(stock, name),
                 health=self._health(stock, name),
             )
             for index, name in enumerate(names)
-            if name not in stock.get("missing", ())
         ]
         if stock.get("shared"):
             steps = CapacityRange(min="1", step=stock.get("step", "1"))
@@ -147,9 +115,8 @@ class Scripted(Driver[ScriptedConfig]):
                 Device(
                     name=SHARED,
                     # An index that no test asks for: without one every such selector would fail.
-                    attributes={"kind": SHARED, "index": -1, **attributes},
+                    attributes={"kind": SHARED, "index": -1},
                     capacity={"light": light},
-                    taints=self._taints(stock, SHARED),
                     health=self._health(stock, SHARED),
                     allow_multiple_allocations=True,
                 )
@@ -159,23 +126,10 @@ class Scripted(Driver[ScriptedConfig]):
             return listed
         return Inventory(devices=listed, counter_sets=[CounterSet(**fields) for fields in sets])
 
-    def _taints(self, stock: dict[str, Any], name: str) -> tuple[Taint, ...]:
-        return tuple(Taint(**fields) for fields in stock.get("taints", {}).get(name, ()))
-
     def _health(self, stock: dict[str, Any], name: str) -> Health | None:
         if not self.reports_health:
             return None
         return Health(**stock.get("health", {}).get(name, {"status": "healthy"}))
-
-    # ------------------------------------------------------------ commands
-
-    def _command(self) -> dict[str, Any] | None:
-        """The tasks that are due now; none is repeated, however it ends."""
-        command = self._json("command.json", None)
-        if command is not None:
-            (self.config.folder / "command.json").unlink()
-            self._tell("commanded", {"command": command["kind"]})
-        return command
 
     # ------------------------------------------------------------ effects
 
@@ -284,15 +238,3 @@ def _facts(device: AllocatedDevice) -> dict[str, Any]:
         "capacity": dict(device.consumed_capacity),
         "configs": [dict(config) for config in device.configs],
     }
-
-
-async def _flood(*, seconds: float, per_second: int | None) -> AsyncGenerator[int, None]:
-    """Count, as fast as can be or at a rate."""
-    begin, number = time.monotonic(), 0
-    while (past := time.monotonic() - begin) < seconds:
-        due = number + 1 if per_second is None else int(past * per_second)
-        while number < due:
-            number += 1
-            yield number
-        if per_second is not None:
-            await asyncio.sleep(FLOOD_SECONDS)

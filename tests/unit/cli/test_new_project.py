@@ -78,7 +78,7 @@ def test_a_projects_tests_notice_mistakes(tmp_path):
     assert set(re.findall(r"^FAILED tests/test_driver\.py::(\S+)", said, re.M)) == set(MISTAKES)
 
 
-# All rules take a minute and more: `make conformance` and the e2e test have them.
+# All rules take a minute and more: `make conformance` and the page python-driver.md have them.
 def test_a_project_is_held_to_the_rules(lamps):
     test = "tests/test_conformance.py"
     said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid")
