@@ -273,6 +273,7 @@ def test_a_refusal_of_nvidias_plugin_keeps_its_own_text(yard):
     assert yard.phase("both") == "Pending"
 
 
+@pytest.mark.slow
 @pytest.mark.disruptive
 @pytest.mark.serial
 def test_nvidias_plugin_is_killed_and_its_devices_are_given_out_again(yard):
@@ -376,6 +377,7 @@ def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
 # ------------------------------------------------------------ beside the kubelet's own
 
 
+@pytest.mark.slow
 def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard):
     devices = {"clash-0": {"node": "/dev/fuse"}}
     yard.plan({CLASH: {"devices": devices}}, "clash")

@@ -149,6 +149,7 @@ def card(*, stop: str | None = None) -> Stock:
     return Stock(extra=parts, counter_sets=[CARD], stop=stop)
 
 
+@pytest.mark.slow
 def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free(stage):
     stage.lamps.stock(card())
     stage.with_lamp("whole", 10)

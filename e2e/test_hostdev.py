@@ -143,6 +143,7 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         wait_for("the device to go", lambda: device not in published(release))
 
 
+@pytest.mark.slow
 def test_pods_are_evicted_only_from_a_device_that_stays_unplugged(space, release):
     numbers = {"torn": LAMP, "kept": SPARE}
     devices = {name: f"{name}-loop{number}" for name, number in numbers.items()}

@@ -137,6 +137,7 @@ def test_an_administrator_gets_the_whole_answer(stuck, admin):
     assert f"is scheduled to node {stuck.cluster.nodes[0]}" in body["message"]
 
 
+@pytest.mark.slow
 def test_feature_gates_are_read_where_a_selector_depends_on_them(stuck, admin, tenant):
     selector = f"{number(LAMPS, 0)} && !device.allowMultipleAllocations"
     stuck.apply(template("alone", ("lamp", "lamp.test", selector)))

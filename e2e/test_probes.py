@@ -48,9 +48,8 @@ def operator_pod(cluster: Cluster) -> dict[str, Any]:
     return cluster.get("pods", "-n", NAMESPACE, "-l", OPERATOR)["items"][0]
 
 
-@pytest.mark.parametrize(
-    "component", ["nodeplugin", pytest.param("operator", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("component", ["nodeplugin", "operator"])
 def test_slow_clients_on_the_pod_network_fail_no_probe_and_no_scrape(release, component):
     def look() -> dict[str, Any]:
         found = (

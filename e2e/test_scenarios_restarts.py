@@ -161,6 +161,7 @@ def test_a_plugin_that_is_killed_while_it_prepares(stage):
     wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
 
 
+@pytest.mark.slow
 def test_a_prepare_of_20_s_in_flight_at_sigterm_gets_its_answer(stage):
     stage.lamps.play(
         Rule(operation="prepare", device="lamp-0", delay_seconds=20),

@@ -86,7 +86,12 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
     ("strategy", "allowed"),
     [
         pytest.param(SURGE, (), id="with-surge"),
-        pytest.param({"type": "RollingUpdate"}, ("not registered",), id="without-surge"),
+        pytest.param(
+            {"type": "RollingUpdate"},
+            ("not registered",),
+            id="without-surge",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):

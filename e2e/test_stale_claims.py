@@ -63,6 +63,7 @@ def test_a_claim_that_the_kubelet_forgot_is_collected(stage):
     stage.wait_phase("next", "Running")
 
 
+@pytest.mark.slow
 @pytest.mark.needs(Capability.CUT)
 def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
     command = ["sleep", "3611"]

@@ -148,6 +148,7 @@ def rotor_pod(name: str, *, rpm: int, speed: int) -> list[dict[str, Any]]:
     return [template, pod]
 
 
+@pytest.mark.slow
 def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors):
     speed = rotors / "west" / "speed"
     room.apply(*objects_of((EXAMPLE / "claim.yaml").read_text()))
@@ -177,6 +178,7 @@ def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_repor
     assert not list((rotors / "west").glob("speed.*"))
 
 
+@pytest.mark.slow
 def test_a_rotor_of_the_example_with_a_fault_is_tainted(room, rotors):
     (rotors / "east").mkdir()
     (rotors / "east" / "fault").write_text("it squeaks\n")
