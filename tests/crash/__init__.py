@@ -16,7 +16,7 @@ How it works
     4. The state of the node at that moment must be consistent: each mark of the hardware and each
        CDI file has a row, and claims in use are still prepared.
     5. The plugin is started again, with the pod UID that it had or a new one, and then
-       (:mod:`.aftermath`) the kubelet calls again until it succeeds (variant ``prepare``); or the
+       the kubelet calls again until it succeeds (variant ``prepare``); or the
        pod was deleted, and the kubelet only unprepares (``unprepare``); or there is no call, and
        the plugin must repair the state alone (``nobody``). After each call, rows, CDI files and
        marks are exactly those of a small model. At the end nothing is held, and another pod gets

@@ -3,7 +3,7 @@ A process that changes the endpoints of a checkpoint, and is killed at one of it
 
 python -m tests.crash.endpointwrites <change> <options as JSON> <checkpoint>
 
-It must not know the expected rows.
+It must not depend on the expected rows.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ environment, as `python -m drakit_nodeplugin` does.
 It reads commands as lines of JSON from standard input, and reports started and ended processes on
 standard output. It ends, with all its forks, when its input ends.
 
-It must not know scenarios, or steps beyond passing their options on.
+It must not depend on scenarios, or on steps beyond passing their options on.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 The crash matrix: each scenario runs once to find its steps, and once more for each step, at which
 it is killed.
 
-A run fails if it does not reach its step, if a call does not succeed in the end, or if the node
-holds other devices than expected.
+After the kill the plugin starts again, the kubelet calls or not, and the state is compared with a
+small model: exactly the claims that must be prepared at that moment. At the end nothing is
+prepared, and another pod gets all devices. A run fails if it does not reach its step, if a call
+does not succeed in the end, or if the node holds other devices than expected.
 
-It must not know the content of scenarios, or the formats of drivers and files.
+It must not depend on the content of scenarios, or on the formats of drivers and files.
 """
 
 from __future__ import annotations
@@ -17,15 +19,25 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from tests.crash.aftermath import LeakError, run_aftermath
+from tests.crash.drivers import DEVICES
 from tests.crash.forkserver import ForkServer
-from tests.crash.node import Node, irreparable
-from tests.crash.scenarios import Scenario, Variant
-from tests.crash.stage import PODS, PluginDiedError, Stage, new_folder, new_stage
+from tests.crash.node import Claims, Node, differences, irreparable
+from tests.crash.scenarios import RIVAL, Scenario, Variant, settled
+from tests.crash.stage import (
+    PODS,
+    Operation,
+    PluginDiedError,
+    Stage,
+    new_folder,
+    new_stage,
+)
 from tests.crash.steps import ENDPOINTS, FRONT_DOOR, NODE_LABELS
 
 OVER = "over: the reply was received"
 """The last point of each scenario, where the test kills the process: the kubelet has its reply."""
+
+NEXT: Claims = {"uid-next": DEVICES}
+"""Another pod's claim, which gets all devices at the end."""
 
 RUN_SECONDS = 60.0
 ATTEMPTS = 3
@@ -52,6 +64,10 @@ class Failure:
 
     text: str
     log: str
+
+
+class LeakError(Exception):
+    """The state of the node differs from the model."""
 
 
 class NotReachedError(Exception):
@@ -243,3 +259,75 @@ async def run_scenario(
         failures = [Failure(point=nowhere, variant="nobody", kind="error", text=text, log="")]
     seconds = asyncio.get_running_loop().time() - began
     return Result(scenario=scenario.name, points=points, failures=failures, seconds=seconds)
+
+
+# -------------------------------------------------------------------- after the kill
+
+
+async def run_aftermath(stage: Stage, scenario: Scenario, variant: Variant, *, pod: str) -> None:
+    """Start the plugin again, and continue to the end. Raises :class:`LeakError`, or the
+    failure."""
+    stage.allocate(RIVAL | NEXT)
+    if not scenario.spare:
+        await stage.start(pod=pod)
+    match variant:
+        case "prepare":
+            await _prepare_again(stage, scenario)
+        case "nobody":
+            await _without_calls(stage, scenario)
+    await stage.call_until_done("unprepare", scenario.pod)
+    await compare(stage, scenario, {}, when="after the unprepare")
+    _repair(stage, scenario)
+    await stage.call_until_done("prepare", NEXT)
+    await compare(stage, scenario, NEXT, when="with the devices given to another pod")
+    await stage.call_until_done("unprepare", NEXT)
+    await compare(stage, scenario, {}, when="after the other pod's unprepare")
+
+
+async def _prepare_again(stage: Stage, scenario: Scenario) -> None:
+    if scenario.broken:
+        await stage.call("prepare", scenario.pod)
+        whole = {
+            uid: devices
+            for uid, devices in scenario.pod.items()
+            if not set(scenario.broken) & set(devices)
+        }
+        await compare(stage, scenario, whole, when="with a broken device")
+        _repair(stage, scenario)
+    await stage.call_until_done("prepare", scenario.pod)
+    await compare(stage, scenario, scenario.pod, when="after the prepare")
+    for uid, devices in scenario.pod.items():
+        kind = f"{scenario.driver.name}/claim"
+        expected = [(device, [f"{kind}={uid}-{i}"]) for i, device in enumerate(devices)]
+        if stage.answers[uid] != expected:
+            raise LeakError(f"the kubelet got {stage.answers[uid]} for {uid}, not {expected}")
+    await _refused(stage, "prepare", RIVAL)
+    await compare(stage, scenario, scenario.pod, when="after another claim asked for its devices")
+
+
+def _repair(stage: Stage, scenario: Scenario) -> None:
+    for device in scenario.broken:
+        (stage.node.hardware.broken / device).unlink(missing_ok=True)
+
+
+async def _without_calls(stage: Stage, scenario: Scenario) -> None:
+    await stage.connect()
+    if not scenario.spare:
+        await stage.active()  # a database in quarantine is in place again
+    try:
+        await settled(stage, scenario)
+    except TimeoutError as error:
+        raise LeakError(f"the plugin did not repair the state without a call: {error}") from None
+
+
+async def _refused(stage: Stage, operation: Operation, claims: Claims) -> None:
+    for uid, error in (await stage.call(operation, claims)).items():
+        if not error:
+            raise LeakError(f"claim {uid} got devices that another claim holds")
+
+
+async def compare(stage: Stage, scenario: Scenario, expected: Claims, *, when: str) -> None:
+    """Raise :class:`LeakError` unless exactly these claims are prepared."""
+    held = await asyncio.to_thread(stage.node.look)
+    if found := differences(held, expected, driver=scenario.driver):
+        raise LeakError(f"{when}: {'; '.join(found)}")

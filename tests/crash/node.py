@@ -4,7 +4,7 @@ A node's directories and its state: rows, CDI files, marks of the hardware.
 The checkpoint is read by SQL from a copy, because its owner would notice that another process opens
 it. The caller supplies the expected state; this module reports the differences.
 
-It must not know scenarios, steps, or the start of a plugin.
+It must not depend on scenarios, steps, or the start of a plugin.
 """
 
 from __future__ import annotations

@@ -3,39 +3,28 @@ The scenarios: the state of the node before, the operation while steps count, an
 result.
 
 Each scenario ends with one pod's claims. After a kill the plugin starts again. Then the kubelet
-prepares or unprepares the claims, or does not call (:mod:`.aftermath`).
+prepares or unprepares the claims, or does not call (:mod:`.matrix`). Before, the directories of the
+node may change while no plugin runs: reboots, damage, loss, faulty hardware.
 
-It must not know the start and the kill of processes.
+It must not depend on the start and the kill of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from drakit_nodeplugin.state.records import DamagedRowError
+from drakit_nodeplugin.state import rows
+from drakit_nodeplugin.state.records import DamagedRowError, StoredEndpoint
 from tests.crash.drivers import WHOLE, Marking, Plain
-from tests.crash.mishaps import (
-    LOST_ENDPOINT,
-    add_endpoint,
-    add_orphan,
-    damage_file,
-    damage_row,
-    outdated_files,
-    reboot,
-    remove_checkpoint,
-    remove_files,
-    slow_down,
-    start_hardware,
-    stop_hardware,
-    swap_numbers,
-    upgrade,
-)
-from tests.crash.node import Claims, DriverClass, Node, differences
+from tests.crash.node import NAME, Claims, DriverClass, Node, differences
 from tests.crash.stage import PODS, Operation, Stage
+from tests.fakes.checkpoints import as_successor
 
 Variant = Literal["prepare", "unprepare", "nobody"]
 """The kubelet's call after the restart, if any."""
@@ -45,6 +34,8 @@ RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3"), "uid-whole": (WHOLE,)
 """Claims of another pod: for held devices, and for the whole device that contains them."""
 
 ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
+
+LOST_ENDPOINT = "lamps"
 
 STALE = ("period", "gracePeriod", "unconfirmedGracePeriod")
 """Settings of the collection of stale claims, in seconds."""
@@ -138,6 +129,97 @@ class Scenario:
         count = min(self.variants_per_point, len(self.variants))
         first = number * count
         return [self.variants[(first + i) % len(self.variants)] for i in range(count)]
+
+
+# -------------------------------------------------------------------- changes of a node
+
+
+def remove_files(node: Node) -> None:
+    for path in node.cdi.glob("*.json"):
+        path.unlink()
+
+
+def reboot(node: Node) -> None:
+    """Reboot the node: everything in memory is lost."""
+    node.boot_id.write_text("boot-2\n")
+    shutil.rmtree(node.cdi)
+    for mark in node.hardware.marks.iterdir():
+        mark.unlink()
+
+
+def damage_row(node: Node) -> None:
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        (number,) = database.execute("SELECT id FROM claims WHERE uid = 'uid-a'").fetchone()
+        database.execute("UPDATE bodies SET body = x'00' WHERE id = ?", (number,))
+        database.commit()
+
+
+def damage_file(node: Node) -> None:
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    node.checkpoint.write_text("not a database, but long enough to be taken for one" * 400)
+
+
+def upgrade(node: Node) -> None:
+    """Let a later, compatible version write the checkpoint, as before a rollback."""
+    with closing(sqlite3.connect(node.checkpoint)) as database, database:
+        as_successor(database)
+
+
+def add_orphan(node: Node) -> None:
+    """Add a CDI file of drakit for an unknown claim."""
+    (path,) = node.cdi.glob("*uid-a.json")
+    text = path.read_text().replace("uid-a", "uid-gone")
+    path.with_name(path.name.replace("uid-a", "uid-gone")).write_text(text)
+
+
+def add_endpoint(node: Node) -> None:
+    """Add a stored endpoint that has been unavailable for a long time."""
+    pools = {f"{NAME}/{LOST_ENDPOINT}": ("lamp-1",)}
+    lost = StoredEndpoint(name=LOST_ENDPOINT, pools=pools, stopped_at=1.0)
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        rows.write_endpoints(database, [lost])
+        database.commit()
+
+
+SWAPPED = {"dev-1": 2, "dev-3": 0}
+"""Devices of two claims of a pod, and the numbers that they get from each other."""
+
+
+def swap_numbers(node: Node) -> None:
+    """Let two devices of two claims return with each other's numbers."""
+    node.hardware.renumber(SWAPPED)
+
+
+def outdated_files(node: Node, files: Mapping[str, Any]) -> list[str]:
+    """Return the renumbered devices whose CDI file has the old number."""
+    found: list[str] = []
+    for uid, spec in files.items():
+        if not isinstance(spec, dict):
+            continue  # reported as a difference
+        nodes = [n for d in spec["devices"] for n in d["containerEdits"].get("deviceNodes", ())]
+        for each in nodes:
+            device = each["path"].removeprefix("/dev/")
+            if each["minor"] != node.hardware.number(device):
+                found.append(f"the CDI file of claim {uid} has number {each['minor']} of {device}")
+    return found
+
+
+def slow_down(node: Node) -> None:
+    (node.hardware.slow / "dev-2").touch()
+
+
+def remove_checkpoint(node: Node) -> None:
+    for path in node.checkpoint.parent.glob(f"{node.checkpoint.name}*"):
+        path.unlink()
+
+
+def stop_hardware(node: Node) -> None:
+    node.hardware.away.touch()
+
+
+def start_hardware(node: Node) -> None:
+    node.hardware.away.unlink()
 
 
 # -------------------------------------------------------------------- operations
@@ -248,14 +330,16 @@ def disorder(node: Node, scenario: Scenario) -> list[str]:
 # -------------------------------------------------------------------- scenarios
 
 
+def running(name: str, **fields: Any) -> Scenario:
+    """Return a scenario in which containers use the claims."""
+    return Scenario(name=name, before=POD, untouched=POD.keys(), left=POD, **fields)
+
+
 def damaged(name: str, damage: Callable[[Node], None]) -> Scenario:
     """Return a scenario with a damaged checkpoint. The kubelet lists the claims, which containers
     use."""
-    return Scenario(
-        name=f"damaged-{name}",
-        before=POD,
-        untouched=POD.keys(),
-        left=POD,
+    return running(
+        f"damaged-{name}",
         listed=POD,
         change=damage,
         at_start=True,
@@ -272,7 +356,7 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
     prepare, unprepare = calling("prepare"), calling("unprepare")
     common = [
         Scenario(name="prepare", act=prepare),
-        Scenario(name="repeat", before=POD, untouched=POD.keys(), left=POD, act=prepare),
+        running("repeat", act=prepare),
         Scenario(name="unprepare", before=POD, act=unprepare),
         Scenario(name="rollback", broken=("dev-2",), act=prepare, variants_per_point=2),
         Scenario(name="reallocation", before=former, act=prepare, variants_per_point=2),
@@ -287,11 +371,8 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
             variants=("prepare", "unprepare"),
         ),
         # The plugin notices the file within a second, so each run takes longer.
-        Scenario(
-            name="lost-file",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "lost-file",
             act=lose_a_file,
             variants_per_point=1,
         ),
@@ -342,22 +423,16 @@ def _others() -> list[Scenario]:
             act=start_alone,
             variants_per_point=2,
         ),
-        Scenario(
-            name="restart-without-files",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "restart-without-files",
             change=remove_files,
             at_start=True,
             front_door=True,
             act=start_alone,
             variants_per_point=2,
         ),
-        Scenario(
-            name="numbers-swapped",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "numbers-swapped",
             renumbers=True,
             act=swap,
             variants=("nobody", "unprepare"),
@@ -396,20 +471,14 @@ def _others() -> list[Scenario]:
             )
             for operation in ("prepare", "unprepare")
         ),
-        Scenario(
-            name="handover",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "handover",
             front_door=True,
             act=hand_over,
             spare="asks",
         ),
-        Scenario(
-            name="endpoint-removed",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "endpoint-removed",
             gone={LOST_ENDPOINT},
             change=add_endpoint,
             settings={"devices": dict.fromkeys(GRACES, 0.2)},
@@ -419,11 +488,8 @@ def _others() -> list[Scenario]:
             variants=("nobody", "prepare"),
             variants_per_point=2,
         ),
-        Scenario(
-            name="later-version",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "later-version",
             change=upgrade,
             at_start=True,
             act=start_alone,
@@ -437,11 +503,8 @@ def _others() -> list[Scenario]:
             at_start=False,
             act=lose_checkpoint,
         ),
-        Scenario(
-            name="orphan",
-            before=POD,
-            untouched=POD.keys(),
-            left=POD,
+        running(
+            "orphan",
             listed={},
             change=add_orphan,
             settings={"staleClaims": dict.fromkeys(STALE, 0.1)},

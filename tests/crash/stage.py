@@ -1,7 +1,7 @@
 """
 One run: a node, an API server, a plugin that may be killed, and a kubelet that calls it.
 
-It must not know the scenario, or the expected state.
+It must not depend on the scenario, or on the expected state.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A step's label consists of its kind and of details that are the same in every ru
 the order in which the claims of a batch get their turn. Transactions of endpoints have separate
 labels, because they can happen at any time.
 
-It must not know scenarios, or the meaning of a step.
+It must not depend on scenarios, or on the meaning of a step.
 """
 
 from __future__ import annotations

@@ -61,22 +61,17 @@ def leave_a_file(node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "sentence"),
+    ("name", "harm", "label", "variant", "sentence"),
     [
-        pytest.param(take_a_device, "dev-4 is held by uid-ghost", id="a-device-nobody-has"),
-        pytest.param(leave_a_file, "uid-ghost has a CDI file", id="a-file-nobody-has"),
+        ("prepare", take_a_device, HALF, "unprepare", "dev-4 is held by uid-ghost"),
+        ("prepare", leave_a_file, HALF, "unprepare", "uid-ghost has a CDI file"),
+        ("repeat", free_a_device, "call prepare: received", "nobody", "dev-1 is free"),
     ],
 )
-async def test_an_unexpected_mark_or_file_is_a_leak(matrix, harm, sentence):
-    failure = await kill_at(matrix, replace(scenario("prepare"), after=harm), HALF)
+async def test_an_unexpected_state_is_a_leak(matrix, name, harm, label, variant, sentence):
+    settle_seconds = 0.5 if variant == "nobody" else 12.0
+    case = replace(scenario(name), after=harm, settle_seconds=settle_seconds)
+    failure = await kill_at(matrix, case, label, variant=variant)
     assert failure is not None
     assert failure.kind == "leak"
     assert sentence in failure.text
-
-
-async def test_a_device_that_is_taken_from_its_claim_is_a_leak(matrix):
-    case = replace(scenario("repeat"), after=free_a_device, settle_seconds=0.5)
-    failure = await kill_at(matrix, case, "call prepare: received", variant="nobody")
-    assert failure is not None
-    assert failure.kind == "leak"
-    assert "dev-1 is free" in failure.text

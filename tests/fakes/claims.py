@@ -39,6 +39,7 @@ def claim_body(
     node: str | None = NODE,
     name: str | None = None,
     allocated: bool = True,
+    config: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """A ResourceClaim; a device is a name or the fields of a result."""
     body: dict[str, Any] = {
@@ -50,11 +51,22 @@ def claim_body(
             | ({"device": device} if isinstance(device, str) else device)
             for device in devices
         ]
-        body["status"] = {"allocation": {"devices": {"results": results}}}
+        devices_of_claim: dict[str, Any] = {"results": results}
+        if config:
+            devices_of_claim["config"] = [*config]
+        body["status"] = {"allocation": {"devices": devices_of_claim}}
         if node is not None:
             term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
             body["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
     return body
+
+
+def opaque(
+    parameters: Any, *requests: str, source: str = "FromClaim", driver: str = DRIVER
+) -> dict[str, Any]:
+    """A config of an allocation, for the driver and for these requests (for all if none)."""
+    config = {"driver": driver, "parameters": parameters}
+    return {"source": source, "requests": [*requests], "opaque": config}
 
 
 class FakeClaims:

@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+import asyncio
+import os
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drakit import Driver
+from drakit.driver import DriverConfig
 from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
+from drakit_nodeplugin.state.podresources import PodView
 from tests.fakes.claims import (
     DRIVER,
     NODE,
@@ -20,9 +33,12 @@ from tests.fakes.claims import (
     FakeDevices,
     FakeInventories,
     prepare,
+    reference,
     unprepare,
 )
 from tests.fakes.node import StaticNode
+
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Plugin:
@@ -93,6 +109,92 @@ class Plugin:
         return {claim.uid: claim.state async for page in self.checkpoint.pages() for claim in page}
 
 
+class Kubelet:
+    """The claims that the kubelet lists."""
+
+    def __init__(self) -> None:
+        self.claims = KubeletClaims(pods=PodView.COMPLETE)
+        self.asked = 0
+
+    def lists(self, *uids: str, pods: PodView = PodView.COMPLETE) -> None:
+        self.claims = KubeletClaims(uids=frozenset(uids), pods=pods)
+
+    async def listed(self) -> KubeletClaims:
+        self.asked += 1
+        return replace(self.claims, asked_at=asyncio.get_running_loop().time())
+
+
+async def errors(plugin: Plugin, *uids: str) -> list[str | None]:
+    """Prepare claims in one call; return their errors, in order."""
+    answers = await plugin.prepare(*map(reference, uids))
+    return [answers[uid].error for uid in uids]
+
+
+async def forget(plugin: Plugin, uid: str) -> None:
+    """Forget a claim as the plugin does on an admin's request."""
+    (claim,) = (await plugin.checkpoint.find([uid])).values()
+    assert await plugin.checkpoint.forget(uid, claim.generation)
+
+
+class EmptyDriver(Driver[DriverConfig]):
+    """A driver without devices of its own, for :class:`DirectEndpoint`."""
+
+    name = DRIVER
+
+    def __init__(self) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+
+    async def devices(self):
+        yield []
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def stopped() -> EndpointStoppedError:
+    return EndpointStoppedError(driver=DRIVER, reason="its stream ended")
+
+
+def sql(path: Path, *statements: str) -> list[Any]:
+    """Run statements in a transaction; return the rows of the last one."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            rows = connection.execute(statement).fetchall()
+    return rows
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory. On a busy disk, flushes take most of the time of these tests."""
+    with tempfile.TemporaryDirectory(prefix="drakit-", dir=MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """The database of a checkpoint, in a folder that does not exist yet."""
+    return tmp_path / DRIVER / "checkpoint.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[Checkpoint]:
+    checkpoint = Checkpoint(path, **options)
+    await checkpoint.open()
+    try:
+        yield checkpoint
+    finally:
+        await checkpoint.close()
+
+
+@pytest.fixture
+async def checkpoint(path) -> AsyncIterator[Checkpoint]:
+    async with opened(path) as checkpoint:
+        yield checkpoint
+
+
 @pytest.fixture
 def claims() -> FakeClaims:
     return FakeClaims()
@@ -121,3 +223,8 @@ async def start(tmp_path, claims, devices):
     yield start
     while running:
         await running.pop().checkpoint.close()
+
+
+@pytest.fixture
+async def plugin(start) -> Plugin:
+    return await start()

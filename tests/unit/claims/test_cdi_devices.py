@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import json
 
 import pytest
 
-from drakit import Edits
-from drakit_nodeplugin.endpoints.snapshot import snapshot_of
-from drakit_nodeplugin.state.records import checksum, dump, load
-from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 A = "uid-a"
@@ -34,8 +29,7 @@ async def named(plugin) -> list[tuple[str, ...]]:
     return [device.cdi_ids for device in answer.devices]
 
 
-async def test_they_are_answered_after_our_own_and_stored_but_not_in_our_file(start):
-    plugin = await start()
+async def test_they_are_answered_after_our_own_and_stored_but_not_in_our_file(plugin):
 
     assert await named(plugin) == [(own(0), GPU, TOOLS)]
 
@@ -71,7 +65,7 @@ async def test_after_a_reboot_the_latest_answer_of_the_driver_counts(start, devi
     assert devices.prepares == 3
 
 
-async def test_a_name_comes_once_in_a_request_and_in_each_request_that_needs_it(start, claims):
+async def test_a_name_comes_once_in_a_request_and_in_each_request_that_needs_it(plugin, claims):
     claims.store(
         claim_body(
             A,
@@ -80,39 +74,15 @@ async def test_a_name_comes_once_in_a_request_and_in_each_request_that_needs_it(
             {"device": "cam-2", "request": "spare"},
         )
     )
-    plugin = await start()
     assert await named(plugin) == [(own(0), GPU, TOOLS), (own(1),), (own(2), TOOLS)]
     assert await named(plugin) == [(own(0), GPU, TOOLS), (own(1),), (own(2), TOOLS)]
 
 
-async def test_a_bad_name_fails_its_claim_alone_and_undoes_it(start, claims, devices):
+async def test_a_bad_name_fails_its_claim_alone_and_undoes_it(plugin, claims, devices):
     devices.others = {"cam-0": ("gpu0",)}
     claims.store(claim_body("uid-b", "cam-9"))
-    plugin = await start()
     answers = await plugin.prepare(reference(A), reference("uid-b"))
     assert "cdi_devices[0] must be a qualified CDI name" in answers[A].error
     assert answers["uid-b"].error is None
     assert await plugin.states() == {"uid-b": "prepared"}
     assert devices.prepared == {"cam-9": "uid-b"}
-
-
-def test_a_device_is_not_another_one_for_its_names():
-    assert stored_device("cam-0", cdi_devices=(GPU,)) == stored_device("cam-0")
-    assert stored_device("cam-0") != stored_device("cam-1")
-
-
-def test_a_row_holds_them_and_one_without_is_read():
-    body = dump(stored_claim("a", devices=(stored_device("cam-0", cdi_devices=(GPU, TOOLS)),)))
-    assert load(body, expected=checksum(body)).devices[0].cdi_devices == (GPU, TOOLS)
-    fields = json.loads(body)
-    del fields["devices"][0]["cdi_devices"]
-    body = json.dumps(fields).encode()
-    assert load(body, expected=checksum(body)).devices[0].cdi_devices == ()
-
-
-def test_names_of_a_vendors_own_type_become_plain_texts():
-    class Name(enum.StrEnum):
-        GPU = "vendor.example/gpu=0"
-
-    (name,) = snapshot_of(Edits(cdi_devices=(Name.GPU,))).cdi_devices
-    assert (type(name), name) == (str, GPU)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, rows, schema
-from drakit_nodeplugin.state.records import (
-    DamagedRowError,
-    checksum,
-    dump,
-    load,
-)
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.state.records import DamagedRowError, StoredEndpoint, checksum, load
 from tests.fakes.checkpoints import delete, fill, reopen, stored_claim, stored_device
+from tests.unit.claims.conftest import opened
 
 A, B = stored_claim("a"), stored_claim("b")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "camera.example.com" / "checkpoint.db"
-
-
-@pytest.fixture
-async def checkpoint(path):
-    opened = Checkpoint(path)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 async def prepare(checkpoint, *claims):
@@ -50,36 +32,10 @@ async def test_written_rows_survive_a_restart_and_no_temporary_file_remains(path
     assert [file.name for file in path.parent.iterdir()] == ["checkpoint.db"]
 
 
-def test_every_field_of_a_claim_comes_back():
-    claim = replace(
-        A,
-        devices=(
-            stored_device("cam-0", configs=({"mode": {"fps": [1, 2.5, None]}}, {})),
-            stored_device("cam-1", share_id="share", consumed_capacity={"memory": "1Gi"}),
-            stored_device("cam-2", admin_access=True),
-        ),
-        cdi_spec='{"kind": "x/y"}',
-        generation=2**53,
-    )
-    body = dump(claim)
-    assert load(body, expected=checksum(body)) == claim
-
-
-def test_a_row_that_changed_is_not_read():
-    body = dump(A)
-    with pytest.raises(DamagedRowError, match="its checksum does not match"):
-        load(body.replace(b"cam-a", b"cam-1"), expected=checksum(body))
-
-
 @pytest.mark.parametrize("body", [b"[]", b"null", b"5", b"{}", b'{"uid": 1}', b"{", b'"state"'])
 def test_bytes_that_are_no_claim_are_damage_although_their_checksum_is_right(body):
     with pytest.raises(DamagedRowError, match="it cannot be read"):
         load(body, expected=checksum(body))
-
-
-def test_a_row_that_was_written_before_a_field_existed_gets_its_default():
-    body = dump(A).replace(b',"configs":[]', b"")
-    assert load(body, expected=checksum(body)) == A
 
 
 async def test_a_config_that_is_nested_beyond_measure_is_refused_and_nothing_is_written(checkpoint):
@@ -97,29 +53,21 @@ async def test_a_config_that_is_nested_beyond_measure_is_refused_and_nothing_is_
 # ---------------------------------------------------------------- generations
 
 
-async def test_each_write_gives_a_generation_that_was_never_given(checkpoint):
+async def test_each_write_gives_a_generation_that_was_never_given(path, checkpoint):
     first = (await checkpoint.write([A, B])).written
     second = (await checkpoint.write(list(first.values()))).written
     await delete(checkpoint, list(second.values()))
-    third = (await checkpoint.write([A])).written
-
-    generations = [c.generation for batch in (first, second, third) for c in batch.values()]
-    assert generations == sorted(set(generations))
-    assert generations[0] > 0
-    assert third[A.uid] == (await checkpoint.find([A.uid]))[A.uid]
-
-
-async def test_the_counter_of_generations_outlives_a_restart(path, checkpoint):
-    (stored,) = (await checkpoint.write([A])).written.values()
-    await delete(checkpoint, [stored])
     await checkpoint.close()
-    again = Checkpoint(path)
-    await again.open()
-    assert (await again.write([A])).written[A.uid].generation > stored.generation
-    await again.close()
+    async with opened(path) as again:
+        third = (await again.write([A])).written
+
+        generations = [c.generation for batch in (first, second, third) for c in batch.values()]
+        assert generations == sorted(set(generations))
+        assert generations[0] > 0
+        assert third[A.uid] == (await again.find([A.uid]))[A.uid]
 
 
-async def test_a_writer_with_another_generation_writes_nothing(checkpoint):
+async def test_a_writer_with_another_generation_changes_nothing(checkpoint):
     (known,) = await prepare(checkpoint, A)
     late = [replace(known, generation=known.generation - 1), B]
 
@@ -128,45 +76,18 @@ async def test_a_writer_with_another_generation_writes_nothing(checkpoint):
     assert outcome.changed == {A.uid}
     assert set(outcome.written) == {B.uid}
     assert (await checkpoint.find([A.uid])) == {A.uid: known}
-
-
-async def test_a_writer_of_a_deleted_row_writes_nothing(checkpoint):
-    (known,) = await prepare(checkpoint, A)
+    assert (await checkpoint.write([A])).changed == {A.uid}, "it expects no row"
+    assert await delete(checkpoint, [replace(known, generation=1)]) == {A.uid}
     assert await delete(checkpoint, [known]) == set()
-    assert (await checkpoint.write([known])).changed == {A.uid}
-    assert await checkpoint.uids() == set()
-
-
-async def test_a_writer_that_expects_no_row_does_not_overwrite_one(checkpoint):
-    await prepare(checkpoint, A)
-    assert (await checkpoint.write([A])).changed == {A.uid}
-
-
-async def test_a_writer_with_another_generation_deletes_nothing(checkpoint):
-    a, b = await prepare(checkpoint, A, B)
-    assert await delete(checkpoint, [replace(a, generation=1), b]) == {A.uid}
-    assert await checkpoint.uids() == {A.uid}
-
-
-async def test_a_row_that_is_missing_is_deleted_already(checkpoint):
-    assert await delete(checkpoint, [A, replace(B, generation=7)]) == set()
+    assert (await checkpoint.write([known])).changed == {A.uid}, "its row is deleted"
+    assert await checkpoint.uids() == {B.uid}
+    assert await delete(checkpoint, [known, replace(known, uid="uid-c")]) == set()
 
 
 async def test_a_claim_that_is_given_twice_is_an_error_and_nothing_is_written(checkpoint):
     with pytest.raises(CheckpointError, match="claim lab/a appears twice"):
         await checkpoint.write([B, A, A])
     assert await checkpoint.uids() == set()
-
-
-async def test_nothing_to_write_or_delete_costs_no_transaction(checkpoint):
-    seconds = []
-    checkpoint.on_transaction = seconds.append
-    assert (await checkpoint.write([])).written == {}
-    assert await delete(checkpoint, []) == set()
-    assert seconds == []
-    await checkpoint.write([A])
-    assert len(seconds) == 1
-    assert 0 < seconds[0] < 30
 
 
 # ---------------------------------------------------------------- devices
@@ -190,11 +111,6 @@ async def test_a_device_is_held_by_one_claim_until_that_is_deleted(checkpoint):
     assert set((await checkpoint.write([wanted])).written) == {"uid-b"}
 
 
-async def test_the_first_of_two_claims_in_a_batch_gets_the_device(checkpoint):
-    outcome = await checkpoint.write([on("a", "cam-0"), on("b", "cam-0")])
-    assert outcome.held["uid-b"].holder == outcome.written["uid-a"]
-
-
 async def test_a_claim_that_gets_other_devices_frees_those_it_had(checkpoint):
     (stored,) = await prepare(checkpoint, on("a", "cam-0", "cam-1"))
     moved = replace(stored, devices=on("a", "cam-1", "cam-2").devices)
@@ -215,12 +131,6 @@ async def test_admin_access_goes_beside(checkpoint, fields):
     admin = {"admin_access": True, "share_id": "share-9"}
     batch = [on("b", "cam-0", **admin), on("a", "cam-0", **fields), on("c", "cam-0", **admin)]
     assert len((await checkpoint.write(batch)).written) == 3
-
-
-async def test_shares_go_beside_each_other(checkpoint):
-    await prepare(checkpoint, on("a", "cam-0", share_id="1"))
-    batch = [on("b", "cam-0", share_id="2"), on("c", "cam-0", share_id="3")]
-    assert len((await checkpoint.write(batch)).written) == 2
 
 
 SHARE = {"share_id": "share-1"}
@@ -294,36 +204,6 @@ async def test_a_device_that_two_requests_of_a_claim_name_is_held_once(checkpoin
     assert stored.devices == twice.devices
 
 
-async def test_the_unique_index_is_the_last_line(path, checkpoint):
-    await prepare(checkpoint, A)
-    with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
-        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 'exclusive', '')")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [pytest.param({}, id="exclusive-claims"), pytest.param({"share_id": "1"}, id="shares-of-one")],
-)
-def test_the_cost_of_a_write_does_not_grow_with_the_rows(fields):
-    def numbered(number):
-        return on(f"{number}", "cam-0" if fields else f"cam-{number}", **fields)
-
-    def steps(rows_before):
-        """Return the work of SQLite, in tens of instructions of its virtual machine."""
-        counted = []
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-            with rows.transaction(connection):
-                schema.create(connection)
-                claims = [numbered(number) for number in range(rows_before)]
-                rows.write(connection, claims)
-            connection.set_progress_handler(lambda: counted.append(1), 10)
-            claims = [numbered(number) for number in range(rows_before, rows_before + 8)]
-            rows.write(connection, claims)
-        return len(counted)
-
-    assert steps(4000) < 1.2 * steps(40)
-
-
 # ---------------------------------------------------------------- questions
 
 
@@ -357,18 +237,14 @@ async def test_the_devices_of_all_rows_are_named_by_pool(checkpoint):
     }
 
 
-async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):
-    stored = await fill(path, count=25)
-    pages = [page async for page in checkpoint.pages(size=10)]
-    assert [len(page) for page in pages] == [10, 10, 5]
-    assert [claim for page in pages for claim in page] == stored
-
-
-async def test_more_claims_than_a_statement_takes_are_found_and_written(checkpoint):
+async def test_more_claims_than_a_statement_takes_are_written_found_and_listed_in_order(checkpoint):
     many = [stored_claim(f"{number:04}") for number in range(1203)]
     written = (await checkpoint.write(many)).written
     assert len(written) == 1203
     assert await checkpoint.find(list(written)) == written
+    pages = [page async for page in checkpoint.pages(size=500)]
+    assert [len(page) for page in pages] == [500, 500, 203]
+    assert [claim for page in pages for claim in page] == [*written.values()]
     assert (await checkpoint.write([replace(c, uid=f"{c.uid}-2") for c in many])).held.keys() == {
         f"{uid}-2" for uid in written
     }
@@ -378,12 +254,59 @@ async def test_more_claims_than_a_statement_takes_are_found_and_written(checkpoi
 
 async def test_every_call_fails_before_it_is_opened_and_after_it_is_closed(path):
     checkpoint = Checkpoint(path)
-    with pytest.raises(CheckpointError, match="is not open"):
-        await checkpoint.uids()
+
+    async def every_call_fails():
+        for call in (
+            checkpoint.uids(),
+            checkpoint.held_devices(),
+            checkpoint.endpoints(),
+            checkpoint.write_endpoints([StoredEndpoint(name="usb", pools={})]),
+            checkpoint.forget_endpoints(["usb"]),
+        ):
+            with pytest.raises(CheckpointError, match="is not open"):
+                await call
+
+    await every_call_fails()
     await checkpoint.open()
     await checkpoint.open()  # as a retry of somebody
     assert await checkpoint.uids() == set()
     await checkpoint.close()
     await checkpoint.close()
-    with pytest.raises(CheckpointError, match="is not open"):
-        await checkpoint.uids()
+    await every_call_fails()
+
+
+# ---------------------------------------------------------------- changes
+
+
+async def test_each_way_to_change_a_row_wakes_those_that_wait_for_changes(checkpoint):
+    async def changed(work):
+        waiting = asyncio.create_task(checkpoint.revision.after(checkpoint.revision.number))
+        result = await work
+        async with asyncio.timeout(5):
+            await waiting
+        return result
+
+    (row,) = (await changed(checkpoint.write([A]))).written.values()
+    (row,) = (await changed(checkpoint.write([replace(row, state="prepared")]))).written.values()
+    await changed(delete(checkpoint, [row]))
+    (row,) = (await changed(checkpoint.write([A]))).written.values()
+    assert await changed(checkpoint.forget(A.uid, row.generation))
+
+
+async def test_what_changes_no_row_wakes_nobody(checkpoint):
+    seconds = []
+    checkpoint.on_transaction = seconds.append
+    (row,) = (await checkpoint.write([A])).written.values()
+    seen = checkpoint.revision.number
+    await checkpoint.uids()
+    assert (await checkpoint.write([])).written == {}
+    assert await delete(checkpoint, []) == set()
+    assert len(seconds) == 1, "nothing to write or delete costs no transaction"
+    assert 0 < seconds[0] < 30
+    assert await checkpoint.confirm([row])
+    assert await checkpoint.clear([B.uid]) == ({}, {})
+    assert not await checkpoint.forget(A.uid, row.generation - 1)
+    assert await checkpoint.held_beside_unpreparing() == []
+    with pytest.raises(CheckpointError, match="appears twice"):
+        await checkpoint.write([B, B])
+    assert checkpoint.revision.number == seen

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
-from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.checkpoints import delete, stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
+from tests.unit.claims.conftest import forget, opened
 
 A = stored_claim("a", cdi_spec="{}", devices=(stored_device("cam-a", consumes={}),))
 
@@ -21,17 +21,9 @@ def specs(tmp_path) -> ClaimSpecs:
 
 
 @pytest.fixture
-async def checkpoint(tmp_path, specs):
-    checkpoint = Checkpoint(tmp_path / "checkpoint.db", files=specs)
-    await checkpoint.open()
-    yield checkpoint
-    await checkpoint.close()
-
-
-async def forget(plugin, uid) -> None:
-    """Forget a claim as the plugin does on an admin's request."""
-    (claim,) = (await plugin.checkpoint.find([uid])).values()
-    assert await plugin.checkpoint.forget(uid, claim.generation)
+async def checkpoint(path, specs):
+    async with opened(path, files=specs) as checkpoint:
+        yield checkpoint
 
 
 def without_thread(checkpoint, monkeypatch) -> None:
@@ -50,16 +42,14 @@ async def test_stored_rows_and_unknown_claims_need_no_thread(checkpoint, monkeyp
     assert await checkpoint.find(uids) == {"uid-a": written["uid-a"]}
 
 
-async def test_rows_of_an_earlier_process_are_read_once(tmp_path, checkpoint, monkeypatch):
+async def test_rows_of_an_earlier_process_are_read_once(path, checkpoint, monkeypatch):
     written = (await checkpoint.write([replace(A, state="prepared")])).written
     await checkpoint.close()
-    later = Checkpoint(tmp_path / "checkpoint.db")
-    await later.open()
-    assert await later.find(["uid-a"]) == written
-    with monkeypatch.context() as patched:
-        without_thread(later, patched)
+    async with opened(path) as later:
         assert await later.find(["uid-a"]) == written
-    await later.close()
+        with monkeypatch.context() as patched:
+            without_thread(later, patched)
+            assert await later.find(["uid-a"]) == written
 
 
 async def test_large_parameters_are_not_kept_in_memory(checkpoint):
@@ -69,19 +59,13 @@ async def test_large_parameters_are_not_kept_in_memory(checkpoint):
     assert await checkpoint.find(["uid-large"]) == written
 
 
-async def test_a_row_that_was_forgotten_gets_no_file_when_it_is_confirmed(checkpoint, tmp_path):
-    (known,) = (await checkpoint.write([A])).written.values()
-    assert await checkpoint.forget("uid-a", known.generation)
-    outcome = await checkpoint.confirm([known])
-    assert (outcome.written, outcome.changed) == ({}, {"uid-a"})
-    assert not (tmp_path / "cdi").exists(), "no file without a row"
-    assert await checkpoint.find(["uid-a"]) == {}
-
-
-async def test_a_forgotten_row_is_written_no_more_and_its_device_is_free(checkpoint):
+async def test_a_forgotten_row_is_written_no_more_and_its_device_is_free(checkpoint, tmp_path):
     (known,) = (await checkpoint.write([A])).written.values()
     assert await checkpoint.forget("uid-a", known.generation)
     assert (await checkpoint.write([replace(known, state="prepared")])).changed == {"uid-a"}
+    outcome = await checkpoint.confirm([known])
+    assert (outcome.written, outcome.changed) == ({}, {"uid-a"})
+    assert not (tmp_path / "cdi").exists(), "no file without a row"
     assert (await checkpoint.find(["uid-a"]), await checkpoint.uids()) == ({}, set())
     assert await delete(checkpoint, [known]) == set()
     assert await checkpoint.held_devices() == {}
@@ -98,23 +82,11 @@ async def test_a_row_that_has_changed_since_the_request_is_not_forgotten(checkpo
     assert await checkpoint.uids() == {"uid-a"}
 
 
-async def test_the_file_of_a_claim_that_has_a_row_is_not_cleared(checkpoint, specs):
-    written = (await checkpoint.write([A], files=True)).written
-    assert await checkpoint.clear(["uid-a", "uid-b"]) == (written, {})
-    assert await asyncio.to_thread(specs.uids) == {"uid-a"}
-
-
-async def test_a_late_writer_spoils_no_answer(checkpoint):
-    (known,) = (await checkpoint.write([A])).written.values()
-    (changed,) = (await checkpoint.write([replace(known, cdi_spec="2")])).written.values()
-    assert (await checkpoint.write([known])).changed == {"uid-a"}
-    assert await checkpoint.find(["uid-a"]) == {"uid-a": changed}
-
-
 async def test_files_follow_their_rows_in_both_directions(checkpoint, specs):
-    (known,) = (await checkpoint.write([A], files=True)).written.values()
+    written = (await checkpoint.write([A], files=True)).written
+    assert await checkpoint.clear(["uid-a", "uid-b"]) == (written, {}), "it has a row"
     assert await asyncio.to_thread(specs.uids) == {"uid-a"}
-    assert await checkpoint.release([known]) == (frozenset(), {})
+    assert await checkpoint.release(list(written.values())) == (frozenset(), {})
     assert await asyncio.to_thread(specs.uids) == set()
     assert await checkpoint.uids() == set()
 
@@ -127,33 +99,11 @@ async def test_a_row_stays_whose_file_cannot_be_removed(checkpoint, tmp_path):
     assert len(await checkpoint.uids()) == 1
 
 
-async def test_a_claim_that_was_forgotten_is_prepared_like_a_new_one(start, claims, devices):
-    plugin = await start()
-    claims.store(claim_body("uid-a", "cam-0"))
-    await plugin.prepare(reference("uid-a"))
-    await forget(plugin, "uid-a")
-
-    assert (await plugin.prepare(reference("uid-a")))["uid-a"].error is None
-    assert devices.prepares == 2
-    assert await plugin.states() == {"uid-a": "prepared"}
-
-
-async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, claims, devices):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    devices.failing.add("cam-0")
-    assert "cam-0" in (await plugin.unprepare(reference("a")))["a"]
-    await forget(plugin, "a")
-    asked = devices.unprepares
-    assert await plugin.unprepare(reference("a")) == {"a": None}
-    assert devices.unprepares == asked
-
-
 @pytest.mark.parametrize("side_effects", [True, False])
-async def test_a_claim_that_was_removed_by_hand_is_unprepared(start, claims, devices, side_effects):
+async def test_a_claim_that_was_removed_by_hand_is_unprepared(
+    plugin, claims, devices, side_effects
+):
     devices.traits = replace(devices.traits, side_effects=side_effects)
-    plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     await forget(plugin, "a")

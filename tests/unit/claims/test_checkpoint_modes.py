@@ -9,13 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.checkpoints import fill, reopen, stored_claim
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "camera.example.com" / "checkpoint.db"
+from tests.unit.claims.conftest import opened
 
 
 @pytest.fixture(params=[0o000, 0o777], ids=["umask-000", "umask-777"], autouse=True)
@@ -45,12 +40,9 @@ PRIVATE = {
 }
 
 
-async def test_a_new_database_and_the_files_beside_it(path):
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
+async def test_a_new_database_and_the_files_beside_it(path, checkpoint):
     await checkpoint.write([stored_claim("a")])
     assert modes(path) == PRIVATE
-    await checkpoint.close()
 
 
 async def test_one_that_an_earlier_version_left_open_to_all_after_a_crash(path, tmp_path):
@@ -59,10 +51,8 @@ async def test_one_that_an_earlier_version_left_open_to_all_after_a_crash(path, 
     crash.parent.chmod(0o777)
     await fill(path, crash=crash)
     open_to_all(crash)
-    checkpoint = Checkpoint(crash)
-    await checkpoint.open()
-    assert modes(crash) == PRIVATE
-    await checkpoint.close()
+    async with opened(crash):
+        assert modes(crash) == PRIVATE
 
 
 async def test_a_damaged_one_and_the_one_that_takes_its_place(path):
@@ -81,10 +71,8 @@ async def test_a_damaged_one_and_the_one_that_takes_its_place(path):
 
 
 async def test_one_that_was_removed_while_it_was_open_and_is_written_again(path):
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    await checkpoint.write([stored_claim("a")])
-    shutil.rmtree(path.parent)
-    await checkpoint.write([stored_claim("b")])
-    assert modes(path) == PRIVATE
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        await checkpoint.write([stored_claim("a")])
+        shutil.rmtree(path.parent)
+        await checkpoint.write([stored_claim("b")])
+        assert modes(path) == PRIVATE

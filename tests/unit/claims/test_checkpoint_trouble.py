@@ -14,22 +14,10 @@ import pytest
 
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, schema
 from tests.fakes.checkpoints import fill, reopen, stored_claim
+from tests.unit.claims.conftest import opened
 
 A, B = stored_claim("a"), stored_claim("b")
 LARGE = stored_claim("large", cdi_spec="x" * 300_000)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "camera.example.com" / "checkpoint.db"
-
-
-@pytest.fixture
-async def checkpoint(path):
-    opened = Checkpoint(path)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 def limit(checkpoint, pages):
@@ -239,7 +227,8 @@ def test_an_error_of_the_disk_is_no_damage_and_it_is_opened_again(path):
 
 
 @pytest.mark.looptime
-async def test_a_folder_that_cannot_be_made_is_tried_again_once_a_second(tmp_path):
+@pytest.mark.parametrize("by_hand", [False, True], ids=["once-a-second", "at-once-by-hand"])
+async def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path, by_hand):
     obstacle = tmp_path / "camera.example.com"
     obstacle.write_text("no folder")
     checkpoint = Checkpoint(obstacle / "checkpoint.db")
@@ -248,25 +237,15 @@ async def test_a_folder_that_cannot_be_made_is_tried_again_once_a_second(tmp_pat
     first = checkpoint.unusable
     obstacle.unlink()
 
-    with pytest.raises(CheckpointError) as raised:
-        await checkpoint.uids()
-
-    assert str(raised.value) == first
-    await asyncio.sleep(1)
+    if by_hand:
+        await checkpoint.open()
+    else:
+        with pytest.raises(CheckpointError) as raised:
+            await checkpoint.uids()
+        assert str(raised.value) == first
+        await asyncio.sleep(1)
     assert await checkpoint.uids() == set()
     assert checkpoint.unusable is None
-    await checkpoint.close()
-
-
-async def test_opening_it_again_by_hand_does_not_wait(tmp_path):
-    obstacle = tmp_path / "camera.example.com"
-    obstacle.write_text("no folder")
-    checkpoint = Checkpoint(obstacle / "checkpoint.db")
-    with pytest.raises(CheckpointError):
-        await checkpoint.open()
-    obstacle.unlink()
-    await checkpoint.open()
-    assert await checkpoint.uids() == set()
     await checkpoint.close()
 
 
@@ -275,15 +254,13 @@ async def test_opening_it_again_by_hand_does_not_wait(tmp_path):
 
 async def test_a_database_that_another_program_holds_is_reported_as_such(path, monkeypatch):
     monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(CheckpointError, match="another program has held it for 5 s"):
-            await checkpoint.write([A])
-    assert checkpoint.unusable is None
-    assert set((await checkpoint.write([A])).written) == {A.uid}
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(CheckpointError, match="another program has held it for 5 s"):
+                await checkpoint.write([A])
+        assert checkpoint.unusable is None
+        assert set((await checkpoint.write([A])).written) == {A.uid}
 
 
 @pytest.mark.looptime
@@ -306,14 +283,12 @@ async def test_a_database_of_a_later_version_is_used_once_its_schema_is_an_older
 
 
 async def test_devices_without_a_claim_are_damage(path):
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    await checkpoint.write([A, B])
-    with closing(sqlite3.connect(path)) as other, other:  # as nothing of ours does
-        other.execute("DELETE FROM claims WHERE uid = 'uid-a'")
-    with pytest.raises(CheckpointError, match="devices without a claim"):
-        await checkpoint.write([replace(A, uid="uid-other")])
-    assert checkpoint.unusable is None
-    assert checkpoint.broken is not None
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        await checkpoint.write([A, B])
+        with closing(sqlite3.connect(path)) as other, other:  # as nothing of ours does
+            other.execute("DELETE FROM claims WHERE uid = 'uid-a'")
+        with pytest.raises(CheckpointError, match="devices without a claim"):
+            await checkpoint.write([replace(A, uid="uid-other")])
+        assert checkpoint.unusable is None
+        assert checkpoint.broken is not None
     assert (await reopen(path))[1] is not None

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.state.checkpoint import Checkpoint, schema
+from drakit_nodeplugin.state.checkpoint import schema
 from drakit_nodeplugin.state.inspection import forget, inspect
 from drakit_nodeplugin.state.records import (
     StoredClaim,
@@ -30,6 +30,7 @@ from tests.fakes.checkpoints import (
     stored_claim,
     stored_device,
 )
+from tests.unit.claims.conftest import opened, sql
 
 ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)
 
@@ -70,23 +71,11 @@ BODY = (
 """A stored row. Its format may change only as :data:`.schema.VERSION` permits."""
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "camera.example.com" / "checkpoint.db"
-
-
-def sql(path, statement):
-    with closing(sqlite3.connect(path)) as connection, connection:
-        return connection.execute(statement).fetchall()
-
-
 async def successor(path, *, count=3) -> list[StoredClaim]:
     """Store claims and an endpoint as the next version would."""
     stored = await fill(path, count=count)
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    await checkpoint.write_endpoints([ENDPOINT])
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        await checkpoint.write_endpoints([ENDPOINT])
     with closing(sqlite3.connect(path)) as connection, connection:
         as_successor(connection)
     return stored
@@ -118,14 +107,12 @@ async def test_rows_of_a_successor_are_read_and_written_and_its_additions_are_ke
     stored = {claim.uid: claim for claim in await successor(path)}
     assert await reopen(path) == (stored, None)
 
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    assert await checkpoint.endpoints() == [ENDPOINT]
-    first = replace(stored["uid-000"], state="unpreparing")
-    outcome = await checkpoint.write([first, stored_claim("new")])
-    assert set(outcome.written) == {"uid-000", "uid-new"}
-    assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        assert await checkpoint.endpoints() == [ENDPOINT]
+        first = replace(stored["uid-000"], state="unpreparing")
+        outcome = await checkpoint.write([first, stored_claim("new")])
+        assert set(outcome.written) == {"uid-000", "uid-new"}
+        assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
 
     assert sql(path, "SELECT more FROM later") == [("kept",)] * 3
     assert sql(path, "SELECT value FROM meta WHERE name = 'later'") == [("kept",)]
@@ -166,17 +153,15 @@ async def test_a_database_of_version_1_is_upgraded_when_it_is_opened(path, tmp_p
     assert (looked.version, looked.problems) == (1, ())
     assert {claim.uid: claim for claim in looked.claims} == stored
 
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    assert checkpoint.damage is None
-    assert await checkpoint.find(list(stored)) == stored
-    first = replace(stored["uid-000"], state="unpreparing")
-    assert set((await checkpoint.write([first, stored_claim("new")])).written) == {
-        "uid-000",
-        "uid-new",
-    }
-    assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
-    await checkpoint.close()
+    async with opened(path) as checkpoint:
+        assert checkpoint.damage is None
+        assert await checkpoint.find(list(stored)) == stored
+        first = replace(stored["uid-000"], state="unpreparing")
+        assert set((await checkpoint.write([first, stored_claim("new")])).written) == {
+            "uid-000",
+            "uid-new",
+        }
+        assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
 
     claims, damage = await reopen(path)
     assert (claims.keys(), damage) == ({"uid-000", "uid-002", "uid-new"}, None)
@@ -187,16 +172,20 @@ async def test_a_database_of_version_1_is_upgraded_when_it_is_opened(path, tmp_p
     assert {body["uid"] for body in bodies if "owner" in body} == {"uid-002"}
 
 
-async def test_a_damaged_database_of_version_1_is_quarantined(path):
-    stored = {claim.uid: claim for claim in await fill(path, count=3)}
-    as_version_1(path)
+@pytest.mark.parametrize("version", [1, schema.VERSION + 1])
+async def test_a_damaged_database_of_another_version_is_quarantined(path, version):
+    rows = await (fill if version == 1 else successor)(path, count=3)
+    stored = {claim.uid: claim for claim in rows}
+    if version == 1:
+        as_version_1(path)
     sql(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    (before,) = sql(path, "PRAGMA user_version")
     claims, damage = await reopen(path)
     assert damage.startswith("the row of claim uid-001: its checksum does not match")
     assert claims == {uid: claim for uid, claim in stored.items() if uid != "uid-001"}
-    assert sql(path, "PRAGMA user_version") == [(schema.READABLE_FROM,)]
+    assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION,)]
     (kept,) = path.parent.glob("checkpoint.db.damaged-*")
-    assert sql(kept, "PRAGMA user_version") == [(1,)], "for analysis, as it was"
+    assert sql(kept, "PRAGMA user_version") == [before], "for analysis, as it was"
 
 
 async def test_a_claim_of_version_1_is_forgotten_before_the_upgrade(path):
@@ -204,15 +193,6 @@ async def test_a_claim_of_version_1_is_forgotten_before_the_upgrade(path):
     as_version_1(path)
     await asyncio.to_thread(forget, path, first)
     assert await reopen(path) == ({second.uid: second}, None)
-
-
-async def test_a_damaged_file_of_a_successor_is_quarantined(path):
-    stored = {claim.uid: claim for claim in await successor(path)}
-    sql(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
-    claims, damage = await reopen(path)
-    assert damage.startswith("the row of claim uid-001: its checksum does not match")
-    assert claims == {uid: claim for uid, claim in stored.items() if uid != "uid-001"}
-    assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION,)]
 
 
 async def test_a_successor_without_a_table_of_ours_is_damaged(path):

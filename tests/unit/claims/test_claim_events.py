@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
-from drakit_daemon.kube.events import EventRecorder
 from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -75,20 +75,20 @@ class Lab:
         return recorded
 
 
-@pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
-    lab = Lab()
+@contextlib.asynccontextmanager
+async def writing(lab: Lab) -> AsyncIterator[None]:
     writer = asyncio.create_task(lab.events.run(lab.recorder))
-    yield lab
+    yield
     assert not writer.done()
     writer.cancel()
     await asyncio.wait({writer})
 
 
-@pytest.mark.looptime
-async def test_a_claim_that_is_prepared_and_unprepared_is_not_spoken_of(lab):
-    assert await lab.attempt(A, B) == []
-    assert await lab.attempt(A, B, operation="unprepare") == []
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    lab = Lab()
+    async with writing(lab):
+        yield lab
 
 
 @pytest.mark.looptime
@@ -113,20 +113,17 @@ async def test_another_text_and_another_operation_are_reported_at_once(lab):
 
 @pytest.mark.looptime
 async def test_that_a_claim_is_prepared_is_reported_after_its_failure_only(lab):
+    assert await lab.attempt(A, B) == []
+    assert await lab.attempt(A, B, operation="unprepare") == []
     await lab.attempt(A, error="cam-0 is broken")
     assert await lab.attempt(A, B) == [
         f"Normal Prepared claim-uid-a: claim {A}: driver {DRIVER} has now prepared it"
     ]
     assert await lab.attempt(A, B) == []
     assert len(await lab.attempt(A, error="cam-0 is broken")) == 1, "it fails again"
-
-
-@pytest.mark.looptime
-async def test_a_claim_that_is_unprepared_is_over(lab):
-    await lab.attempt(A, error="cam-0 is broken")
     await lab.attempt(A, operation="unprepare", error="cam-0 is stuck")
     assert await lab.attempt(A, operation="unprepare") == []
-    assert await lab.attempt(A) == []
+    assert await lab.attempt(A) == [], "a claim that is unprepared is over"
 
 
 @pytest.mark.looptime
@@ -170,10 +167,8 @@ async def test_a_failure_that_is_over_before_it_was_reported_is_not_reported():
     lab.failed(A, "cam-0 is broken")
     lab.failed(B, "cam-1 is broken")
     lab.events.finished(A, "prepare", ClaimAnswer(), 0.0)
-    writer = asyncio.create_task(lab.events.run(lab.recorder))
-    assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
-    writer.cancel()
-    await asyncio.wait({writer})
+    async with writing(lab):
+        assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
 
 
 @pytest.mark.looptime
@@ -193,43 +188,13 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
     claims = [reference(f"uid-{index}") for index in range(9)]
     for claim in claims:
         lab.failed(claim, "the bus is gone")
-    writer = asyncio.create_task(lab.events.run(lab.recorder))
-    recorded = await lab.news()
+    async with writing(lab):
+        recorded = await lab.news()
+        assert len(await lab.attempt(claims[8], error="the bus is gone")) == 1
     assert [event.split(":")[0] for event in recorded] == [
         f"Warning PrepareFailed {claim.name}" for claim in claims[:3]
     ]
     assert [record.msg for record in caplog.records] == ["too many claims to report on"]
-    assert len(await lab.attempt(claims[8], error="the bus is gone")) == 1
-    writer.cancel()
-    await asyncio.wait({writer})
-
-
-async def test_the_event_stands_at_the_claim(api_server, session):
-    recorder = EventRecorder(session, controller="drakit.dev/nodeplugin", instance="node-1")
-    events = ClaimEvents(DRIVER, node="node-1")
-    writer = asyncio.create_task(events.run(recorder))
-    answer = ClaimAnswer(error="cam-0 is broken", reason="DriverFailed")
-    events.finished(A, "prepare", answer, 0.0)
-    async with asyncio.timeout(5):
-        while not (found := api_server.objects(EVENTS)):
-            await asyncio.sleep(0.01)
-    writer.cancel()
-    await asyncio.wait({writer})
-    (event,) = found
-    assert event["regarding"] == {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "namespace": "lab",
-        "name": "claim-uid-a",
-        "uid": "uid-a",
-    }
-    assert event["reportingController"] == "drakit.dev/nodeplugin"
-    assert (event["type"], event["reason"], event["action"], event["note"]) == (
-        "Warning",
-        "PrepareFailed",
-        "Preparing",
-        "cam-0 is broken",
-    )
 
 
 @pytest.mark.looptime

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import looptime
@@ -82,8 +82,19 @@ class Claim:
 class Lab:
     """The steps that preparing and unpreparing share, with their scheduler and an endpoint."""
 
-    def __init__(self, traits: DriverTraits) -> None:
+    def __init__(
+        self,
+        traits: DriverTraits,
+        *,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+        clean_up_seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """The times of calls are by claim."""
         self.endpoint = SlowEndpoint(traits)
+        self.endpoint.seconds = {f"uid-{name}": each for name, each in seconds.items()}
+        self.endpoint.clean_up_seconds = {
+            f"uid-{name}": each for name, each in clean_up_seconds.items()
+        }
         self.scheduler = Scheduler()
         self.parts: Any = SimpleNamespace(
             driver=DRIVER, devices=self.endpoint, scheduler=self.scheduler
@@ -134,57 +145,23 @@ class Lab:
 # ------------------------------------------------------------ batches
 
 
-async def test_a_driver_of_batches_gets_one_call():
-    lab = Lab(PER_BATCH)
-    lab.begin(a=["cam-0", "cam-1"], b=["cam-2"])
-    await lab.all_done()
-    lab.begin(c=["cam-3"])
-    await lab.all_done()
-    assert lab.endpoint.calls == [["uid-a", "uid-b"], ["uid-c"]]
-
-
-async def test_a_driver_of_devices_gets_a_call_for_each_claim_and_one_group_of_results():
-    lab = Lab(PER_CLAIM)
-    lab.begin(a=["cam-0"], b=["cam-1"])
-    await lab.all_done()
-    assert lab.endpoint.calls == [["uid-a"], ["uid-b"]]
-    assert lab.groups == [["uid-a", "uid-b"]]
-
-
-async def test_a_slow_claim_delays_others_of_its_batch_by_a_moment(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 100}
-    slow, fast = lab.begin(a=["cam-0"], b=["cam-1"])
-    assert await fast.result == "done"
-    assert looptime < 0.1
-    assert not slow.result.done()
-    assert await slow.result == "done"
-    assert looptime == 100
-    await lab.all_done()
-
-
-async def test_claims_of_a_batch_that_share_a_device_are_one_call_if_the_driver_takes_batches():
+@BOTH
+async def test_claims_that_share_a_device_are_one_call_of_a_batch_or_follow_each_other(
+    traits, looptime
+):
     shares = [stored_device("nic", share_id=f"{n}") for n in range(3)]
-    lab = Lab(PER_BATCH)
+    lab = Lab(traits, seconds=dict.fromkeys("abc", 10))
     lab.begin(a=[shares[0]], b=[shares[1], "cam-0"])
     lab.begin(c=[shares[2]])
     await lab.all_done()
-    assert lab.endpoint.calls == [["uid-a", "uid-b"], ["uid-c"]]
-
-
-async def test_claims_of_a_batch_that_share_a_device_follow_each_other_otherwise(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 10, "uid-b": 10}
-    lab.begin(a=[stored_device("nic", share_id="0")], b=[stored_device("nic", share_id="1")])
-    await lab.all_done()
-    assert lab.endpoint.calls == [["uid-a"], ["uid-b"]]
-    assert looptime == 20
+    first = [["uid-a", "uid-b"]] if traits is PER_BATCH else [["uid-a"], ["uid-b"]]
+    assert lab.endpoint.calls == [*first, ["uid-c"]]
+    assert looptime == 10 * len(lab.endpoint.calls)
 
 
 @BOTH
 async def test_a_claim_that_has_to_wait_does_not_delay_the_rest_of_its_batch(traits):
-    lab = Lab(traits)
-    lab.endpoint.seconds = {"uid-x": 10, "uid-y": 5}
+    lab = Lab(traits, seconds={"x": 10, "y": 5})
     lab.begin(x=["cam-0"])
     lab.begin(y=["cam-3"])
     a, b, c, d = lab.begin(a=["cam-0"], b=["cam-1"], c=["cam-2", "cam-3"], d=["cam-4"])
@@ -199,22 +176,8 @@ async def test_a_claim_that_has_to_wait_does_not_delay_the_rest_of_its_batch(tra
 # ------------------------------------------------------------ order
 
 
-async def test_calls_for_one_device_run_one_after_the_other_in_their_order(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = dict.fromkeys(["uid-a", "uid-b", "uid-c", "uid-d"], 10)
-    for uid in "abc":
-        lab.begin(**{uid: ["cam-0"]})
-    (other,) = lab.begin(d=["cam-1"])
-    await other.result
-    assert looptime == 10
-    await lab.all_done()
-    assert looptime == 30
-    assert lab.endpoint.calls == [["uid-a"], ["uid-d"], ["uid-b"], ["uid-c"]]
-
-
 async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_after_it(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 10, "uid-b": 20, "uid-c": 5, "uid-d": 1}
+    lab = Lab(PER_CLAIM, seconds={"a": 10, "b": 20, "c": 5, "d": 1})
     for uid, devices in {"a": ["x"], "b": ["y"], "c": ["x", "y"], "d": ["x"], "e": ["y"]}.items():
         claims = lab.begin(**{uid: devices})
     await claims[0].result
@@ -225,8 +188,7 @@ async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_afte
 
 async def test_a_partition_waits_for_the_whole_device():
     """Calls also overlap if a device and a counter set of another pool have the same name."""
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-whole": 100}
+    lab = Lab(PER_CLAIM, seconds={"whole": 100})
     lab.begin(whole=[stored_device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})])
     (part,) = lab.begin(part=[stored_device("half", consumes={"card-0": {"memory": "20Gi"}})])
     others = {
@@ -243,8 +205,7 @@ async def test_a_partition_waits_for_the_whole_device():
 
 
 async def test_a_call_has_the_request_id_of_its_work_even_if_it_had_to_wait():
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 10}
+    lab = Lab(PER_CLAIM, seconds={"a": 10})
     for uid in "abc":
         with logs.request_scope(f"request-{uid}"):
             lab.begin(**{uid: ["cam-0"]})
@@ -252,30 +213,11 @@ async def test_a_call_has_the_request_id_of_its_work_even_if_it_had_to_wait():
     assert lab.endpoint.request_ids == ["request-a", "request-b", "request-c"]
 
 
-async def test_hardware_is_free_for_others_once_its_claim_took_other_hardware():
-    lab = Lab(PER_CLAIM)
-    first, second = Turn(uid="a", begin=lambda: None), Turn(uid="b", begin=lambda: None)
-    for turn in (first, second):
-        lab.scheduler.add(turn)
-    old, new = frozenset({("device", NODE, "x")}), frozenset({("device", NODE, "y")})
-    assert not lab.scheduler.take_hardware({"a": old})
-    assert not lab.scheduler.take_hardware({"a": new}), "it has its hardware"
-    (ready,) = lab.scheduler.take_hardware({"b": old}).values()
-    lab.scheduler.free_hardware("a")
-    assert ready.done()
-    assert not lab.scheduler.take_hardware({"a": new})
-    for turn in (first, second):
-        lab.scheduler.leave(turn)
-    assert lab.scheduler.is_idle
-    assert not lab.scheduler._hardware
-
-
 # ------------------------------------------------------------ time limits
 
 
 async def test_the_time_of_a_call_begins_when_it_begins(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 200, "uid-b": 299}
+    lab = Lab(PER_CLAIM, seconds={"a": 200, "b": 299})
     lab.begin(a=["cam-0"])
     (second,) = lab.begin(b=["cam-0"])
     assert await second.result == "done"
@@ -287,9 +229,7 @@ async def test_the_time_of_a_call_begins_when_it_begins(looptime):
 async def test_a_call_without_an_answer_is_cancelled_and_the_next_waits_for_its_clean_up(
     traits, looptime
 ):
-    lab = Lab(traits)
-    lab.endpoint.seconds = {"uid-a": 1000}
-    lab.endpoint.clean_up_seconds = {"uid-a": 20}
+    lab = Lab(traits, seconds={"a": 1000}, clean_up_seconds={"a": 20})
     (hanging,) = lab.begin(a=["cam-0"])
     (behind,) = lab.begin(b=["cam-0"])
     error = await hanging.result
@@ -308,25 +248,8 @@ async def test_a_call_without_an_answer_is_cancelled_and_the_next_waits_for_its_
 # ------------------------------------------------------------ abandoned claims
 
 
-async def test_an_abandoned_call_has_its_hardware_until_its_clean_up_has_ended(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 100, "uid-b": 1}
-    lab.endpoint.clean_up_seconds = {"uid-a": 20}
-    (first,) = lab.begin(a=["cam-0"])
-    (second,) = lab.begin(b=["cam-0"])
-    await asyncio.sleep(10)
-    first.work.abandon()
-    assert await first.result == "abandoned"
-    assert looptime == 30
-    assert await second.result == "done"
-    assert looptime == 31
-    await lab.all_done()
-
-
 async def test_a_claim_that_is_abandoned_during_the_clean_up_does_not_cut_that(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 1000}
-    lab.endpoint.clean_up_seconds = {"uid-a": 20}
+    lab = Lab(PER_CLAIM, seconds={"a": 1000}, clean_up_seconds={"a": 20})
     (claim,) = lab.begin(a=["cam-0"])
     await asyncio.sleep(310)
     claim.work.abandon()
@@ -335,22 +258,25 @@ async def test_a_claim_that_is_abandoned_during_the_clean_up_does_not_cut_that(l
     await lab.all_done()
 
 
-async def test_an_abandoned_claim_does_not_cancel_what_another_waits_for(looptime):
-    lab = Lab(PER_BATCH)
-    lab.endpoint.seconds = {"uid-a": 10}
-    first, second = lab.begin(a=["cam-0"], b=["cam-1"])
-    await asyncio.sleep(1)
-    first.work.abandon()
-    assert await second.result == "done"
-    assert await first.result == "abandoned"
-    assert looptime == 10
-    assert lab.endpoint.cancelled == []
+@pytest.mark.parametrize(
+    ("abandoned", "seconds"),
+    [pytest.param(1, 10, id="one-of-two"), pytest.param(2, 2, id="both")],
+)
+async def test_a_batch_is_canceled_once_all_its_claims_are_abandoned(looptime, abandoned, seconds):
+    lab = Lab(PER_BATCH, seconds={"a": 10})
+    claims = lab.begin(a=["cam-0"], b=["cam-1"])
+    for claim in claims[:abandoned]:
+        await asyncio.sleep(1)
+        claim.work.abandon()
     await lab.all_done()
+    assert looptime == seconds
+    assert lab.endpoint.cancelled == ([] if abandoned == 1 else [["uid-a", "uid-b"]])
+    results = [claim.result.result() for claim in claims]
+    assert results == ["abandoned", "done" if abandoned == 1 else "abandoned"]
 
 
 async def test_an_abandoned_claim_does_not_wait_for_one_of_its_batch(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 10}
+    lab = Lab(PER_CLAIM, seconds={"a": 10})
     _, second = lab.begin(
         a=[stored_device("nic", share_id="0")], b=[stored_device("nic", share_id="1")]
     )
@@ -362,39 +288,9 @@ async def test_an_abandoned_claim_does_not_wait_for_one_of_its_batch(looptime):
     assert lab.endpoint.calls == [["uid-a"]]
 
 
-async def test_a_claim_behind_an_abandoned_one_waits_for_the_one_before_that(looptime):
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 10}
-    shares = [stored_device("nic", share_id=f"{n}") for n in range(4)]
-    _, second, third, last = lab.begin(
-        **dict(zip("abcd", ([each] for each in shares), strict=True))
-    )
-    await asyncio.sleep(1)
-    second.work.abandon()
-    await asyncio.sleep(1)
-    third.work.abandon()
-    assert await last.result == "done"
-    assert looptime >= 10
-    await lab.all_done()
-    assert lab.endpoint.calls == [["uid-a"], ["uid-d"]]
-
-
-async def test_a_batch_whose_claims_are_all_abandoned_is_cancelled(looptime):
-    lab = Lab(PER_BATCH)
-    lab.endpoint.seconds = {"uid-a": 10}
-    claims = lab.begin(a=["cam-0"], b=["cam-1"])
-    for claim in claims:
-        await asyncio.sleep(1)
-        claim.work.abandon()
-    await lab.all_done()
-    assert looptime == 2
-    assert lab.endpoint.cancelled == [["uid-a", "uid-b"]]
-
-
 @BOTH
 async def test_a_claim_that_is_abandoned_while_it_waits_leaves_at_once(traits, looptime):
-    lab = Lab(traits)
-    lab.endpoint.seconds = {"uid-a": 10}
+    lab = Lab(traits, seconds={"a": 10})
     lab.begin(a=["cam-0"])
     waiting, other = lab.begin(b=["cam-0"], c=["cam-1"])
     (behind,) = lab.begin(d=["cam-0"])
@@ -408,21 +304,10 @@ async def test_a_claim_that_is_abandoned_while_it_waits_leaves_at_once(traits, l
 
 
 @BOTH
-async def test_a_claim_that_is_abandoned_before_its_call_is_not_in_it(traits):
-    lab = Lab(traits)
-    first, second = lab.begin(a=["cam-0"], b=["cam-1"])
-    first.work.abandon()
-    assert await second.result == "done"
-    await lab.all_done()
-    assert lab.endpoint.calls == [["uid-b"]]
-
-
-@BOTH
 async def test_a_claim_can_be_abandoned_in_the_turn_of_the_loop_in_which_its_call_is_made(
     traits, looptime
 ):
-    lab = Lab(traits)
-    lab.endpoint.seconds = dict.fromkeys(["uid-a", "uid-b"], 100)
+    lab = Lab(traits, seconds=dict.fromkeys(["a", "b"], 100))
     claims = lab.begin(a=["cam-0"], b=["cam-1"])
     (waiting,) = lab.begin(c=["cam-0"])
     await asyncio.sleep(0)
@@ -436,8 +321,7 @@ async def test_a_call_can_be_abandoned_and_have_had_its_time_in_one_turn_of_the_
     problems: list[Any] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: problems.append(context))
-    lab = Lab(PER_CLAIM)
-    lab.endpoint.seconds = {"uid-a": 1000}
+    lab = Lab(PER_CLAIM, seconds={"a": 1000})
     (claim,) = lab.begin(a=["cam-0"])
     loop.call_at(loop.time() + 300, lambda: claim.work.abandon())
     assert await claim.result == "abandoned"
@@ -449,7 +333,7 @@ async def test_a_call_can_be_abandoned_and_have_had_its_time_in_one_turn_of_the_
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_calls_that_have_a_device_in_common_never_overlap_keep_their_order_and_all_end(data):
     """Any sequence of batches, pauses and abandoned claims, in a loop of its own."""
     traits = data.draw(st.sampled_from([PER_CLAIM, PER_BATCH]))

@@ -7,27 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from drakit import DeviceNode, Driver, DriverError, Edits, ReleasePendingError
-from drakit.driver import DriverConfig
+from drakit import DeviceNode, DriverError, Edits, ReleasePendingError
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.failures import BadParametersError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import BadParametersError
 from tests.fakes.checkpoints import delete
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
-from tests.fakes.node import StaticNode
+from tests.unit.claims.conftest import EmptyDriver
 
 A, B, C = "uid-a", "uid-b", "uid-c"
 
 
-def away() -> EndpointStoppedError:
-    return EndpointStoppedError(driver=DRIVER, reason="its stream ended")
-
-
-async def test_a_prepared_claim_has_its_devices_its_file_and_its_row(start, claims):
-    plugin = await start()
+async def test_a_prepared_claim_has_its_devices_its_file_and_its_row(plugin, claims):
     claims.store(claim_body(A, "cam-0", {"device": "cam-1", "request": "spare/small"}))
 
     answer = (await plugin.prepare(reference(A)))[A]
@@ -43,9 +37,8 @@ async def test_a_prepared_claim_has_its_devices_its_file_and_its_row(start, clai
 
 
 async def test_a_repeat_is_answered_without_the_driver_and_writes_a_lost_file(
-    start, claims, devices
+    plugin, claims, devices
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     first = await plugin.prepare(reference(A))
     (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
@@ -55,21 +48,9 @@ async def test_a_repeat_is_answered_without_the_driver_and_writes_a_lost_file(
     assert plugin.files() == {f"{DRIVER}-claim_{A}.json"}
 
 
-async def test_after_a_reboot_the_driver_is_asked_again(start, claims, devices):
-    await (await start()).prepare(reference(A))
-    claims.store(claim_body(A, "cam-0"))
-    await (await start()).prepare(reference(A))
-    plugin = await start(boot_id="boot-2")
-
-    await plugin.prepare(reference(A))
-
-    assert devices.prepares == 2
-
-
 async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_is_unavailable(
-    start, claims
+    plugin, claims
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     first = await plugin.prepare(reference(A))
     claims.answers = False
@@ -81,18 +62,15 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
 @pytest.mark.parametrize(
     ("status", "reason", "told"),
     [
-        pytest.param(401, "Unauthorized", "does not accept the client's credentials", id="401"),
-        pytest.param(
-            403, "Forbidden", 'the RBAC role of the client lacks the verb "get"', id="403"
-        ),
-        pytest.param(400, "BadRequest", "(400 BadRequest)", id="400"),
-        pytest.param(503, "ServiceUnavailable", "does not respond", id="503"),
+        (401, "Unauthorized", "does not accept the client's credentials"),
+        (403, "Forbidden", 'the RBAC role of the client lacks the verb "get"'),
+        (400, "BadRequest", "(400 BadRequest)"),
+        (503, "ServiceUnavailable", "does not respond"),
     ],
 )
 async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_refuses(
-    start, claims, session, api_server, status, reason, told
+    plugin, claims, session, api_server, status, reason, told
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     first = await plugin.prepare(reference(A))
     future = asyncio.get_running_loop().create_future()
@@ -107,9 +85,8 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
 
 
 async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_the_old(
-    start, claims, devices
+    plugin, claims, devices
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
     claims.store(claim_body(A, "cam-1"))
@@ -121,31 +98,24 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("sentence", "body"),
     [
-        pytest.param(None, "does not exist", id="gone"),
-        pytest.param(
-            claim_body("uid-other", "cam-9", name=f"claim-{B}"),
+        ("does not exist", None),
+        (
             "the claim with this name has UID uid-other",
-            id="replaced",
+            claim_body("uid-other", "cam-9", name=f"claim-{B}"),
         ),
-        pytest.param(claim_body(B, allocated=False), "is not allocated", id="not-allocated"),
-        pytest.param(
-            claim_body(B, "cam-9", node="node-2"),
-            "its devices are on another node, not on",
-            id="other-node",
-        ),
-        pytest.param(
-            claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
+        ("is not allocated", claim_body(B, allocated=False)),
+        ("its devices are on another node, not on", claim_body(B, "cam-9", node="node-2")),
+        (
             f"contains no device of driver {DRIVER}",
-            id="no-result-of-ours",
+            claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
         ),
-        pytest.param(claim_body(B, "broken"), "broken is broken; unplug it", id="driver-refuses"),
-        pytest.param(claim_body(B, "cam-0"), f"still prepared for claim lab/claim-{A}", id="taken"),
+        ("broken is broken; unplug it", claim_body(B, "broken")),
+        (f"still prepared for claim lab/claim-{A}", claim_body(B, "cam-0")),
     ],
 )
-async def test_a_bad_claim_fails_alone(start, claims, devices, body, sentence):
-    plugin = await start()
+async def test_a_bad_claim_fails_alone(plugin, claims, devices, sentence, body):
     devices.failing.add("broken")
     claims.store(claim_body(A, "cam-0"), claim_body(C, "cam-2"))
     await plugin.prepare(reference(A))
@@ -162,10 +132,9 @@ async def test_a_bad_claim_fails_alone(start, claims, devices, body, sentence):
 
 @pytest.mark.parametrize("all_named", [False, True])
 async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
-    start, claims, caplog, all_named
+    plugin, claims, caplog, all_named
 ):
     caplog.set_level("INFO")
-    plugin = await start()
     engine = Preparing(replace(plugin.parts, name_all_holders=all_named))
     plugin.queue = ClaimQueue(DRIVER, engine, scheduler=plugin.parts.scheduler)
     body = claim_body(A, "cam-0", name="secret")
@@ -182,8 +151,7 @@ async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
     assert logged == ([] if all_named else ["other/secret"])
 
 
-async def test_two_claims_of_one_pod_cannot_have_one_device(start, claims):
-    plugin = await start()
+async def test_two_claims_of_one_pod_cannot_have_one_device(plugin, claims):
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
 
     answers = await plugin.prepare(reference(A), reference(B))
@@ -191,42 +159,7 @@ async def test_two_claims_of_one_pod_cannot_have_one_device(start, claims):
     assert [answers[A].error is None, answers[B].error is None] == [True, False]
 
 
-async def test_admin_access_and_shares_may_hold_a_device_beside_its_owner(start, claims):
-    plugin = await start()
-    claims.store(
-        claim_body(A, "cam-0"),
-        claim_body(B, {"device": "cam-0", "adminAccess": True}),
-        claim_body(C, {"device": "cam-1", "shareID": "s1"}),
-        claim_body("uid-d", {"device": "cam-1", "shareID": "s2"}),
-    )
-
-    answers = await plugin.prepare(*(reference(uid) for uid in (A, B, C, "uid-d")))
-
-    assert {uid: answer.error for uid, answer in answers.items()} == dict.fromkeys(answers)
-    assert answers[C].devices[0].share_id == "s1"
-
-
-async def test_unprepare_needs_neither_claim_nor_api_server_and_frees_the_device(
-    start, claims, devices
-):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
-    await plugin.prepare(reference(A))
-    claims.bodies.clear()
-    claims.answers = False
-    plugin = await start()
-
-    assert await plugin.unprepare(reference(A)) == {A: None}
-
-    assert devices.prepared == {}
-    assert plugin.files() == set()
-    claims.answers = True
-    claims.store(claim_body(B, "cam-0"))
-    assert (await plugin.prepare(reference(B)))[B].error is None
-
-
-async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file(start, claims):
-    plugin = await start()
+async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file(plugin, claims):
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
     await delete(plugin.checkpoint, (await plugin.checkpoint.find([A])).values())
@@ -236,9 +169,8 @@ async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file
 
 
 async def test_an_unprepare_that_the_driver_refuses_keeps_the_device_and_can_be_repeated(
-    start, claims, devices
+    plugin, claims, devices
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
     devices.failing.add("cam-0")
@@ -252,55 +184,7 @@ async def test_an_unprepare_that_the_driver_refuses_keeps_the_device_and_can_be_
     assert await plugin.states() == {}
 
 
-async def test_without_the_driver_the_pod_terminates_but_its_device_is_held_until_confirmed(
-    start, claims, devices
-):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
-    await plugin.prepare(reference(A))
-    devices.reason_away = away
-
-    assert await plugin.unprepare(reference(A)) == {A: None}
-    assert plugin.files() == set()
-    assert await plugin.recovery.recover() == 1
-    assert f"driver {DRIVER} is stopped" in (await plugin.prepare(reference(B)))[B].error
-
-    devices.reason_away = None
-    assert "still prepared for" in (await plugin.prepare(reference(B)))[B].error
-    assert await plugin.recovery.recover() == 0
-    assert (await plugin.prepare(reference(B)))[B].error is None
-
-
-async def test_a_prepare_that_failed_halfway_is_undone_by_unprepare(start, claims, devices):
-    plugin = await start()
-    devices.failing.add("broken")
-    claims.store(claim_body(A, "cam-0", "broken"))
-    assert (await plugin.prepare(reference(A)))[A].error is not None
-    assert (devices.prepared, await plugin.states()) == ({}, {A: "unpreparing"})
-    devices.failing.clear()
-
-    assert await plugin.unprepare(reference(A)) == {A: None}
-    assert (devices.prepared, await plugin.states()) == ({}, {})
-
-
-async def test_lost_files_are_restored_for_claims_of_this_boot_only(start, claims):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    await plugin.prepare(reference(A), reference(B))
-    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
-    (plugin.cdi / "foreign.json").write_text("{}")
-
-    plugin = await start()
-    assert await plugin.restorer.restore() == 1
-    assert len(plugin.files()) == 3
-
-    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
-    plugin = await start(boot_id="boot-2")
-    assert await plugin.restorer.restore() == 0
-
-
-async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(start, claims):
-    plugin = await start()
+async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(plugin, claims):
     plugin.cdi.parent.mkdir(exist_ok=True)
     plugin.cdi.write_text("a file where the directory should be")
     claims.store(claim_body(A, "cam-0"))
@@ -314,8 +198,7 @@ async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(s
     assert await plugin.states() == {}
 
 
-async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, claims):
-    plugin = await start()
+async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(plugin, claims):
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     await plugin.prepare(reference(A), reference(B))
     for uid in (A, B):
@@ -329,8 +212,7 @@ async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, clai
     assert plugin.files() == {f"{DRIVER}-claim_{uid}.json" for uid in (A, B)}
 
 
-async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, claims, devices):
-    plugin = await start()
+async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(plugin, claims, devices):
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     right = devices.prepare_device
 
@@ -349,20 +231,22 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, cla
 # ------------------------------------------------------------ what a driver is asked for at once
 
 
-class Batches(Driver[DriverConfig]):
+def use(driver, devices) -> None:
+    """Let the fake pass its calls to a driver."""
+    calls = DirectEndpoint(driver, node=NODE)
+    devices.traits = traits_of(type(driver))
+    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
+
+
+class Batches(EmptyDriver):
     """A driver that takes the claims of a pod together."""
 
-    name = DRIVER
-
     def __init__(self) -> None:
-        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        super().__init__()
         self.asked: list[list[str]] = []
 
-    async def devices(self):
-        yield []
-
     def prepare_claims(self, claims):
-        self.asked.append([str(device.name) for item in claims for device in item.devices])
+        self._note(claims)
         return {
             item.claim.uid: [Edits() for _ in item.devices]
             if item.claim.uid != B
@@ -371,16 +255,16 @@ class Batches(Driver[DriverConfig]):
         }
 
     def unprepare_claims(self, claims):
-        self.asked.append([str(device.name) for item in claims for device in item.devices])
+        self._note(claims)
         return {item.claim.uid: None for item in claims}
 
+    def _note(self, claims) -> None:
+        self.asked.append([str(device.name) for item in claims for device in item.devices])
 
-async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start, claims, devices):
+
+async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(plugin, claims, devices):
     driver = Batches()
-    calls = DirectEndpoint(driver, node=NODE)
-    devices.traits = traits_of(Batches)
-    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
-    plugin = await start()
+    use(driver, devices)
     claims.store(claim_body(A, "cam-0", "cam-1"), claim_body(B, "cam-2"), claim_body(C, "cam-3"))
 
     answers = await plugin.prepare(*(reference(uid) for uid in (A, B, C)))
@@ -393,17 +277,10 @@ async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start
     assert driver.asked == [["cam-0", "cam-1", "cam-3"]]
 
 
-class Slow(Driver[DriverConfig]):
+class Slow(EmptyDriver):
     """A driver whose reset continues after its call."""
 
-    name = DRIVER
-
-    def __init__(self) -> None:
-        super().__init__(DriverConfig(), StaticNode(name=NODE))
-        self.wiping = True
-
-    async def devices(self):
-        yield []
+    wiping = True
 
     def prepare(self, claim, device):
         return Edits()
@@ -414,13 +291,10 @@ class Slow(Driver[DriverConfig]):
 
 
 async def test_the_pod_terminates_while_the_driver_continues_and_its_device_is_held_until_then(
-    start, claims, devices
+    plugin, claims, devices
 ):
     driver = Slow()
-    calls = DirectEndpoint(driver, node=NODE)
-    devices.traits = traits_of(Slow)
-    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
-    plugin = await start()
+    use(driver, devices)
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
     assert (await plugin.prepare(reference(A)))[A].error is None
 
@@ -435,9 +309,8 @@ async def test_the_pod_terminates_while_the_driver_continues_and_its_device_is_h
 
 
 async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request_and_device(
-    start, claims, devices
+    plugin, claims, devices
 ):
-    plugin = await start()
     claims.store(claim_body(A, "cam-0", "cam-1"))
 
     async def refuse(claim, allocated):

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,15 +15,15 @@ from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.host.active_driver import Maintenance
-from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state import inspection
 from drakit_nodeplugin.state.inspection import InspectionError, forget, requests
 from drakit_nodeplugin.state.lock import try_lock
-from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import fill, reopen, stored_claim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.unit.claims.conftest import until
 from tests.unit.devices.conftest import Node as DeviceNode
 
 A, B = "uid-a", "uid-b"
@@ -49,26 +51,16 @@ async def answering(plugin):
     """Answer requests as the node plugin does."""
     session = asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
-    metrics = Metrics()
     poller = FilePoller(period_seconds=0.01)
-    environment = Environment(
-        config=config,
-        node=PluginNode(NODE),
-        boot_id="boot-1",
-        instance_uid="uid",
-        session=session,
-        podresources=PodResources(config.podresources, own_pod=None),
-        metrics=metrics,
-        file_poller=poller,
-    )
+    environment = SimpleNamespace(config=config, podresources=None, file_poller=poller)
     maintenance = Maintenance(
         plugin.parts,
         engine=plugin.engine,
         queue=plugin.queue,
         announcer=ClaimEvents(DRIVER, node=NODE),
         events=NodeEvents(NODE, session),
-        environment=environment,
-        metrics=metrics.for_driver(DRIVER),
+        environment=cast("Environment", environment),
+        metrics=Metrics().for_driver(DRIVER),
         devices=DeviceNode().manager(),
         registered=asyncio.Event(),
     )
@@ -87,12 +79,6 @@ async def answering(plugin):
 
 async def row(plugin, uid=A) -> StoredClaim:
     return (await plugin.checkpoint.find([uid]))[uid]
-
-
-async def until(look) -> None:
-    async with asyncio.timeout(5):
-        while not look():
-            await asyncio.sleep(0.001)
 
 
 def request_files(folder) -> list[str]:
@@ -125,16 +111,10 @@ async def test_a_row_that_has_changed_since_it_was_inspected_is_kept(plugin, tmp
     assert "claim forgotten on request" not in caplog.messages
 
 
-async def test_a_claim_that_is_gone_already_counts_as_forgotten(plugin):
-    old = await row(plugin)
-    await plugin.unprepare(reference(A))
-    async with answering(plugin):
-        await asyncio.to_thread(forget, plugin.checkpoint.path, old)
-    assert await plugin.states() == {B: "prepared"}
-
-
 async def test_requests_for_several_claims_are_answered_together(plugin):
+    """A claim that is gone already counts as forgotten."""
     rows = [await row(plugin, uid) for uid in (A, B)]
+    await plugin.unprepare(reference(A))
     async with answering(plugin), asyncio.TaskGroup() as group:
         for each in rows:
             group.create_task(asyncio.to_thread(forget, plugin.checkpoint.path, each))
@@ -191,21 +171,14 @@ def test_only_requests_are_read(tmp_path):
 # ------------------------------------------------------------ no instance is active
 
 
-async def test_while_no_instance_is_active_the_claim_is_forgotten_at_once(tmp_path):
-    path = tmp_path / DRIVER / "checkpoint.db"
+async def test_while_no_instance_is_active_an_unchanged_row_is_forgotten_at_once(path):
     first, second = await fill(path, count=2)
+    for other in (replace(first, generation=first.generation - 1), stored_claim("new")):
+        with pytest.raises(InspectionError, match=rf"claim lab/{other.name} has changed"):
+            await asyncio.to_thread(forget, path, other)
     await asyncio.to_thread(forget, path, first)
     assert await reopen(path) == ({second.uid: second}, None)
     assert [file.name for file in path.parent.iterdir()] == ["checkpoint.db"]
-
-
-async def test_a_changed_row_is_kept_while_no_instance_is_active(tmp_path):
-    path = tmp_path / DRIVER / "checkpoint.db"
-    (stored,) = await fill(path)
-    for other in (replace(stored, generation=stored.generation - 1), stored_claim("000")):
-        with pytest.raises(InspectionError, match=r"claim lab/000 has changed"):
-            await asyncio.to_thread(forget, path, other)
-    assert await reopen(path) == ({stored.uid: stored}, None)
 
 
 async def test_an_instance_that_stops_without_an_answer_leaves_it_to_the_command(
@@ -219,17 +192,6 @@ async def test_an_instance_that_stops_without_an_answer_leaves_it_to_the_command
     await command
     assert (await reopen(plugin.checkpoint.path))[0].keys() == {B}
     assert request_files(tmp_path) == []
-
-
-async def test_the_command_holds_the_lock_only_for_its_transaction(tmp_path):
-    (stored,) = await fill(tmp_path / "checkpoint.db")
-    await asyncio.to_thread(forget, tmp_path / "checkpoint.db", stored)
-
-    def is_free() -> bool:
-        with try_lock(tmp_path) as locked:
-            return locked
-
-    assert await asyncio.to_thread(is_free)
 
 
 @pytest.mark.parametrize(

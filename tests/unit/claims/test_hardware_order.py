@@ -4,44 +4,31 @@ without need."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from drakit import AllocatedDevice, ClaimReference, CounterSet, Device, Driver, DriverError, Edits
-from drakit.driver import DriverConfig
+from drakit import AllocatedDevice, ClaimReference, CounterSet, Device, DriverError, Edits
 from drakit_nodeplugin.state.checkpoint import CheckpointError
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
+from tests.fakes.claims import NODE, FakeClaims, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
-from tests.fakes.node import StaticNode
+from tests.unit.claims.conftest import EmptyDriver, until
 
 A, B = "uid-a", "uid-b"
 CARD = CounterSet(name="card", counters={"memory": "40Gi"})
 HALVES = [Device(name=name, consumes={"card": {"memory": "20Gi"}}) for name in ("half-0", "half-1")]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-class Watched(Driver[DriverConfig]):
+class Watched(EmptyDriver):
     """Notes calls that overlap in a device or a counter set."""
 
-    name = DRIVER
-
     def __init__(self) -> None:
-        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        super().__init__()
         self.calls: list[str] = []
         self.overlaps: list[tuple[str, str]] = []
         self.held: dict[str, asyncio.Event] = {}
         self.broken: set[str] = set()
         self._running: list[tuple[str, set[str]]] = []
-
-    async def devices(self):
-        yield []
 
     async def call(self, what: str, *devices: AllocatedDevice) -> None:
         keys = {key for device in devices for key in (device.name, *device.consumes)}
@@ -162,13 +149,21 @@ async def test_a_second_prepare_takes_the_counter_sets_that_the_entry_did_not_ha
     assert driver.overlaps == []
 
 
-async def test_a_claim_whose_device_is_being_unprepared_gets_its_error_at_once(
-    start, claims, driver
-):
-    """The driver may hang, and the error names the claim that has the device."""
+@pytest.fixture
+async def plugin(start, claims):
+    """A plugin that has prepared claim A; claim B has the same device."""
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
     assert (await plugin.prepare(reference(A)))[A].error is None
+    return plugin
+
+
+async def entry_of(plugin):
+    return (await plugin.checkpoint.find([A]))[A]
+
+
+async def test_a_claim_whose_device_is_being_unprepared_gets_its_error_at_once(plugin, driver):
+    """The driver may hang, and the error names the claim that has the device."""
     busy = driver.held[f"unprepare {A}"] = asyncio.Event()
     first = asyncio.create_task(plugin.unprepare(reference(A)))
     await until(lambda: f"unprepare {A}" in driver.calls)
@@ -178,15 +173,11 @@ async def test_a_claim_whose_device_is_being_unprepared_gets_its_error_at_once(
     assert (await plugin.prepare(reference(B)))[B].error is None
 
 
-async def test_a_canceled_collector_does_not_wait_for_the_driver(start, claims, driver):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"))
-    assert (await plugin.prepare(reference(A)))[A].error is None
-    entry = (await plugin.checkpoint.find([A]))[A]
+async def test_a_canceled_collector_does_not_wait_for_the_driver(plugin, driver):
     busy = driver.held[f"unprepare {A}"] = asyncio.Event()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await plugin.queue.collect(entry)
+            await plugin.queue.collect(await entry_of(plugin))
     assert not await plugin.queue.drain(timeout_seconds=0.01)
     busy.set()
     assert await plugin.queue.drain(timeout_seconds=5)
@@ -210,22 +201,11 @@ async def test_a_canceled_recovery_does_not_wait_for_the_driver(start, claims, d
     assert await plugin.states() == {}
 
 
-async def test_a_claim_that_waits_in_no_line_is_collected_later(start, claims, driver):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"))
-    assert (await plugin.prepare(reference(A)))[A].error is None
-    entry = (await plugin.checkpoint.find([A]))[A]
+async def test_a_collection_waits_in_no_line_and_holds_its_claim_from_the_start(plugin):
+    entry = await entry_of(plugin)
     assert plugin.queue.take(A)
     assert not await plugin.queue.collect(entry)
     plugin.queue.release(A)
-    assert await plugin.queue.collect(entry)
-
-
-async def test_a_collection_holds_its_claim_from_the_start(start, claims, driver):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"))
-    assert (await plugin.prepare(reference(A)))[A].error is None
-    entry = (await plugin.checkpoint.find([A]))[A]
     collecting = asyncio.create_task(plugin.queue.collect(entry))
     await asyncio.sleep(0)
     assert await plugin.queue.drain(timeout_seconds=5)
@@ -233,13 +213,8 @@ async def test_a_collection_holds_its_claim_from_the_start(start, claims, driver
     assert await collecting
 
 
-async def test_a_collection_that_fails_after_its_caller_has_gone_is_logged(
-    start, claims, driver, caplog
-):
-    plugin = await start()
-    claims.store(claim_body(A, "cam-0"))
-    assert (await plugin.prepare(reference(A)))[A].error is None
-    entry = (await plugin.checkpoint.find([A]))[A]
+async def test_a_collection_that_fails_after_its_caller_has_gone_is_logged(plugin, caplog):
+    entry = await entry_of(plugin)
     busy = asyncio.Event()
 
     async def fail(uids):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,24 +26,19 @@ from hypothesis.stateful import (
 )
 
 from drakit import (
-    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     CounterSet,
     Device,
     DeviceNode,
-    Driver,
-    DriverError,
     Edits,
 )
-from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.holds import PoolContent
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference, results_of
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, FakeDevices, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
-from tests.fakes.node import StaticNode
-from tests.unit.claims.conftest import Plugin
+from tests.unit.claims.conftest import MEMORY, EmptyDriver, Plugin, stopped
 
 # Thousands of steps, each with an fsync: on a busy disk, that exceeds the usual timeout.
 pytestmark = pytest.mark.timeout(120)
@@ -80,88 +74,49 @@ device_sets = st.sets(st.sampled_from(DEVICES), min_size=1, max_size=2).map(
 )
 
 
-class World:
-    """The hardware. Its state survives processes, and ends with a boot."""
+class World(FakeDevices):
+    """The hardware. What is prepared survives processes, and ends with a boot."""
 
     def __init__(self, *, side_effects: bool) -> None:
-        self.traits = DriverTraits(side_effects=side_effects)
-        self.done: dict[str, str] = {}
-        """The claims for which devices are prepared, by device."""
-        self.failing: set[str] = set()
+        super().__init__(side_effects=side_effects)
         self.stopped = False
-        self.held: asyncio.Event | None = None
+        self.gate: asyncio.Event | None = None
         """An event for which prepares wait, before or after they have changed the device."""
         self.hangs_after = False
         self.clashes: list[str] = []
-        self.calls = 0
 
     def unavailable(self) -> EndpointStoppedError | None:
-        return EndpointStoppedError(driver=DRIVER, reason="it ended") if self.stopped else None
+        return stopped() if self.stopped else None
 
-    async def prepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
-        return await results_of(self._prepare, batch)
-
-    async def unprepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
-        return await results_of(self._unprepare, batch)
-
-    async def check(self, batch: Sequence[AllocatedClaim]) -> dict[str, Any]:
+    async def check_device(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
         raise AssertionError("a driver without checks is not asked")
 
-    async def _prepare(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        return await self._each(self.prepare_device, claim, devices)
-
-    async def _unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
-        await self._each(self.unprepare_device, claim, devices)
-
     async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
-        self.calls += 1
-        await self._usable(device)
-        if self.held is not None and not self.hangs_after:
-            await self.held.wait()
-        others = [name for name, uid in self.done.items() if uid != claim.uid]
+        self.prepares += 1
+        await self._call(device)
+        if self.gate is not None and not self.hangs_after:
+            await self.gate.wait()
+        others = [name for name, uid in self.prepared.items() if uid != claim.uid]
         if overlap([device.name], others):
             self.clashes.append(f"{device.name} for {claim.uid} beside {others}")
         if self.traits.side_effects:
-            self.done[device.name] = claim.uid
-        if self.held is not None and self.hangs_after:
-            await self.held.wait()
+            self.prepared[device.name] = claim.uid
+        if self.gate is not None and self.hangs_after:
+            await self.gate.wait()
         return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
 
-    async def unprepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> None:
-        await self._usable(device)
-        if self.done.get(device.name) == claim.uid:
-            del self.done[device.name]
-
-    async def _usable(self, device: AllocatedDevice) -> None:
-        await asyncio.sleep(0)
+    async def _call(self, device: AllocatedDevice) -> None:
         if (error := self.unavailable()) is not None:
             raise error
-        if device.name in self.failing:
-            raise DriverError(f"{device.name} is broken")
-
-    async def _each(self, call, claim, devices) -> list:
-        results = await asyncio.gather(*(call(claim, d) for d in devices), return_exceptions=True)
-        for index, result in enumerate(results):
-            if isinstance(result, DriverError):
-                raise DeviceFailedError(str(result), index=index)
-            if isinstance(result, BaseException):
-                raise result
-        return results
+        await super()._call(device)
 
 
-class Batches(Driver[DriverConfig]):
+class Batches(EmptyDriver):
     """A driver that applies each call to the world."""
 
-    name = DRIVER
-
     def __init__(self, world: World) -> None:
-        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        super().__init__()
         self._world = world
-
-    async def devices(self):
-        yield []
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         return await self._world.prepare_device(claim, device)
@@ -203,7 +158,7 @@ class Engine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.folder = Path(tempfile.mkdtemp(prefix="drakit-machine-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="drakit-machine-", dir=MEMORY))
         self.claims = FakeClaims()
         self.world = World(side_effects=self.side_effects)
         self.api: dict[str, tuple[str, ...]] = {}
@@ -313,15 +268,15 @@ class Engine(RuleBasedStateMachine):
         assert self._expect_prepare(uid) is not None
 
         async def hang() -> None:
-            self.world.held, self.world.hangs_after = asyncio.Event(), hangs_after
-            before = self.world.calls
+            self.world.gate, self.world.hangs_after = asyncio.Event(), hangs_after
+            before = self.world.prepares
             first = asyncio.create_task(self._ask("prepare", [uid]))
-            while self.world.calls == before:
+            while self.world.prepares == before:
                 await asyncio.sleep(0)
             second = await self._ask("unprepare", [uid])
             assert second[uid].error is None
             assert (await first)[uid].error is not None
-            self.world.held = None
+            self.world.gate = None
 
         self.run(hang())
         del self.rows[uid]
@@ -340,7 +295,7 @@ class Engine(RuleBasedStateMachine):
     @rule()
     def reboot(self):
         self.boot += 1
-        self.world.done.clear()
+        self.world.prepared.clear()
         shutil.rmtree(self.plugin.cdi, ignore_errors=True)
         self.run(self._restart())
         self._expect_recovery()
@@ -354,17 +309,17 @@ class Engine(RuleBasedStateMachine):
         assert wanted is not None
 
         async def crash() -> None:
-            self.world.held, self.world.hangs_after = asyncio.Event(), hangs_after
-            before = self.world.calls
+            self.world.gate, self.world.hangs_after = asyncio.Event(), hangs_after
+            before = self.world.prepares
             work = asyncio.create_task(self._ask("prepare", [uid]))
-            while self.world.calls == before:
+            while self.world.prepares == before:
                 await asyncio.sleep(0)
             for _ in range(5):
                 await asyncio.sleep(0)
             # As if the process ended: nothing of it runs on.
             work.cancel()
             await self.calls.cancel()
-            self.world.held = None
+            self.world.gate = None
             await self._restart()
 
         self.run(crash())
@@ -495,13 +450,13 @@ class Engine(RuleBasedStateMachine):
     @invariant()
     def devices_are_held_by_rows_alone(self):
         assert self.world.clashes == []
-        for device, uid in self.world.done.items():
+        for device, uid in self.world.prepared.items():
             assert uid in self.rows, f"{device} is held for {uid}, of which nobody knows"
             assert device in self.rows[uid].devices
         if self.side_effects:
             for uid, row in self.rows.items():
                 for device in row.devices:
-                    assert not self._current(uid) or self.world.done.get(device) == uid
+                    assert not self._current(uid) or self.world.prepared.get(device) == uid
 
 
 def _file(uid: str) -> str:

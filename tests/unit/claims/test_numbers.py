@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from drakit import DeviceNode
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state import device_numbers as numbers_module
 from drakit_nodeplugin.state.device_numbers import (
     MAX_FORMER_NODES,
@@ -20,10 +16,9 @@ from drakit_nodeplugin.state.device_numbers import (
 )
 from drakit_nodeplugin.state.records import StoredNode
 from tests.fakes.claims import DRIVER, FakeClaims, FakeDevices, claim_body, reference
-from tests.unit.claims.conftest import Plugin
+from tests.unit.claims.conftest import Plugin, errors, forget, stopped
 
 A, B, C = "uid-a", "uid-b", "uid-c"
-STOPPED = EndpointStoppedError(driver=DRIVER, reason="it ended")
 
 
 def node(minor: int, identity: str | None, *, path: str = "/dev/ttyUSB0") -> DeviceNode:
@@ -40,11 +35,6 @@ async def plugin(start, claims, devices):
     }
     claims.store(claim_body(A, "adapter-a"), claim_body(B, "adapter-b"), claim_body(C, "adapter-c"))
     return await start()
-
-
-async def errors(plugin, *uids: str) -> list[str | None]:
-    answers = await plugin.prepare(*map(reference, uids))
-    return [answers[uid].error for uid in uids]
 
 
 async def nodes_of(plugin, uid: str) -> list[tuple[int, str, bool]]:
@@ -75,7 +65,7 @@ async def test_a_number_that_is_held_for_other_hardware_is_refused_until_it_is_r
 
 async def test_a_claim_that_is_being_unprepared_holds_its_number(plugin, devices):
     assert await errors(plugin, A) == [None]
-    devices.reason_away = lambda: STOPPED
+    devices.reason_away = stopped
     assert await plugin.unprepare(reference(A)) == {A: None}
     devices.reason_away = None
     assert await errors(plugin, C) == [REFUSED]
@@ -89,23 +79,28 @@ async def test_of_two_claims_of_one_batch_one_is_refused(plugin, devices, side_e
     assert len(await plugin.states()) == 1
 
 
-async def test_a_claim_whose_own_devices_contradict_is_refused(plugin, claims, devices):
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        pytest.param(
+            {}, "devices adapter-c and adapter-a with different", id="of-two-devices-of-a-claim"
+        ),
+        pytest.param(
+            {"adapter-a": (node(0, "usb:a"), node(0, "usb:b", path="/dev/ttyUSB1"))},
+            "device adapter-a twice, with different",
+            id="of-one-device",
+        ),
+    ],
+)
+async def test_nodes_that_contradict_each_other_are_refused(plugin, claims, devices, nodes, text):
+    devices.nodes |= nodes
     claims.store(claim_body("uid-both", "adapter-a", "adapter-c"))
     assert await errors(plugin, "uid-both") == [
         "claim lab/claim-uid-both, request main: the driver returned device node c 188:0 for "
-        "devices adapter-c and adapter-a with different hardware identities; the kubelet retries; "
-        "if the error persists, report a bug in the driver"
+        f"{text} hardware identities; the kubelet retries; if the error persists, report a bug in "
+        "the driver"
     ]
     assert devices.prepared == {}
-
-
-async def test_a_device_whose_own_nodes_contradict_is_refused(plugin, devices):
-    devices.nodes["adapter-a"] = (node(0, "usb:a"), node(0, "usb:b", path="/dev/ttyUSB1"))
-    assert await errors(plugin, A) == [
-        f"claim lab/claim-{A}, request main: the driver returned device node c 188:0 for device "
-        "adapter-a twice, with different hardware identities; the kubelet retries; if the error "
-        "persists, report a bug in the driver"
-    ]
 
 
 @pytest.mark.parametrize("identity", [None, "the one card"])
@@ -142,11 +137,6 @@ async def test_numbers_of_an_earlier_boot_count_for_nothing(start, plugin, devic
     assert await errors(plugin, B) == [None]
 
 
-async def test_a_restarted_plugin_knows_the_numbers(start, plugin):
-    assert await errors(plugin, A) == [None]
-    assert await errors(await start(), C) == [REFUSED]
-
-
 async def test_a_holder_in_another_namespace_is_named_by_its_uid(plugin, claims):
     body = claim_body("uid-other", "adapter-a")
     body["metadata"]["namespace"] = "secret"
@@ -159,8 +149,7 @@ async def test_a_holder_in_another_namespace_is_named_by_its_uid(plugin, claims)
 
 async def test_the_number_of_a_claim_that_an_admin_has_forgotten_is_free(plugin):
     assert await errors(plugin, A) == [None]
-    stored = (await plugin.checkpoint.find([A]))[A]
-    assert await plugin.checkpoint.forget(A, stored.generation)
+    await forget(plugin, A)
     assert await errors(plugin, C) == [None]
 
 
@@ -184,41 +173,11 @@ async def test_a_write_that_fails_holds_nothing(plugin, monkeypatch):
     assert await errors(plugin, C) == [None]
 
 
-async def test_numbers_are_compared_without_a_statement(plugin, devices):
-    devices.nodes = {"adapter-b": (node(1, "usb:b"),)}
-    devices.traits = replace(devices.traits, side_effects=False)
-    statements: list[str] = []
-    plugin.checkpoint._connection.set_trace_callback(statements.append)
-    assert await errors(plugin, A) == [None]
-    without = len(statements)
-    statements.clear()
-    assert await errors(plugin, B) == [None]
-    assert len(statements) == without
-
-
 # ------------------------------------------------------------ two drivers
 
 
-class Scripted(FakeDevices):
-    """A driver whose devices are files: it reads their numbers as a real one does."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def plug(self, device: str, minor: int, identity: str | None) -> None:
-        path = self.folder / f"{device}-{minor}"
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(188, minor))
-        found = path.stat().st_rdev
-        edit = DeviceNode(
-            path=f"/dev/{device}",
-            host_path=str(path),
-            type="c",
-            major=os.major(found),
-            minor=os.minor(found),
-            identity=identity,
-        )
-        self.nodes[device] = (edit,)
+def plugin_of(folder, *, claims, numbers, devices) -> Plugin:
+    return Plugin(folder, boot_id="boot-1", claims=claims, devices=devices, numbers=numbers)
 
 
 @pytest.fixture
@@ -230,39 +189,12 @@ async def drivers(tmp_path):
     for name in ("serial.example.com", "modem.example.com"):
         folder = tmp_path / name
         folder.mkdir()
-        plugin = Plugin(
-            folder,
-            boot_id="boot-1",
-            claims=claims,
-            devices=Scripted(folder),
-            numbers=numbers,
-        )
+        plugin = plugin_of(folder, claims=claims, numbers=numbers, devices=FakeDevices())
         await plugin.checkpoint.open()
         plugins.append(plugin)
     yield plugins
     for plugin in plugins:
         await plugin.checkpoint.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
-async def test_different_devices_of_two_drivers_with_one_real_number(drivers):
-    serial, modem = drivers
-    serial.devices.plug("dev-0", 0, "usb:a")
-    modem.devices.plug("dev-1", 0, "modem:b")
-    modem.devices.plug("dev-2", 1, "modem:c")
-    modem.devices.plug("dev-3", 0, None)
-    assert await errors(serial, "uid-0") == [None]
-    refused, fine = await errors(modem, "uid-1", "uid-2")
-    assert refused == (
-        "claim lab/claim-uid-1, request main: device dev-1 has device node c 188:0, which is still "
-        "held for other hardware, device dev-0 of claim lab/claim-uid-0; this pod starts "
-        "automatically once the pod that uses lab/claim-uid-0 is gone"
-    )
-    assert fine is None
-    assert await errors(modem, "uid-3") == [None], "without an identity, it is not compared"
-    assert modem.devices.prepared == {"dev-2": "uid-2", "dev-3": "uid-3"}
-    await serial.unprepare(reference("uid-0"))
-    assert await errors(modem, "uid-1") == [None]
 
 
 async def test_an_identity_is_one_of_its_driver(drivers):
@@ -289,13 +221,8 @@ async def test_nothing_gets_a_number_before_the_rows_of_all_drivers_are_read(dri
     restarted = []
     for old in (modem, serial):
         await old.checkpoint.close()
-        new = Plugin(
-            old.cdi.parent,
-            boot_id="boot-1",
-            claims=old.claims,
-            devices=old.devices,
-            numbers=numbers,
-        )
+        folder = old.cdi.parent
+        new = plugin_of(folder, claims=old.claims, numbers=numbers, devices=old.devices)
         restarted.append(new)
     modem, serial = restarted
     try:

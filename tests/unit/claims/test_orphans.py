@@ -5,30 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from dataclasses import replace
 
 import pytest
 
 from drakit_formats.cdi import directory
-from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaims
+from drakit_nodeplugin.claims.kubelet_claims import Grace
 from drakit_nodeplugin.claims.recovery import OrphanRemover
 from drakit_nodeplugin.state.podresources import PodView
 from tests.fakes.claims import DRIVER, claim_body, reference
+from tests.unit.claims.conftest import Kubelet
 
 ORPHAN = f"{DRIVER}-claim_lost.json"
-
-
-class Kubelet:
-    def __init__(self) -> None:
-        self.claims = KubeletClaims(pods=PodView.COMPLETE)
-        self.asked = 0
-
-    def lists(self, *uids: str, pods: PodView = PodView.COMPLETE) -> None:
-        self.claims = KubeletClaims(uids=frozenset(uids), pods=pods)
-
-    async def listed(self) -> KubeletClaims:
-        self.asked += 1
-        return replace(self.claims, asked_at=asyncio.get_running_loop().time())
 
 
 @pytest.fixture
@@ -78,42 +65,10 @@ async def test_without_an_orphan_the_kubelet_is_not_asked(plugin, orphans, kubel
     assert kubelet.asked == 0
 
 
-@pytest.mark.looptime
-async def test_it_takes_two_polls_a_grace_period_apart(plugin, orphans):
+async def removed_after(orphans, seconds: float) -> None:
+    """Check that the grace period begins with a poll now, and that it lasts that long."""
     assert await orphans.poll() == 0
-    await asyncio.sleep(119)
-    assert await orphans.poll() == 0
-    await asyncio.sleep(1)
-    assert await orphans.poll() == 1
-    assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
-    assert await orphans.poll() == 0
-
-
-@pytest.mark.looptime
-async def test_a_file_that_the_kubelet_lists_stays_and_its_grace_begins_when_it_does_not(
-    plugin, orphans, kubelet
-):
-    await orphans.poll()
-    kubelet.lists("lost")
-    await asyncio.sleep(600)
-    assert await orphans.poll() == 0
-    kubelet.lists()
-    await orphans.poll()
-    await asyncio.sleep(119)
-    assert await orphans.poll() == 0
-    await asyncio.sleep(1)
-    assert await orphans.poll() == 1
-
-
-@pytest.mark.looptime
-async def test_a_kubelet_that_has_not_read_its_pods_frees_no_file(plugin, orphans, kubelet):
-    kubelet.lists(pods=PodView.PARTIAL)
-    for _ in range(100):
-        await asyncio.sleep(60)
-        assert await orphans.poll() == 0
-    kubelet.lists()
-    assert await orphans.poll() == 0
-    await asyncio.sleep(119)
+    await asyncio.sleep(seconds - 1)
     assert await orphans.poll() == 0
     await asyncio.sleep(1)
     assert await orphans.poll() == 1
@@ -127,13 +82,29 @@ async def test_a_kubelet_that_has_not_read_its_pods_frees_no_file(plugin, orphan
         pytest.param(PodView.UNKNOWN, 3600, id="the-kubelet-gives-no-answer"),
     ],
 )
-async def test_it_takes_long_unless_the_kubelet_answers(plugin, orphans, kubelet, pods, seconds):
+async def test_it_takes_two_polls_a_grace_period_apart(plugin, orphans, kubelet, pods, seconds):
     kubelet.lists(pods=pods)
-    await orphans.poll()
-    await asyncio.sleep(seconds - 1)
+    await removed_after(orphans, seconds)
+    assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
     assert await orphans.poll() == 0
-    await asyncio.sleep(1)
-    assert await orphans.poll() == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("listed", "pods"),
+    [
+        pytest.param(["lost"], PodView.COMPLETE, id="the-kubelet-lists-the-claim"),
+        pytest.param([], PodView.PARTIAL, id="the-kubelet-has-not-read-its-pods"),
+    ],
+)
+async def test_no_grace_begins_while(plugin, orphans, kubelet, listed, pods):
+    await orphans.poll()
+    kubelet.lists(*listed, pods=pods)
+    for _ in range(100):
+        await asyncio.sleep(60)
+        assert await orphans.poll() == 0
+    kubelet.lists()
+    await removed_after(orphans, 120)
 
 
 @pytest.mark.looptime
@@ -179,11 +150,11 @@ async def test_an_entry_that_was_written_at_the_last_moment_keeps_its_file(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(f"{DRIVER}-device_lost.json", id="another-class"),
-        pytest.param(f"{DRIVER}x-claim_lost.json", id="a-longer-driver-name"),
-        pytest.param("lidar.example.com-claim_lost.json", id="another-driver"),
-        pytest.param(f"{DRIVER}-claim_lost.yaml", id="yaml"),
-        pytest.param("vendor.json", id="anything"),
+        f"{DRIVER}-device_lost.json",
+        f"{DRIVER}x-claim_lost.json",
+        "lidar.example.com-claim_lost.json",
+        f"{DRIVER}-claim_lost.yaml",
+        "vendor.json",
     ],
 )
 async def test_files_of_other_names_are_never_touched(plugin, orphans, name):
@@ -194,35 +165,27 @@ async def test_files_of_other_names_are_never_touched(plugin, orphans, name):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    "text",
+    ("text", "ours"),
     [
-        pytest.param('{"kind": "other.example.com/claim", "devices": []}', id="another-kind"),
-        pytest.param("{}", id="no-kind"),
-        pytest.param(f'{{"kind": "{DRIVER}/claim", "devices": [{{"name": "x"}}]}}', id="a-name"),
-        pytest.param(f'{{"kind": "{DRIVER}/claim", "devices": [7]}}', id="a-device-is-a-number"),
-        pytest.param(f'{{"kind": "{DRIVER}/claim"}}', id="no-devices"),
+        ("", True),
+        ("{", True),
+        ("[]", True),
+        ("{}", False),
+        ('{"kind": "other.example.com/claim", "devices": []}', False),
+        (f'{{"kind": "{DRIVER}/claim", "devices": [{{"name": "x"}}]}}', False),
+        (f'{{"kind": "{DRIVER}/claim", "devices": [7]}}', False),
+        (f'{{"kind": "{DRIVER}/claim"}}', False),
     ],
 )
-async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin, orphans, text):
+async def test_of_files_of_our_name_only_damaged_ones_go_and_those_of_others_stay(
+    plugin, orphans, text, ours
+):
     (plugin.cdi / ORPHAN).write_text(text)
-    assert await poll_for_a_grace(orphans) == 0
-    assert (plugin.cdi / ORPHAN).read_text() == text
-    found = await asyncio.to_thread(plugin.specs.without_entry, {"kept"})
-    assert found == set(), "it would be damage at every start"
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("{", id="cut"),
-        pytest.param("[]", id="list"),
-    ],
-)
-async def test_a_damaged_file_of_our_name_goes(plugin, orphans, text):
-    (plugin.cdi / ORPHAN).write_text(text)
-    assert await poll_for_a_grace(orphans) == 1
+    if not ours:
+        found = await asyncio.to_thread(plugin.specs.without_entry, {"kept"})
+        assert found == set(), "it would be damage at every start"
+    assert await poll_for_a_grace(orphans) == ours
+    assert (ORPHAN in plugin.files()) is not ours
 
 
 @pytest.mark.looptime

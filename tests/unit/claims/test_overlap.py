@@ -11,8 +11,7 @@ import pytest
 
 from drakit import CounterSet, Device
 from drakit_nodeplugin.claims.prepare import LISTED_SECONDS
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
-from drakit_nodeplugin.state.checkpoint import Checkpoint, rows, schema
+from drakit_nodeplugin.state.checkpoint import rows, schema
 from drakit_nodeplugin.state.holds import (
     Hardware,
     HeldDevice,
@@ -22,9 +21,9 @@ from drakit_nodeplugin.state.holds import (
 )
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.unit.claims.conftest import errors, opened, stopped
 
 A, B, C, D = "uid-a", "uid-b", "uid-c", "uid-d"
-STOPPED = EndpointStoppedError(driver=DRIVER, reason="it ended")
 
 
 def part(name: str, memory: str, *, card: str = "card", **fields) -> Device:
@@ -61,11 +60,6 @@ async def allocated(plugin, **results) -> None:
         plugin.claims.store(claim_body(f"uid-{name}", *given))
 
 
-async def errors(plugin, *uids: str) -> list[str | None]:
-    answers = await plugin.prepare(*map(reference, uids))
-    return [answers[uid].error for uid in uids]
-
-
 # ------------------------------------------------------------ counters
 
 
@@ -74,7 +68,7 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
     await allocated(plugin, a="whole", b="half-0")
     assert await errors(plugin, A) == [None]
     if leaving:
-        devices.reason_away = lambda: STOPPED
+        devices.reason_away = stopped
         assert await plugin.unprepare(reference(A)) == {A: None}
         devices.reason_away = None
     (error,) = await errors(plugin, B)
@@ -131,16 +125,6 @@ async def test_admin_access_consumes_nothing_and_is_never_refused(plugin):
     admin = {"device": "whole", "adminAccess": True}
     await allocated(plugin, a=admin, b="half-0", c=admin, d="half-1")
     assert await errors(plugin, A, B, C, D) == [None] * 4
-
-
-async def test_a_claim_does_not_conflict_with_itself(plugin, start):
-    await allocated(plugin, a="whole")
-    assert await errors(plugin, A) == [None]
-    rebooted = await start(boot_id="boot-2")
-    rebooted.inventories.list(*DEVICES, counter_sets=[CARD])
-    assert await errors(rebooted, A) == [None]
-    await allocated(rebooted, a=["half-0", "half-1"])
-    assert await errors(rebooted, A) == [None], "it was allocated again, with the two halves"
 
 
 async def test_one_claim_that_exceeds_the_inventory(plugin):
@@ -207,24 +191,22 @@ async def test_a_device_that_is_listed_a_moment_later_is_prepared(plugin):
 async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypatch):
     monkeypatch.setattr("drakit_nodeplugin.claims.prepare.LISTED_SECONDS", 0.01)
     await allocated(
-        plugin, a=["plain", "gone"], b="plain", c={"device": "gone", "adminAccess": True}
+        plugin,
+        a=["plain", "gone"],
+        b="plain",
+        c={"device": "gone", "adminAccess": True},
+        d={"device": "plain", "pool": "network"},
     )
-    error, *others = await errors(plugin, A, B, C)
+    error, *others, network = await errors(plugin, A, B, C, D)
     assert error == (
         f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
         "node; the kubelet retries, and the pod starts once the driver lists the device; if the "
         "device is gone, delete the pod; if the driver refuses the device, the node plugin's log "
         "has the reason"
     )
+    assert "does not list device plain" in network
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
-
-
-async def test_a_device_in_a_pool_of_no_node_is_not_listed(plugin, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.claims.prepare.LISTED_SECONDS", 0.01)
-    await allocated(plugin, a={"device": "plain", "pool": "network"})
-    (error,) = await errors(plugin, A)
-    assert "does not list device plain" in (error or "")
 
 
 async def test_a_driver_of_network_devices_prepares_what_nobody_lists(plugin, devices):
@@ -242,7 +224,10 @@ async def test_a_driver_of_network_devices_prepares_what_nobody_lists(plugin, de
     }
 
 
-async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
+@pytest.mark.parametrize("listed", [True, False], ids=["a-driver", "device-plugins"])
+async def test_a_device_that_is_gone_is_refused_at_once(plugin, listed):
+    if not listed:
+        plugin.inventories.pools = None  # its devices consume only their names
     plugin.inventories.gone = {"plain"}
     await allocated(plugin, a="plain", b="whole", c={"device": "plain", "adminAccess": True})
     async with asyncio.timeout(LISTED_SECONDS / 2):
@@ -255,25 +240,6 @@ async def test_a_device_that_is_gone_is_refused_at_once(plugin, devices):
     assert other is None
     assert "is gone" in admin
     assert await plugin.states() == {B: "prepared"}
-
-
-async def test_a_device_of_a_device_plugin_that_is_gone_is_refused(plugin, devices):
-    plugin.inventories.pools = None  # its devices consume only their names
-    plugin.inventories.gone = {"plain"}
-    await allocated(plugin, a="plain")
-    (error,) = await errors(plugin, A)
-    assert "device plain is gone" in error
-    assert devices.prepares == 0
-
-
-async def test_a_claim_is_unprepared_although_its_device_is_gone(plugin, devices):
-    await allocated(plugin, a="plain")
-    assert await errors(plugin, A) == [None]
-    plugin.inventories.list(*DEVICES[1:], counter_sets=[CARD])
-    plugin.inventories.gone = {"plain"}
-    assert await errors(plugin, A) == [None], "containers use it"
-    await plugin.unprepare(reference(A))
-    assert await plugin.states() == {}
 
 
 async def test_a_device_in_use_is_prepared_again_although_it_is_not_listed(plugin, devices):
@@ -376,44 +342,48 @@ def test_the_holds_beside_a_claim_that_is_being_unprepared():
 # ------------------------------------------------------------ costs
 
 
-@pytest.mark.parametrize("kind", ["partitions", "shares"])
-def test_the_cost_of_a_prepare_hardly_grows_with_holds_on_other_hardware(kind):
-    def claim(number: int):
-        if kind == "shares":
-            consumed = {"bandwidth": "1M"}
-            device = stored_device(
-                f"nic-{number % 1000}",
-                share_id=f"{number}",
-                consumed_capacity=consumed,
-                consumes={},
-            )
-        else:
-            device = stored_device(
-                f"part-{number}", consumes={f"card-{number // 4}": {"memory": "10Gi"}}
-            )
-        return stored_claim(f"{number}", devices=(device,))
+def exclusive(number: int):
+    return stored_device(f"cam-{number}", consumes={})
 
-    many = 10_008
-    devices = [Device(name=f"nic-{n}", capacity={"bandwidth": "1G"}) for n in range(1000)]
-    sets = [CounterSet(name=f"card-{n}", counters={"memory": "40Gi"}) for n in range(many // 4)]
-    content = PoolContent(devices={d.name: d for d in devices}, counter_sets=tuple(sets))
+
+def partition(number: int):
+    return stored_device(f"part-{number}", consumes={f"card-{number // 4}": {"memory": "10Gi"}})
+
+
+def share_of_many(number: int):
+    consumed = {"bandwidth": "1M"}
+    fields = {"share_id": f"{number}", "consumed_capacity": consumed, "consumes": {}}
+    return stored_device(f"nic-{number % 1000}", **fields)
+
+
+def share_of_one(number: int):
+    return stored_device("nic", share_id=f"{number}", consumes={})
+
+
+@pytest.mark.parametrize(
+    ("device", "most"),
+    [(exclusive, 1.2), (share_of_one, 1.2), (partition, 1.7), (share_of_many, 1.7)],
+)
+def test_the_cost_of_a_prepare_hardly_grows_with_holds_on_other_hardware(device, most):
+    nics = [Device(name=f"nic-{n}", capacity={"bandwidth": "1G"}) for n in range(1000)]
+    sets = [CounterSet(name=f"card-{n}", counters={"memory": "40Gi"}) for n in range(1000)]
+    content = PoolContent(devices={d.name: d for d in nics}, counter_sets=tuple(sets))
     hardware = Hardware(pools={NODE: content})
 
     def steps(before: int) -> int:
         """Return the work of SQLite, in tens of instructions of its virtual machine."""
         counted: list[int] = []
+        claims = [stored_claim(f"{number}", devices=(device(number),)) for number in range(before)]
+        new = [stored_claim(f"{before + n}", devices=(device(before + n),)) for n in range(8)]
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
             with rows.transaction(connection):
                 schema.create(connection)
-                claims = [claim(number) for number in range(before)]
                 rows.write(connection, claims, hardware=hardware)
             connection.set_progress_handler(lambda: counted.append(1), 10)
-            claims = [claim(number) for number in range(before, before + 8)]
-            done = rows.write(connection, claims, hardware=hardware)
-            assert len(done.written) == 8
+            assert len(rows.write(connection, new, hardware=hardware).written) == 8
         return len(counted)
 
-    assert steps(10_000) < 1.7 * steps(2000)
+    assert steps(3000) < most * steps(600)
 
 
 async def test_a_device_that_leaves_the_inventory_during_the_call_is_counted_all_the_same(
@@ -452,13 +422,11 @@ async def test_rows_of_one_batch_stay_sound_when_a_rebuilt_one_is_among_them(plu
     await allocated(plugin, a="half-0")
     assert await errors(plugin, A) == [None]
     await plugin.checkpoint.write([rebuilt("y", "half-1")])
-    devices.reason_away = lambda: STOPPED
+    devices.reason_away = stopped
     await plugin.unprepare(reference(A), reference("uid-y"))
     await plugin.checkpoint.close()
-    again = Checkpoint(plugin.checkpoint.path)
-    await again.open()
-    damage = again.damage
-    await again.close()
+    async with opened(plugin.checkpoint.path) as again:
+        damage = again.damage
     assert damage is None
 
 
@@ -479,7 +447,7 @@ async def test_an_entry_that_another_claim_completed_is_not_written_from_memory(
     assert await errors(plugin, B) == [None]  # completes the row of A
 
     if end == "unavailable":
-        devices.reason_away = lambda: STOPPED
+        devices.reason_away = stopped
         await plugin.unprepare(reference(A))
         devices.reason_away = None
     else:

@@ -16,25 +16,15 @@ from drakit_nodeplugin.claims.allocation import (
 )
 from drakit_nodeplugin.claims.errors import BadConfigError, TooManyParametersError
 from drakit_nodeplugin.state.records import StoredClaim, dump
-from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
 
 A, B = "uid-a", "uid-b"
 LIMITS = ParameterLimits(max_bytes=1000, max_values=100)
 
 
-def config(parameters: Any, *requests: str, source: str = "FromClaim", driver: str = DRIVER):
-    opaque = {"driver": driver, "parameters": parameters}
-    return {"source": source, "requests": list(requests), "opaque": opaque}
-
-
-def body(uid: str, *devices: str | dict[str, Any], configs: list[Any]) -> dict[str, Any]:
-    found = claim_body(uid, *devices)
-    found["status"]["allocation"]["devices"]["config"] = configs
-    return found
-
-
 def claim(*configs: Any, devices: int = 1) -> Claim:
-    return parse_claim(body(A, *(f"cam-{n}" for n in range(devices)), configs=list(configs)))
+    names = [f"cam-{n}" for n in range(devices)]
+    return parse_claim(claim_body(A, *names, config=configs))
 
 
 def wanted(found: Claim, limits: ParameterLimits = LIMITS) -> StoredClaim:
@@ -69,12 +59,12 @@ def listed(nodes: int) -> dict[str, Any]:
         pytest.param([listed(25)], 4, id="for-four-devices"),
         pytest.param([{"a": "x" * 992}], 1, id="as-many-bytes-as-can-be"),
         pytest.param([{"a": "x" * 242}], 4, id="as-many-bytes-for-four-devices"),
-        pytest.param([config({"a": "x" * 5000}, driver="other.example.com")], 1, id="of-another"),
-        pytest.param([config({"a": "x" * 5000}, "other")], 1, id="for-another-request"),
+        pytest.param([opaque({"a": "x" * 5000}, driver="other.example.com")], 1, id="of-another"),
+        pytest.param([opaque({"a": "x" * 5000}, "other")], 1, id="for-another-request"),
     ],
 )
 def test_parameters_within_the_limits_are_wanted(configs, devices):
-    given = [each if "opaque" in each else config(each) for each in configs]
+    given = [each if "opaque" in each else opaque(each) for each in configs]
     assert len(wanted(claim(*given, devices=devices)).devices) == devices
 
 
@@ -92,7 +82,7 @@ def test_parameters_within_the_limits_are_wanted(configs, devices):
 )
 def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, limit):
     with pytest.raises(TooManyParametersError) as caught:
-        wanted(claim(*map(config, configs), devices=devices))
+        wanted(claim(*map(opaque, configs), devices=devices))
     assert str(caught.value) == (
         f"claim lab/claim-uid-a: its opaque parameters for driver {DRIVER} exceed the limit of "
         f"{limit}, counted once per device that they apply to; shorten them, request fewer "
@@ -104,41 +94,48 @@ def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, li
 def test_a_config_of_the_largest_size_passes_whatever_is_in_it():
     densest = {"a": [0] * ((10 * 1024 - 7) // 2)}
     assert 10 * 1024 - 2 < len(orjson.dumps(densest)) <= 10 * 1024
-    wanted(claim(config(densest)), ParameterLimits())
+    wanted(claim(opaque(densest)), ParameterLimits())
 
 
 @pytest.mark.parametrize(
-    ("parameters", "wrong"),
+    ("config", "wrong"),
     [
-        pytest.param(nested(MAX_CONFIG_DEPTH + 1), "are nested deeper than 64 levels", id="deep"),
-        pytest.param([], "are not a JSON object", id="list"),
-        pytest.param(None, "are not a JSON object", id="nothing"),
+        pytest.param(
+            opaque(nested(MAX_CONFIG_DEPTH + 1)), "are nested deeper than 64 levels", id="deep"
+        ),
+        pytest.param(opaque([]), "are not a JSON object", id="list"),
+        pytest.param(opaque(None), "are not a JSON object", id="nothing"),
+        pytest.param(
+            opaque("text", source="FromClass"),
+            f"opaque parameters for driver {DRIVER} in its DeviceClass are not a JSON object",
+            id="of-the-class",
+        ),
     ],
 )
-def test_invalid_parameters_are_refused(parameters, wrong):
+def test_invalid_parameters_are_refused(config, wrong):
     with pytest.raises(BadConfigError, match=wrong):
-        wanted(claim(config(parameters)))
+        wanted(claim(config))
 
 
 def test_as_many_levels_as_can_be_are_wanted():
-    assert wanted(claim(config(nested(MAX_CONFIG_DEPTH))), ParameterLimits()).configs
+    assert wanted(claim(opaque(nested(MAX_CONFIG_DEPTH))), ParameterLimits()).configs
 
 
 def test_a_config_is_stored_once_however_many_devices_it_applies_to():
-    row = dump(wanted(claim(config({"mode": "unmistakable"}), devices=32)))
+    row = dump(wanted(claim(opaque({"mode": "unmistakable"}), devices=32)))
     assert row.count(b"unmistakable") == 1
 
 
 def test_each_device_has_the_configs_of_its_request_the_weakest_first():
-    found = body(
+    found = claim_body(
         A,
         {"device": "cam-0", "request": "main/small"},
         {"device": "cam-1", "request": "other"},
-        configs=[
-            config({"of": "claim"}),
-            config({"of": "other"}, "other"),
-            config({"of": "class"}, "main", source="FromClass"),
-            config({"of": "large"}, "main/large"),
+        config=[
+            opaque({"of": "claim"}),
+            opaque({"of": "other"}, "other"),
+            opaque({"of": "class"}, "main", source="FromClass"),
+            opaque({"of": "large"}, "main/large"),
         ],
     )
     claim = wanted(parse_claim(found))
@@ -150,28 +147,13 @@ def test_each_device_has_the_configs_of_its_request_the_weakest_first():
 
 
 def test_the_order_of_keys_makes_no_other_config():
-    first, second = (wanted(claim(config(each))) for each in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    first, second = (wanted(claim(opaque(each))) for each in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
     assert first.configs == second.configs
 
 
 def test_a_driver_that_changes_parameters_changes_those_of_one_device_only():
-    stored = wanted(claim(config({"options": {"mode": "fast"}}), devices=2))
+    stored = wanted(claim(opaque({"options": {"mode": "fast"}}), devices=2))
     first, second = allocated_claim(stored).devices
     first.configs[0]["options"].clear()
     assert second.configs == ({"options": {"mode": "fast"}},)
     assert allocated_claim(stored).devices[0] == allocated_claim(stored).devices[0]
-
-
-async def test_a_claim_with_too_many_parameters_fails_alone_and_leaves_nothing(
-    start, claims, devices
-):
-    plugin = await start()
-    bomb = body(A, "cam-0", configs=[config({"a": [[]] * 3000})] * 64)
-    claims.store(bomb, claim_body(B, "cam-1"))
-
-    answers = await plugin.prepare(reference(A), reference(B))
-
-    assert "exceed the limit of 8192 keys and values" in answers[A].error
-    assert answers[B].error is None
-    assert await plugin.states() == {B: "prepared"}
-    assert devices.prepares == 1

@@ -7,21 +7,17 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
-from typing import cast
+from types import MappingProxyType
 
 import pytest
 
 from drakit_nodeplugin.claims import recovery
-from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims, kubelet_claims
 from drakit_nodeplugin.claims.recovery import Rebuilder, Rebuilt
-from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import ListedDevice, PodView
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
-from tests.fakes.node import StaticNode
 
 
 class Kubelet:
@@ -77,24 +73,23 @@ def lose(start, tmp_path):
     return lose
 
 
-def rebuilder(plugin, kubelet, claims) -> Rebuilder:
-    parts = replace(plugin.parts, source=claims)
-    return Rebuilder(parts, kubelet=kubelet)
+@pytest.fixture
+def rebuild(kubelet, claims):
+    """Rebuild the entries of a plugin."""
+
+    async def rebuild(plugin, *, source=claims) -> Rebuilt:
+        parts = replace(plugin.parts, source=source)
+        return await Rebuilder(parts, kubelet=kubelet).rebuild()
+
+    return rebuild
 
 
-def rebuilder_of(kubelet, *, checkpoint, source, files) -> Rebuilder:
-    """Make a rebuilder with fakes only, because a thread and a virtual clock do not work
-    together."""
-    parts = SimpleNamespace(
-        driver=DRIVER,
-        node=StaticNode(name=NODE),
-        boot_id="boot-1",
-        checkpoint=checkpoint,
-        source=source,
-        specs=files,
-        limits=ParameterLimits(),
-    )
-    return Rebuilder(cast("ClaimDependencies", parts), kubelet=kubelet)
+@pytest.fixture
+async def lost(start, lose, claims):
+    """Prepare claim a, and lose its entry; return the plugin and the answer to that prepare."""
+    claims.store(claim_body("a", "cam-0"))
+    answer = await (await start()).prepare(reference("a"))
+    return await lose(), answer
 
 
 async def entries(plugin) -> dict[str, StoredClaim]:
@@ -114,9 +109,8 @@ def facts(claim: StoredClaim) -> tuple[object, ...]:
 
 
 async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_rebuilt_in_full(
-    start, lose, claims, kubelet
+    plugin, lose, claims, kubelet, rebuild
 ):
-    plugin = await start()
     claims.store(
         claim_body("a", "cam-0", {"device": "cam-1", "request": "other/small"}),
         claim_body("b", {"device": "cam-2", "shareID": "share-1"}),
@@ -126,24 +120,25 @@ async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_reb
     plugin = await lose()
     kubelet.uses("a", "cam-0", "cam-1")
     kubelet.uses("b", "cam-2", share="share-1")
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(complete=("lab/claim-a", "lab/claim-b"), pods=PodView.COMPLETE)
+    assert await rebuild(plugin) == Rebuilt(
+        complete=("lab/claim-a", "lab/claim-b"), pods=PodView.COMPLETE
+    )
     after = await entries(plugin)
     assert {uid: facts(claim) for uid, claim in after.items()} == {
         uid: facts(claim) for uid, claim in before.items()
     }
 
 
-async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, kubelet, devices):
+async def test_names_of_others_come_from_the_kubelets_list(
+    plugin, lose, claims, kubelet, devices, rebuild
+):
     devices.others = {"cam-0": ("v.com/lens=0", "v.com/tools=all"), "cam-2": ("v.com/tools=all",)}
-    plugin = await start()
-    body = claim_body("a", "cam-0", "cam-1", {"device": "cam-2", "request": "other/small"})
-    claims.store(body)
+    claims.store(claim_body("a", "cam-0", "cam-1", {"device": "cam-2", "request": "other/small"}))
     answer = await plugin.prepare(reference("a"))
     plugin = await lose()
-    kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
-    kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
-    await rebuilder(plugin, kubelet, claims).rebuild()
+    for _ in range(2):  # once for each container
+        kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
+    await rebuild(plugin)
     assert await plugin.prepare(reference("a")) == answer
     assert devices.prepares == 6
     assert [d.cdi_devices for d in (await entries(plugin))["a"].devices] == [
@@ -154,16 +149,12 @@ async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, 
 
 
 async def test_an_entry_rebuilt_without_the_api_server_keeps_its_names_until_the_next_prepare(
-    start, lose, claims, kubelet, devices
+    lost, claims, kubelet, devices, rebuild
 ):
-    devices.others = {"cam-0": ("v.com/lens=0",)}
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    answer = await plugin.prepare(reference("a"))
-    plugin = await lose()
+    plugin, answer = lost
     kubelet.uses("a", "cam-0", others={"cam-0": ("v.com/lens=9",)})
     claims.answers = False
-    await rebuilder(plugin, kubelet, claims).rebuild()
+    await rebuild(plugin)
     assert (await entries(plugin))["a"].devices[0].cdi_devices == ("v.com/lens=9",)
     claims.answers = True
     assert await plugin.prepare(reference("a")) == answer
@@ -172,76 +163,45 @@ async def test_an_entry_rebuilt_without_the_api_server_keeps_its_names_until_the
 
 @pytest.mark.parametrize("answers", [True, False], ids=["api-server-answers", "and-it-does-not"])
 async def test_a_rebuilt_claim_is_prepared_again_by_its_driver_once(
-    start, lose, claims, kubelet, devices, answers
+    lost, claims, kubelet, devices, rebuild, answers
 ):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    answer = await plugin.prepare(reference("a"))
-    plugin = await lose()
+    plugin, answer = lost
     kubelet.uses("a", "cam-0")
-    await rebuilder(plugin, kubelet, claims).rebuild()
+    await rebuild(plugin)
     assert (await entries(plugin))["a"].rebuilt == "confirmed"
     claims.answers = answers
-    assert await plugin.prepare(reference("a")) == answer
-    assert await plugin.prepare(reference("a")) == answer
+    for _ in range(2):
+        assert await plugin.prepare(reference("a")) == answer
     assert devices.prepares == 2
     assert (await entries(plugin))["a"].rebuilt is None
 
 
-async def test_a_claim_of_several_containers_has_each_device_once(start, lose, claims, kubelet):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0", "cam-1"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    claims.answers = False
-    kubelet.uses("a", "cam-0", "cam-1")
-    kubelet.uses("a", "cam-0", "cam-1")
-    await rebuilder(plugin, kubelet, claims).rebuild()
-    entry = (await entries(plugin))["a"]
-    assert [device.device for device in entry.devices] == ["cam-0", "cam-1"]
-
-
-@pytest.fixture
-def bodies() -> dict[str, dict | None]:
-    return {
-        "gone": None,
-        "replaced": claim_body("b", "cam-0", name="claim-a"),
-        "deallocated": claim_body("a", allocated=False),
-        "elsewhere": claim_body("a", "cam-0", node="node-2"),
-        "reallocated": claim_body("a", "cam-7"),
-    }
-
-
 @pytest.mark.parametrize(
-    "found",
+    ("answers", "body"),
     [
-        pytest.param("silent", id="no-answer"),
-        pytest.param("gone", id="no-such-claim"),
-        pytest.param("replaced", id="another-claim-of-the-name"),
-        pytest.param("deallocated", id="not-allocated-any-more"),
-        pytest.param("elsewhere", id="allocated-for-another-node"),
-        pytest.param("reallocated", id="allocated-again"),
+        pytest.param(False, None, id="no-answer"),
+        pytest.param(True, None, id="no-such-claim"),
+        pytest.param(
+            True, claim_body("b", "cam-0", name="claim-a"), id="another-claim-of-the-name"
+        ),
+        pytest.param(True, claim_body("a", allocated=False), id="not-allocated-any-more"),
+        pytest.param(True, claim_body("a", "cam-0", node="node-2"), id="allocated-elsewhere"),
+        pytest.param(True, claim_body("a", "cam-7"), id="allocated-again"),
     ],
 )
 async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_be_unprepared(
-    start, lose, claims, kubelet, devices, bodies, found
+    lost, claims, kubelet, devices, rebuild, answers, body
 ):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    text = (await entries(plugin))["a"].cdi_spec
-    plugin = await lose()
+    plugin, _ = lost
+    (file,) = plugin.cdi.iterdir()
     claims.bodies.clear()
-    claims.answers = found != "silent"
-    if body := bodies.get(found):
+    claims.answers = answers
+    if body is not None:
         claims.store(body)
     kubelet.uses("a", "cam-0")
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(incomplete=("lab/claim-a",), pods=PodView.COMPLETE)
+    assert await rebuild(plugin) == Rebuilt(incomplete=("lab/claim-a",), pods=PodView.COMPLETE)
     entry = (await entries(plugin))["a"]
-    assert entry.rebuilt == "listed"
-    assert entry.cdi_spec == text
-    assert entry.state == "prepared"
+    assert (entry.rebuilt, entry.state, entry.cdi_spec) == ("listed", "prepared", file.read_text())
     claims.answers = True
     claims.store(claim_body("c", "cam-0"))
     refused = await plugin.prepare(reference("c"))
@@ -252,18 +212,22 @@ async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_b
     assert plugin.files() == set()
 
 
-async def test_a_claim_whose_file_is_lost_too_is_prepared_again_when_the_kubelet_asks(
-    start, lose, claims, kubelet, devices
+@pytest.mark.parametrize("file", [True, False], ids=["with-its-file", "without-its-file"])
+async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
+    start, lost, claims, kubelet, devices, rebuild, file
 ):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    await asyncio.to_thread(plugin.specs.unlink, ["a"])
+    plugin, _ = lost
+    if not file:
+        await asyncio.to_thread(plugin.specs.unlink, ["a"])
     kubelet.uses("a", "cam-0")
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt.complete == ("lab/claim-a",)
+    assert (await rebuild(plugin)).complete == ("lab/claim-a",)
     assert await plugin.restorer.restore() == 0
+    plugin = await start(boot_id="boot-2")
+    claims.answers = False
+    answer = (await plugin.prepare(reference("a")))["a"]
+    assert "cannot read it from the API server" in answer.error
+    assert devices.prepares == 1
+    claims.answers = True
     await plugin.prepare(reference("a"))
     assert devices.prepares == 2
     assert len(plugin.files()) == 1
@@ -277,9 +241,8 @@ async def test_a_claim_whose_file_is_lost_too_is_prepared_again_when_the_kubelet
     ],
 )
 async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
-    start, lose, claims, kubelet, devices, seconds
+    plugin, lose, claims, kubelet, devices, rebuild, seconds
 ):
-    plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     (file,) = plugin.cdi.iterdir()
@@ -287,130 +250,94 @@ async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
     os.utime(file, (boot + seconds, boot + seconds))
     plugin = await lose(boot_id="boot-2")
     kubelet.uses("a", "cam-0")
-    await rebuilder(plugin, kubelet, claims).rebuild()
+    await rebuild(plugin)
     await plugin.prepare(reference("a"))
     assert devices.prepares == 2
 
 
-@pytest.mark.parametrize("file", [True, False], ids=["with-its-file", "without-its-file"])
-async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
-    start, lose, claims, kubelet, devices, file
-):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    if not file:
-        await asyncio.to_thread(plugin.specs.unlink, ["a"])
-    kubelet.uses("a", "cam-0")
-    await rebuilder(plugin, kubelet, claims).rebuild()
-    plugin = await start(boot_id="boot-2")
-    claims.answers = False
-    answer = (await plugin.prepare(reference("a")))["a"]
-    assert "cannot read it from the API server" in answer.error
-    assert devices.prepares == 1
+@pytest.mark.parametrize(
+    ("pods", "listed", "rebuilt"),
+    [
+        pytest.param(
+            PodView.COMPLETE,
+            False,
+            Rebuilt(lost=("a",), pods=PodView.COMPLETE),
+            id="that-lists-other-claims-loses-the-claim",
+        ),
+        pytest.param(
+            PodView.UNKNOWN, True, Rebuilt(lost=("a",)), id="that-does-not-answer-names-nothing"
+        ),
+        pytest.param(
+            PodView.PARTIAL,
+            True,
+            Rebuilt(complete=("lab/claim-a",), pods=PodView.PARTIAL),
+            id="that-has-not-read-all-its-pods-names-what-it-has",
+        ),
+    ],
+)
+async def test_a_kubelet(lost, kubelet, rebuild, pods, listed, rebuilt):
+    plugin, _ = lost
+    kubelet.pods = pods
+    if listed:
+        kubelet.uses("a", "cam-0")
+    assert await rebuild(plugin) == rebuilt
+    assert len(await entries(plugin)) == len(rebuilt.complete)
+    assert len(plugin.files()) == 1, "the file of an unknown claim is kept"
 
 
-async def test_a_file_of_an_unknown_claim_is_reported_and_kept(start, lose, claims, kubelet):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(lost=("a",), pods=PodView.COMPLETE)
-    assert await entries(plugin) == {}
-    assert len(plugin.files()) == 1
-
-
-async def test_a_kubelet_that_cannot_be_asked_names_nothing(start, lose, claims, kubelet):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    kubelet.uses("a", "cam-0")
-    kubelet.pods = PodView.UNKNOWN
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("a",))
-
-
-async def test_a_kubelet_that_has_not_read_all_its_pods_names_what_it_has(
-    start, lose, claims, kubelet
-):
-    plugin = await start()
-    claims.store(claim_body("a", "cam-0"))
-    await plugin.prepare(reference("a"))
-    plugin = await lose()
-    kubelet.uses("a", "cam-0")
-    kubelet.pods = PodView.PARTIAL
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(
-        complete=("lab/claim-a",), pods=PodView.PARTIAL
-    )
-
-
-async def test_a_foreign_file_is_not_a_lost_claim(lose, claims, kubelet):
-    plugin = await lose()
-    plugin.cdi.mkdir()
-    (plugin.cdi / f"{DRIVER}-claim_x.json").write_text('{"kind": "other/claim", "devices": []}')
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(pods=PodView.COMPLETE)
-
-
-async def test_a_listed_claim_without_our_cdi_names_is_reported(lose, claims, kubelet):
-    plugin = await lose()
+async def test_a_listed_claim_without_our_cdi_names_is_reported(plugin, kubelet, rebuild):
     kubelet.uses("a", "cam-0", cdi=False)
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    rebuilt = await rebuild(plugin)
     assert rebuilt == Rebuilt(lost=("lab/claim-a",), pods=PodView.COMPLETE)
 
 
-async def test_entries_that_were_saved_are_left_as_they_are(start, claims, kubelet):
-    plugin = await start()
+async def test_entries_that_were_saved_are_left_as_they_are(plugin, claims, kubelet, rebuild):
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     before = await entries(plugin)
     claims.store(claim_body("a", "cam-7"))
     kubelet.uses("a", "cam-7")
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(pods=PodView.COMPLETE)
+    assert await rebuild(plugin) == Rebuilt(pods=PodView.COMPLETE)
     assert await entries(plugin) == before
 
 
-async def test_an_entry_that_was_written_meanwhile_is_left_as_it_is(start, claims, kubelet):
-    plugin = await start()
+async def test_an_entry_that_was_written_meanwhile_is_left_as_it_is(
+    plugin, claims, kubelet, rebuild
+):
     claims.store(claim_body("a", "cam-0"))
     kubelet.uses("a", "cam-0")
-    listed = kubelet.listed
 
     class Slow:
         async def fetch(self, reference, *, timeout_seconds):
             await plugin.prepare(reference)
             return await claims.fetch(reference, timeout_seconds=timeout_seconds)
 
-    kubelet.listed = listed
-    rebuilt = await rebuilder(plugin, kubelet, Slow()).rebuild()
-    assert rebuilt.complete == ("lab/claim-a",)
+    rebuilt = await rebuild(plugin, source=Slow())
+    assert (rebuilt.complete, rebuilt.lost) == (("lab/claim-a",), ())
     assert (await entries(plugin))["a"].rebuilt is None
-    assert rebuilt.lost == ()
 
 
 async def test_an_unconfirmed_claim_beside_a_confirmed_one_gets_its_device_for_admin_access(
-    lose, claims, kubelet
+    plugin, claims, kubelet, rebuild
 ):
-    plugin = await lose()
     claims.store(claim_body("b", "cam-0"))
     kubelet.uses("a", "cam-0")
     kubelet.uses("b", "cam-0")
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(
+    assert await rebuild(plugin) == Rebuilt(
         complete=("lab/claim-b",), incomplete=("lab/claim-a",), pods=PodView.COMPLETE
     )
     after = await entries(plugin)
-    assert [device.admin_access for device in after["a"].devices] == [True]
-    assert [device.admin_access for device in after["b"].devices] == [False]
+    assert {uid: entry.devices[0].admin_access for uid, entry in after.items()} == {
+        "a": True,
+        "b": False,
+    }
 
 
-async def test_a_claim_beside_shares_has_the_device_for_admin_access(lose, claims, kubelet):
-    plugin = await lose()
+async def test_a_claim_beside_shares_has_the_device_for_admin_access(plugin, kubelet, rebuild):
     kubelet.uses("a", "cam-0")
     kubelet.uses("b", "cam-0", share="share-1")
     kubelet.uses("c", "cam-0", share="share-2")
-    await rebuilder(plugin, kubelet, claims).rebuild()
+    await rebuild(plugin)
     after = await entries(plugin)
     assert {name: entry.devices[0].hold for name, entry in after.items()} == {
         "a": "admin",
@@ -419,46 +346,23 @@ async def test_a_claim_beside_shares_has_the_device_for_admin_access(lose, claim
     }
 
 
-@pytest.mark.looptime
-async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
-    """Run without a real database, whose thread does not work with a virtual clock."""
-    stored: list[StoredClaim] = []
-
-    class Checkpoint:
-        async def uids(self):
-            return set()
-
-        async def orphans(self):
-            return set()
-
-        async def write(self, claims):
-            stored.extend(claims)
-            written = {claim.uid: claim for claim in claims}
-            return type("Outcome", (), {"written": written, "held": {}, "changed": frozenset()})
-
-        async def find(self, uids):
-            return {}
-
-    class Files:
-        def read(self, uid):
-            return None
+async def test_an_api_server_that_hangs_is_waited_for_only_so_long(
+    plugin, kubelet, rebuild, monkeypatch
+):
+    monkeypatch.setattr(recovery, "FETCH_SECONDS", 0.5)
 
     class Silent:
         async def fetch(self, reference, *, timeout_seconds):
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
 
-    kubelet = Kubelet()
     for number in range(100):
         kubelet.uses(f"{number:03}", f"cam-{number}")
-    rebuilt = await rebuilder_of(
-        kubelet, checkpoint=Checkpoint(), source=Silent(), files=Files()
-    ).rebuild()
-    assert len(rebuilt.incomplete) == len(stored) == 100
-    assert looptime == recovery.FETCH_SECONDS
+    async with asyncio.timeout(5):  # less than one wait for each eight claims
+        rebuilt = await rebuild(plugin, source=Silent())
+    assert len(rebuilt.incomplete) == len(await entries(plugin)) == 100
 
 
-async def test_a_checkpoint_that_fails_is_reported_and_not_raised(start, claims, kubelet):
-    plugin = await start()
+async def test_a_checkpoint_that_fails_is_reported_and_not_raised(plugin, claims, kubelet, rebuild):
     claims.store(claim_body("a", "cam-0"))
     kubelet.uses("a", "cam-0")
 
@@ -466,20 +370,13 @@ async def test_a_checkpoint_that_fails_is_reported_and_not_raised(start, claims,
         raise CheckpointError("no space")
 
     plugin.checkpoint.write = full
-    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(error="no space")
+    assert await rebuild(plugin) == Rebuilt(error="no space")
 
 
-@pytest.mark.looptime
-async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, looptime):
-    class Hanging:
-        async def listed(self):
-            await asyncio.sleep(3600)
-
-    files = type("Files", (), {})()
-    rebuilt = await rebuilder_of(Hanging(), checkpoint=files, source=claims, files=files).rebuild()
-    assert rebuilt.error == "it took longer than 15 s"
-    assert looptime == recovery.REBUILD_SECONDS
+async def test_a_kubelet_that_never_answers_ends_the_rebuild(plugin, kubelet, rebuild, monkeypatch):
+    monkeypatch.setattr(recovery, "REBUILD_SECONDS", 0.05)
+    kubelet.listed = asyncio.Event().wait
+    assert await rebuild(plugin) == Rebuilt(error="it took longer than 0.05 s")
 
 
 @pytest.mark.parametrize(

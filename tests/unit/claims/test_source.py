@@ -1,3 +1,5 @@
+"""Claims as read from the API server; only a definite answer proves that a claim is gone."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from drakit_daemon.kube import NotFoundError, Session, TooManyRequestsError, UnreadableError
+from drakit_daemon.kube import NotFoundError, TooManyRequestsError, UnreadableError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.source import ApiClaims
-from tests.fakes.claims import claim_body, reference
+from tests.fakes.claims import claim_body, opaque, reference
 
 
 class FakeSession:
@@ -23,37 +25,10 @@ class FakeSession:
         return self.answer
 
 
-def source(answer: Any) -> ApiClaims:
-    session: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    session.set_result(FakeSession(answer))
-    return ApiClaims(session)
-
-
-async def test_a_claim_is_read():
-    claim = await source(claim_body("a", "cam-0")).fetch(reference("a"), timeout_seconds=1)
-    assert claim.uid == "a"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param({}, id="empty"),
-        pytest.param([], id="list"),
-        pytest.param({"metadata": {"name": "a"}}, id="no-uid"),
-        pytest.param(claim_body("a", {"pool": None}) | {"status": 7}, id="no-object"),
-        pytest.param(claim_body("a", {"driver": "x"}), id="no-device"),
-    ],
-)
-async def test_an_answer_that_is_no_claim_is_an_error_of_this_claim(body):
-    with pytest.raises(ClaimFetchError, match=r"claim lab/claim-a: .* is not a ResourceClaim"):
-        await source(body).fetch(reference("a"), timeout_seconds=1)
-
-
-async def test_a_claim_that_cannot_be_parsed_is_an_error_of_this_claim():
-    """The API server answers, so requests for other claims continue."""
-    error = UnreadableError.no_answer("GET", "/x", why="depth limit exceeded")
-    with pytest.raises(ClaimFetchError, match="depth limit exceeded"):
-        await source(error).fetch(reference("a"), timeout_seconds=1)
+def source(session: Any) -> ApiClaims:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_result(session)
+    return ApiClaims(future)
 
 
 def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:
@@ -62,36 +37,43 @@ def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:
     )
 
 
-async def test_a_claim_that_the_server_does_not_find_is_gone():
-    with pytest.raises(ClaimGoneError):
-        await source(not_found(name="claim-a")).fetch(reference("a"), timeout_seconds=1)
+BUSY = TooManyRequestsError(
+    status=429, reason="TooManyRequests", message="later", method="GET", path="/"
+)
+DEEP = UnreadableError.no_answer("GET", "/x", why="depth limit exceeded")
+NO_CLAIM = "claim lab/claim-a: .* is not a ResourceClaim"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("answer", "error", "text"),
     [
-        pytest.param(not_found(), id="api-not-served"),
-        pytest.param(not_found(name="lab"), id="another-object"),
-        pytest.param(not_found(reason="Unknown", name="claim-a"), id="another-reason"),
+        pytest.param({}, ClaimFetchError, NO_CLAIM, id="empty"),
+        pytest.param([], ClaimFetchError, NO_CLAIM, id="list"),
+        pytest.param({"metadata": {"name": "a"}}, ClaimFetchError, NO_CLAIM, id="no-uid"),
+        pytest.param(
+            claim_body("a", {"pool": None}) | {"status": 7},
+            ClaimFetchError,
+            NO_CLAIM,
+            id="status-is-a-number",
+        ),
+        pytest.param(
+            claim_body("a", {"driver": "x"}), ClaimFetchError, NO_CLAIM, id="device-without-name"
+        ),
+        # The API server answers, so requests for other claims continue.
+        pytest.param(DEEP, ClaimFetchError, "depth limit exceeded", id="unreadable"),
+        pytest.param(not_found(name="claim-a"), ClaimGoneError, None, id="not-found"),
+        pytest.param(not_found(), NoAnswerError, None, id="api-not-served"),
+        pytest.param(not_found(name="lab"), NoAnswerError, None, id="another-object-not-found"),
+        pytest.param(
+            not_found(reason="Unknown", name="claim-a"), NoAnswerError, None, id="404-of-a-proxy"
+        ),
+        pytest.param(BUSY, NoAnswerError, None, id="overloaded"),
     ],
 )
-async def test_any_other_404_proves_nothing_about_the_claim(error):
-    with pytest.raises(NoAnswerError):
-        await source(error).fetch(reference("a"), timeout_seconds=1)
-
-
-async def test_an_api_server_that_is_overloaded_proves_nothing_about_the_claim():
-    busy = TooManyRequestsError(
-        status=429, reason="TooManyRequests", message="later", method="GET", path="/"
-    )
-    with pytest.raises(NoAnswerError):
-        await source(busy).fetch(reference("a"), timeout_seconds=1)
-
-
-def claims_of(session: Session) -> ApiClaims:
-    future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-    future.set_result(session)
-    return ApiClaims(future)
+async def test_the_error_shows_what_an_answer_proves_about_the_claim(answer, error, text):
+    with pytest.raises(ClaimFetchError, match=text) as caught:
+        await source(FakeSession(answer)).fetch(reference("a"), timeout_seconds=1)
+    assert type(caught.value) is error
 
 
 def claim_path(version: str, uid: str) -> str:
@@ -100,20 +82,20 @@ def claim_path(version: str, uid: str) -> str:
 
 async def test_if_v1_is_served_a_claim_takes_one_request(session, api_server):
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
-    await claims_of(session).fetch(reference("a"), timeout_seconds=1)
+    claim = await source(session).fetch(reference("a"), timeout_seconds=1)
+    assert claim.uid == "a"
     assert api_server.requests == [("GET", claim_path("v1", "a"))]
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 async def test_an_older_cluster_is_asked_once_what_it_serves(session, api_server, version):
     api_server.served = {"resource.k8s.io": ["v1alpha3", version]}
-    source = claims_of(session)
+    claims = source(session)
     for uid in "abc":
-        body = claim_body(uid, {"device": "cam-0", "shareID": "share-1"})
-        config = {"source": "FromClass", "opaque": {"driver": "x", "parameters": {"a": 1}}}
-        body["status"]["allocation"]["devices"]["config"] = [config]
+        config = opaque({"a": 1}, source="FromClass", driver="x")
+        body = claim_body(uid, {"device": "cam-0", "shareID": "share-1"}, config=[config])
         api_server.store(claim_path(version, uid), body)
-        claim = await source.fetch(reference(uid), timeout_seconds=1)
+        claim = await claims.fetch(reference(uid), timeout_seconds=1)
         assert claim.allocation.results[0].share_id == "share-1"
         assert claim.allocation.configs[0].from_class is True
     assert api_server.requests == [
@@ -123,14 +105,16 @@ async def test_an_older_cluster_is_asked_once_what_it_serves(session, api_server
         ("GET", claim_path(version, "b")),
         ("GET", claim_path(version, "c")),
     ]
+    with pytest.raises(ClaimGoneError):
+        await claims.fetch(reference("d"), timeout_seconds=1)
 
 
 async def test_claims_of_one_pod_ask_together(session, api_server):
     api_server.served = {"resource.k8s.io": ["v1beta1"]}
     for uid in "abcdef":
         api_server.store(claim_path("v1beta1", uid), claim_body(uid, "cam-0"))
-    source = claims_of(session)
-    fetched = [source.fetch(reference(uid), timeout_seconds=1) for uid in "abcdef"]
+    claims = source(session)
+    fetched = [claims.fetch(reference(uid), timeout_seconds=1) for uid in "abcdef"]
     assert [claim.uid for claim in await asyncio.gather(*fetched)] == list("abcdef")
     assert api_server.requests.count(("GET", "/apis/resource.k8s.io")) == 1
 
@@ -138,29 +122,23 @@ async def test_claims_of_one_pod_ask_together(session, api_server):
 async def test_a_version_that_an_update_removed_is_detected(session, api_server):
     api_server.served = {"resource.k8s.io": ["v1beta1"]}
     api_server.store(claim_path("v1beta1", "a"), claim_body("a", "cam-0"))
-    source = claims_of(session)
-    await source.fetch(reference("a"), timeout_seconds=1)
+    claims = source(session)
+    await claims.fetch(reference("a"), timeout_seconds=1)
     api_server.served = {"resource.k8s.io": ["v1"]}
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
-    assert (await source.fetch(reference("a"), timeout_seconds=1)).uid == "a"
-
-
-async def test_a_claim_that_an_older_cluster_does_not_have_is_gone(session, api_server):
-    api_server.served = {"resource.k8s.io": ["v1beta1"]}
-    with pytest.raises(ClaimGoneError):
-        await claims_of(session).fetch(reference("a"), timeout_seconds=1)
+    assert (await claims.fetch(reference("a"), timeout_seconds=1)).uid == "a"
 
 
 async def test_a_cluster_without_the_api_proves_nothing_about_claims(session, api_server):
     api_server.served = {"resource.k8s.io": []}
     with pytest.raises(NoAnswerError, match="does not serve it at all"):
-        await claims_of(session).fetch(reference("a"), timeout_seconds=1)
+        await source(session).fetch(reference("a"), timeout_seconds=1)
 
 
-async def test_a_proxy_that_knows_no_path_proves_nothing_about_claims(session, api_server):
+async def test_after_a_proxy_that_knows_no_path_the_claim_is_read(session, api_server):
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
     api_server.fail("GET", claim_path("v1", "a"), status=404, reason="Unknown")
-    source = claims_of(session)
+    claims = source(session)
     with pytest.raises(NoAnswerError):
-        await source.fetch(reference("a"), timeout_seconds=1)
-    assert (await source.fetch(reference("a"), timeout_seconds=1)).uid == "a"
+        await claims.fetch(reference("a"), timeout_seconds=1)
+    assert (await claims.fetch(reference("a"), timeout_seconds=1)).uid == "a"

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from operator import attrgetter
 from pathlib import Path
 
@@ -25,20 +25,18 @@ from pathlib import Path
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.state.lock import DriverLock
 
-async def main(data, uid, obliging):
+async def main(data, uid):
     own, poller = DriverLock("camera.example.com", Path(data), instance_uid=uid), FilePoller()
     polling = asyncio.create_task(poller.run())
     while True:
         await own.acquire(may_ask=lambda: True)
         print("active", flush=True)
-        if not obliging:
-            await polling
         while await own.until_asked(poller) != "asked":
             pass
         await own.release()
         print("released", flush=True)
 
-asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3] == "obliging"))
+asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 SOON_SECONDS = 3.0
@@ -84,13 +82,11 @@ def instance(data):
 
 @pytest.fixture
 async def process(data):
-    """Start an instance in another process; it is killed at the end of the test. One that is not
-    `obliging` never hands over."""
+    """Start an instance in another process; it is killed at the end of the test."""
     started: list[Process] = []
 
-    async def process(uid: str, *, obliging: bool = True) -> Process:
-        mode = "obliging" if obliging else "holding"
-        command = (sys.executable, "-c", PROGRAM, str(data), uid, mode)
+    async def process(uid: str) -> Process:
+        command = (sys.executable, "-c", PROGRAM, str(data), uid)
         running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         started.append(Process(running))
         return started[-1]
@@ -111,6 +107,19 @@ async def poller():
 async def acquire(lock: DriverLock) -> None:
     """Wait for the lock, and ask for it at once."""
     await lock.acquire(may_ask=lambda: True)
+
+
+@pytest.fixture
+async def first(instance) -> DriverLock:
+    """The active instance."""
+    first = instance("pod-1")
+    await acquire(first)
+    return first
+
+
+@pytest.fixture
+def second(instance) -> DriverLock:
+    return instance("pod-2")
 
 
 @asynccontextmanager
@@ -155,10 +164,8 @@ async def test_the_first_instance_has_the_lock_at_once_and_asks_nobody(instance,
 
 
 async def test_a_second_instance_asks_and_has_the_lock_before_the_first_tries_again(
-    instance, poller, data
+    first, second, poller, data
 ):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
     assert not await second.try_acquire()
     async with waiting_for(second) as acquiring:
         assert await soon(first.until_asked(poller)) == "asked"
@@ -174,10 +181,8 @@ async def test_a_second_instance_asks_and_has_the_lock_before_the_first_tries_ag
 
 
 async def test_nobody_asks_an_instance_whose_request_file_was_left_by_a_killed_one(
-    instance, poller, data
+    instance, first, second, poller, data
 ):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
     (data / "waiting.lock").write_text("the UID of an instance that was killed")
     listening = asyncio.create_task(first.until_asked(poller))
     await still(listening, seconds=0.3)
@@ -186,20 +191,13 @@ async def test_nobody_asks_an_instance_whose_request_file_was_left_by_a_killed_o
         assert (data / "waiting.lock").read_text() == "pod-2"
 
 
-async def test_a_request_whose_file_was_removed_is_made_again(instance, poller, data):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
+async def test_a_request_is_made_again_if_its_file_is_removed_and_taken_back_by_a_stop(
+    first, second, poller, data
+):
     async with waiting_for(second):
         for _ in range(2):
             assert await soon(first.until_asked(poller)) == "asked"
             (data / "waiting.lock").unlink()
-        assert await soon(first.until_asked(poller)) == "asked"
-
-
-async def test_an_instance_that_stops_while_it_waits_takes_its_request_back(instance, poller, data):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    async with waiting_for(second):
         assert await soon(first.until_asked(poller)) == "asked"
     await second.release()
     assert list(data.iterdir()) == []
@@ -245,27 +243,18 @@ async def test_three_instances_hand_over_one_after_the_other(instance, poller, d
         task.cancel()
 
 
-async def test_a_new_instance_asks_only_once_it_may(instance, poller):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
+@pytest.mark.parametrize("then", ["it-may-ask", "the-lock-is-free"])
+async def test_a_new_instance_that_may_not_ask_waits_until(first, second, poller, then):
     may_ask = asyncio.Event()
     acquiring = asyncio.create_task(second.acquire(may_ask=may_ask.is_set))
     listening = asyncio.create_task(first.until_asked(poller))
     await still(listening)
-    may_ask.set()
-    assert await soon(listening) == "asked"
+    if then == "it-may-ask":
+        may_ask.set()
+        assert await soon(listening) == "asked"
     await first.release()
     await soon(acquiring)
-
-
-async def test_a_new_instance_that_may_not_ask_yet_takes_a_lock_that_is_free(instance):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    acquiring = asyncio.create_task(second.acquire(may_ask=lambda: False))
-    await still(acquiring)
-    await first.release()
-    await soon(acquiring)
-    assert second.held
+    listening.cancel()
 
 
 # ------------------------------------------------------------ forks
@@ -292,19 +281,9 @@ def fork():
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_a_forked_child_does_not_keep_the_lock(instance, data, fork):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    fork()
-    await first.release()
-    assert not is_locked(data)
-    assert await second.try_acquire()
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_a_forked_child_does_not_keep_a_request(instance, poller, data, fork):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
+async def test_a_forked_child_keeps_neither_the_lock_nor_a_request(
+    first, second, poller, data, fork
+):
     async with waiting_for(second):
         await asked(first, poller)
         request = os.open(data / "waiting.lock", os.O_RDONLY)
@@ -314,6 +293,9 @@ async def test_a_forked_child_does_not_keep_a_request(instance, poller, data, fo
         fcntl.flock(request, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises while it is locked
     finally:
         os.close(request)
+    await first.release()
+    assert not is_locked(data)
+    assert await second.try_acquire()
 
 
 # ------------------------------------------------------------ failures
@@ -345,45 +327,30 @@ async def test_an_attempt_that_fails_is_logged_and_the_next_one_made(instance, m
     ]
 
 
-async def test_a_request_that_fails_is_made_again(instance, poller, monkeypatch):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    raised = failing(monkeypatch, "_is_at", times=2)
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param("_is_at", id="checked"),
+        # For example because the disk is full: an empty request counts as none.
+        pytest.param("os.pwrite", id="written"),
+    ],
+)
+async def test_a_request_is_made_again_if_it_cannot_be(
+    first, second, poller, monkeypatch, function
+):
+    before = len(os.listdir("/proc/self/fd"))
+    raised = failing(monkeypatch, function, times=2)
     async with waiting_for(second) as acquiring:
         assert await soon(first.until_asked(poller)) == "asked"
         assert len(raised) == 2
         await first.release()
         await soon(acquiring)
-
-
-async def test_a_request_that_cannot_be_written_is_made_again(instance, poller, monkeypatch):
-    """For example because the disk is full: an empty request counts as none."""
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    raised = failing(monkeypatch, "os.pwrite", times=2)
-    async with waiting_for(second):
-        assert await soon(first.until_asked(poller)) == "asked"
-    assert len(raised) == 2
-
-
-async def test_failed_attempts_leave_no_descriptors(instance, monkeypatch):
-    first, second = instance("pod-1"), instance("pod-2")
-    await acquire(first)
-    before = len(os.listdir("/proc/self/fd"))
-    raised = failing(monkeypatch, "_is_at", times=3)
-    async with waiting_for(second):
-        async with asyncio.timeout(SOON_SECONDS):
-            while len(raised) < 3:
-                await asyncio.sleep(0.01)
-    await second.release()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == before, "failed attempts leave nothing open"
 
 
 async def test_a_release_that_fails_is_logged_and_the_lock_is_free(
-    instance, monkeypatch, data, caplog
+    first, monkeypatch, data, caplog
 ):
-    first = instance("pod-1")
-    await acquire(first)
 
     def fail() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -402,42 +369,20 @@ async def test_a_release_that_fails_is_logged_and_the_lock_is_free(
 # ------------------------------------------------------------ deaths
 
 
-async def test_when_the_active_instance_is_killed_the_one_that_waits_has_the_lock(
-    instance, process
+@pytest.mark.parametrize("in_its_turn", [False, True], ids=["before-its-turn", "in-its-turn"])
+async def test_when_the_instance_that_asked_is_killed_the_former_one_goes_on(
+    first, process, poller, in_its_turn
 ):
-    active = await process("pod-1", obliging=False)
-    await active.until("active")
-    async with waiting_for(instance("pod-2")) as acquiring:
-        await still(acquiring)
-        await active.kill()
-        await soon(acquiring)
-
-
-async def test_when_the_instance_that_asked_is_killed_before_its_turn_the_former_one_goes_on(
-    instance, process, poller
-):
-    first = instance("pod-1")
-    await acquire(first)
     second = await process("pod-2")
     await asked(first, poller)
-    await second.kill()
-    await first.release()
-    await soon(acquire(first))
-    assert first.held
-
-
-async def test_when_the_instance_that_asked_is_killed_in_its_turn_the_former_one_goes_on(
-    instance, process, poller
-):
-    first = instance("pod-1")
-    await acquire(first)
-    second = await process("pod-2")
-    await asked(first, poller)
+    if not in_its_turn:
+        await second.kill()
     await first.release()
     async with waiting_for(first) as standing_by:
-        await second.until("active")
-        await still(standing_by, seconds=1.5)
-        await second.kill()
+        if in_its_turn:
+            await second.until("active")
+            await still(standing_by, seconds=1.5)
+            await second.kill()
         await soon(standing_by)
     assert first.held
 
@@ -484,29 +429,11 @@ async def test_a_frozen_instance_keeps_the_lock_until_it(instance, process, then
         await soon(acquiring)
 
 
-async def test_a_frozen_instance_goes_on_if_the_one_that_asked_has_left(instance, process, data):
-    frozen, second = await process("pod-1"), instance("pod-2")
-    await frozen.until("active")
-    frozen.signal(signal.SIGSTOP)
-    async with waiting_for(second) as acquiring:
-        await still(acquiring)
-    await second.release()
-    frozen.signal(signal.SIGCONT)
-    released = asyncio.create_task(frozen.until("released"))
-    await still(released, seconds=1.5)
-    assert is_locked(data)
-    async with waiting_for(second) as acquiring:
-        await soon(released)
-        await soon(acquiring)
-
-
 async def test_a_frozen_instance_that_asked_is_ignored_for_a_time(
-    instance, process, poller, monkeypatch
+    first, process, poller, monkeypatch
 ):
     monkeypatch.setattr(lock, "IGNORE_SECONDS", 1.5)
     clock = asyncio.get_running_loop().time
-    first = instance("pod-1")
-    await acquire(first)
     frozen = await process("pod-2")
     await asked(first, poller)
     frozen.signal(signal.SIGSTOP)
@@ -528,9 +455,7 @@ async def test_a_frozen_instance_that_asked_is_ignored_for_a_time(
 
 
 @pytest.mark.parametrize("instead", [True, False], ids=["replaced", "removed"])
-async def test_the_hold_ends_when_the_data_directory_is(instance, poller, data, instead):
-    first = instance("pod-1")
-    await acquire(first)
+async def test_the_hold_ends_when_the_data_directory_is(first, poller, data, instead):
     listening = asyncio.create_task(first.until_asked(poller))
     await still(listening, seconds=0.2)
     data.rename(data.with_name("away"))
@@ -554,11 +479,8 @@ def test_a_missing_directory_is_not_locked(data):
 
 def test_a_lock_that_is_free_can_be_held_for_a_moment(data):
     data.mkdir()
-    with try_lock(data) as held:
-        assert held
-        assert is_locked(data)
-        with try_lock(data) as another:
-            assert not another
+    with try_lock(data) as held, try_lock(data) as another:
+        assert (held, another) == (True, False)
         assert is_locked(data)
     assert not is_locked(data)
 
@@ -572,8 +494,9 @@ async def test_the_lock_of_an_active_instance_cannot_be_held(instance, data):
 
 def test_two_checks_at_the_same_time_do_not_see_each_other(data):
     data.mkdir()
-    with ExitStack() as stack:
-        descriptor = os.open(data, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = os.open(data, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
         assert not is_locked(data)
+    finally:
+        os.close(descriptor)
