@@ -62,6 +62,9 @@ class Unpreparing:
 
     def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
+        self._listed_node = parts.node.name if parts.devices.traits.network_devices else None
+        """The node whose pools the inventories list, if the driver has devices of other pools, too;
+        otherwise, the inventories list all devices."""
         self.rebuilt = asyncio.Event()
         """Set after a damaged checkpoint was rebuilt."""
 
@@ -221,7 +224,7 @@ class Unpreparing:
         """Complete a rebuilt entry: the counter sets of its devices exclude other calls."""
         if any(device.consumes is None for device in claim.devices):
             hardware = self._parts.inventories.hardware()
-            claim, _ = with_consumption(claim, hardware, node=self._parts.listed_node, former=claim)
+            claim, _ = with_consumption(claim, hardware, node=self._listed_node, former=claim)
         return claim
 
     async def _settle(

@@ -127,7 +127,7 @@ class Lab:
 
     async def all_done(self) -> None:
         await asyncio.gather(*self.tasks)
-        assert self.scheduler.is_idle
+        assert self.scheduler.idle.is_set()
         assert not self.scheduler._hardware
 
 
@@ -266,7 +266,7 @@ async def test_hardware_is_free_for_others_once_its_claim_took_other_hardware():
     assert not lab.scheduler.take_hardware({"a": new})
     for turn in (first, second):
         lab.scheduler.leave(turn)
-    assert lab.scheduler.is_idle
+    assert lab.scheduler.idle.is_set()
     assert not lab.scheduler._hardware
 
 

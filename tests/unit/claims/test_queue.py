@@ -111,7 +111,7 @@ async def test_ended_work_is_forgotten():
     await prepare(calls, A)
     await prepare(calls, A)
     assert claims.begun == ["prepare a", "prepare a"]
-    assert calls.scheduler.is_idle
+    assert calls.scheduler.idle.is_set()
 
 
 class OneByOne(SlowClaims):

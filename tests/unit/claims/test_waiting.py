@@ -7,11 +7,7 @@ import asyncio
 import pytest
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.work import (
-    ClaimAnswer,
-    ClaimWork,
-    all_answered,
-)
+from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimWork
 
 pytestmark = pytest.mark.looptime
 
@@ -23,23 +19,11 @@ def work() -> ClaimWork:
     return ClaimWork(operation="prepare", claim=claim)
 
 
-async def test_a_caller_resumes_one_turn_after_the_last_answer():
-    works = [work(), work()]
-    waiting = asyncio.create_task(all_answered(works, timeout_seconds=10))
-    await asyncio.sleep(0)
-    works[0].finish(DONE)
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    works[1].finish(DONE)
-    await asyncio.sleep(0)
-    assert waiting.done()
-
-
 async def test_work_outlives_its_callers(looptime):
     outliving, answers = work(), []
-    outliving.callbacks.append(answers.append)
-    impatient = asyncio.create_task(all_answered([outliving], timeout_seconds=1))
-    cancelled = asyncio.create_task(all_answered([outliving], timeout_seconds=10))
+    outliving.on_answer = answers.append
+    impatient = asyncio.create_task(asyncio.wait([outliving.answered], timeout=1))
+    cancelled = asyncio.create_task(asyncio.wait([outliving.answered], timeout=10))
     await impatient
     assert looptime == 1
     cancelled.cancel()
