@@ -375,7 +375,9 @@ class Preparing(Unpreparing):
 
         A claim that containers already use is prepared again in any case.
         """
-        inventories = self._parts.inventories
+        parts, inventories = self._parts, self._parts.inventories
+        # Inventories do not list devices in pools of other nodes.
+        node = parts.node.name if parts.devices.traits.network_devices else None
         hardware: Hardware | None = None
         missing: dict[str, StoredDevice] = {}
         with suppress(TimeoutError):
@@ -385,14 +387,14 @@ class Preparing(Unpreparing):
                     missing = {}
                     for uid, each in due.items():
                         each.claim, unlisted = with_consumption(
-                            each.claim, hardware, node=self._listed_node, former=each.former
+                            each.claim, hardware, node=node, former=each.former
                         )
                         if unlisted is not None and not each.in_use:
                             missing[uid] = unlisted
                     if not missing:
                         return hardware
                     await inventories.revision.after(inventories.revision.number)
-        unavailable = self._parts.devices.unavailable()
+        unavailable = parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
             if unavailable is None:

@@ -62,9 +62,6 @@ class Unpreparing:
 
     def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
-        self._listed_node = parts.node.name if parts.devices.traits.network_devices else None
-        """The node whose pools the inventories list, if the driver has devices of other pools, too;
-        otherwise, the inventories list all devices."""
         self.rebuilt = asyncio.Event()
         """Set after a damaged checkpoint was rebuilt."""
 
@@ -223,8 +220,10 @@ class Unpreparing:
     def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
         """Complete a rebuilt entry: the counter sets of its devices exclude other calls."""
         if any(device.consumes is None for device in claim.devices):
-            hardware = self._parts.inventories.hardware()
-            claim, _ = with_consumption(claim, hardware, node=self._listed_node, former=claim)
+            parts = self._parts
+            node = parts.node.name if parts.devices.traits.network_devices else None
+            hardware = parts.inventories.hardware()
+            claim, _ = with_consumption(claim, hardware, node=node, former=claim)
         return claim
 
     async def _settle(

@@ -205,17 +205,13 @@ def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
     """Return the numbers that a claim holds. Admin access holds nothing."""
     if not any(device.nodes for device in claim.devices):
         return ()
-    reference = _reference(claim)
+    reference = claim.reference
     return tuple(
         _Hold(claim=reference, boot_id=claim.boot_id, device=device, node=node)
         for device in claim.devices
         if device.hold != "admin"
         for node in device.nodes
     )
-
-
-def _reference(claim: StoredClaim) -> ClaimReference:
-    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
 def with_former_nodes(
@@ -262,7 +258,7 @@ class ClaimDevices:
                 (device.pool, device.device, () if device.hold == "admin" else device.nodes)
                 for device in claim.devices
             )
-            known[claim.uid] = claim.generation, _reference(claim), devices
+            known[claim.uid] = claim.generation, claim.reference, devices
         self._known = known
         found: dict[tuple[str, str], dict[ClaimReference, tuple[StoredNode, ...]]] = {}
         for _, reference, devices in known.values():
