@@ -301,7 +301,7 @@ async def call_driver(
     """
     wanted = [*claims]
     batch = [allocated_claim(claim) for claim in wanted]
-    if len(batch) == 1 or parts.devices.traits.takes_batches(operation):
+    if len(batch) == 1 or operation in parts.devices.traits.batches:
         await answered(await _call(parts, operation, call, batch, works))
         return
 

@@ -41,7 +41,6 @@ from drakit_nodeplugin.endpoints.contract import (
     DeviceKey,
     DriverTraits,
     EndpointContext,
-    Granularity,
     HealthReport,
     HostedEndpoint,
     Update,
@@ -263,8 +262,7 @@ TRAITS = DriverTraits(
     checks=True,
     health=True,
     network_devices=True,
-    prepare_granularity=Granularity.BATCH,
-    unprepare_granularity=Granularity.BATCH,
+    batches=frozenset({"prepare", "unprepare", "check"}),
 )
 """All backends have the same traits, because the traits must be known without a backend. A method
 that a backend does not implement costs one call for each connection."""
