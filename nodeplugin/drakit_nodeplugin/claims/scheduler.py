@@ -126,11 +126,8 @@ class Scheduler:
                 del self._hardware[key]
             elif index == 0:
                 for following in line[0]:
-                    self._advance(following)
-
-    def _advance(self, turn: Turn) -> None:
-        turn.behind -= 1
-        if turn.behind == 0 and turn.ready is not None:
-            if not turn.ready.done():  # the work may not wait any more
-                turn.ready.set_result(None)
-            turn.ready = None
+                    following.behind -= 1
+                    if following.behind == 0 and following.ready is not None:
+                        if not following.ready.done():  # the work may not wait any more
+                            following.ready.set_result(None)
+                        following.ready = None

@@ -236,7 +236,10 @@ class Unpreparing:
         `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            if _waits(error.__cause__):
+            # The pod can end although the driver has not confirmed.
+            cause = error.__cause__
+            pending = isinstance(cause, DeviceFailedError) and cause.pending
+            if pending or isinstance(cause, EndpointStoppedError):
                 undone[uid] = Undone(error=error, waiting=True)
         gone = [claim for claim in claims if claim.uid not in errors]
         waiting = [uid for uid, state in undone.items() if state.waiting]
@@ -255,13 +258,6 @@ class Unpreparing:
         if failed := [claim for claim in free if claim.uid in rolled_back]:
             logger.info("claims rolled back", extra=facts_of(self._parts.driver, failed))
         return undone
-
-
-def _waits(cause: BaseException | None) -> bool:
-    """Return whether the pod can end although the driver has not confirmed."""
-    if isinstance(cause, DeviceFailedError):
-        return cause.pending
-    return isinstance(cause, EndpointStoppedError)
 
 
 def _file_stays(claim: object, error: OSError | None) -> Undone:

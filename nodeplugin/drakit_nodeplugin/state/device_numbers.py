@@ -142,7 +142,9 @@ class HeldNumbers:
     def settle(self, driver: str, uid: str, stored: StoredClaim | None) -> None:
         """Record what is stored of a claim now; None if there is no row."""
         key = (driver, uid)
-        holds = () if stored is None else _holds(stored)
+        holds: tuple[_Hold, ...] = ()
+        if stored is not None and any(device.nodes for device in stored.devices):
+            holds = _holds(stored)
         with self._lock:
             if holds or key in self._holds or key in self._wanted:
                 self._set(key, holds)
@@ -203,8 +205,6 @@ def _taken(wanted: _Hold, held: _Hold, *, driver: str) -> TakenNumber:
 
 def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
     """Return the numbers that a claim holds. Admin access holds nothing."""
-    if not any(device.nodes for device in claim.devices):
-        return ()
     reference = claim.reference
     return tuple(
         _Hold(claim=reference, boot_id=claim.boot_id, device=device, node=node)

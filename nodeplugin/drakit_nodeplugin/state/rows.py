@@ -222,9 +222,9 @@ def write(
     if admit is not None:
         for claim in fresh.values():
             if claim.state == "prepared" and any(device.nodes for device in claim.devices):
-                row = known.get(claim.uid)
-                in_use = row is not None and _in_use(row.claim, boot_id=claim.boot_id)
-                if (why := admit(claim, in_use)) is not None:
+                old = row.claim if (row := known.get(claim.uid)) else None
+                in_use = old and old.state == "prepared" and old.boot_id == claim.boot_id
+                if (why := admit(claim, bool(in_use))) is not None:
                     taken[claim.uid] = why
         for uid in taken:
             del fresh[uid]
@@ -239,10 +239,6 @@ def write(
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
     return Outcome(written=written, held=held, changed=frozenset(changed), taken=taken)
-
-
-def _in_use(claim: StoredClaim, *, boot_id: str) -> bool:
-    return claim.state == "prepared" and claim.boot_id == boot_id
 
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
