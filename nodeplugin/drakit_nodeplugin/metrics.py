@@ -9,7 +9,7 @@ It must not know the use of the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from drakit.device import ClaimReference
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
@@ -145,7 +145,10 @@ class DriverMetrics:
             result: metrics.fetch_seconds.labels(driver, result)
             for result in ("success", "gone", "no_answer", "error")
         }
-        self._transactions = metrics.transaction_seconds.labels(driver)
+        self.transaction: Callable[[float], None] = metrics.transaction_seconds.labels(
+            driver
+        ).observe
+        """Counts a transaction that wrote to the checkpoint, by its seconds."""
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
         self._devices = {state: metrics.devices.labels(driver, state) for state in _DEVICE_STATES}
@@ -183,10 +186,6 @@ class DriverMetrics:
     def fetched(self, seconds: float, result: FetchResult) -> None:
         """Count a read of a claim from the API server."""
         self._fetches[result].observe(seconds)
-
-    def transaction(self, seconds: float) -> None:
-        """Count a transaction that wrote to the checkpoint."""
-        self._transactions.observe(seconds)
 
     def collected(self, reason: str) -> None:
         """Count a stale claim that was unprepared."""

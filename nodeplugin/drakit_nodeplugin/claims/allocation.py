@@ -16,7 +16,7 @@ from typing import cast
 import orjson
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
-from drakit_formats.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
+from drakit_formats.resource.claim import Claim, DeviceResult, OpaqueConfig, applies
 from drakit_formats.resource.nodes import NodeLabelsUnknownError, is_pool_of, selects_node
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
@@ -37,7 +37,6 @@ __all__ = (
     "allocated_results",
     "device_keys",
     "next_step",
-    "reference_of",
     "wanted_claim",
     "with_consumption",
 )
@@ -100,7 +99,12 @@ def wanted_claim(
     """
     results = allocated_results(claim, reference=reference, driver=driver, node=node, labels=labels)
     assert claim.allocation is not None
-    configs = _configs_of(results, claim.allocation)
+    applied = [
+        (config, {number: r for number, r in enumerate(results) if applies(config, r)})
+        for config in claim.allocation.configs
+    ]
+    # The configs that apply, in the allocation's order; those of the class precede the claim's.
+    configs = sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
     return StoredClaim(
         uid=reference.uid,
         namespace=reference.namespace,
@@ -190,16 +194,6 @@ def with_consumption(
 
 _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
 """A config, and the results that it applies to, by index."""
-
-
-def _configs_of(results: Sequence[DeviceResult], allocation: Allocation) -> list[_Applied]:
-    """Return the configs that apply to any of the results, in the allocation's order; those of the
-    class precede those of the claim."""
-    applied = [
-        (config, {number: r for number, r in enumerate(results) if applies(config, r)})
-        for config in allocation.configs
-    ]
-    return sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
 
 
 def _texts(
@@ -295,9 +289,4 @@ def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
         )
         for device in claim.devices
     ]
-    return AllocatedClaim(claim=reference_of(claim), devices=tuple(devices))
-
-
-def reference_of(claim: StoredClaim) -> ClaimReference:
-    """Name a stored claim as drivers and the API know it."""
-    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+    return AllocatedClaim(claim=claim.reference, devices=tuple(devices))

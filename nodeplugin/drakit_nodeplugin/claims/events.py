@@ -126,7 +126,8 @@ class ClaimEvents:
             )
             self._add(_Pending(claim=claim, operation=operation, note=note, reason=RENUMBERED))
         if answer.error is None:
-            self._succeeded(claim, operation)
+            if self._failures:
+                self._succeeded(claim, operation)
         elif answer.reason not in _SILENT:
             failure = self._failure(claim, operation)
             if answer.reason in _PASSING and _now() - failure.since < SLOW_SECONDS:
@@ -143,8 +144,6 @@ class ClaimEvents:
         self._warn(claim, operation, self._failure(claim, operation), text)
 
     def _succeeded(self, claim: ClaimReference, operation: Operation) -> None:
-        if not self._failures:
-            return
         failure = self._forget((claim.uid, "prepare"))
         if operation == "unprepare":  # the claim has ended here: earlier failures do not matter
             self._forget((claim.uid, "unprepare"))

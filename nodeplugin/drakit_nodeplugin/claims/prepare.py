@@ -22,6 +22,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from drakit.device import Edits
 from drakit_formats.cdi import InvalidEditsError
@@ -56,7 +57,6 @@ from drakit_nodeplugin.claims.work import (
 )
 from drakit_nodeplugin.endpoints.contract import CallError
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.policies import held_nodes
 from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.holds import Hardware
@@ -108,15 +108,8 @@ class Preparing(Unpreparing):
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare the claims of a pod; each is answered as soon as it is done."""
-        if not await self.is_complete(works):
-            return
-        parts = self._parts
-        uids = [work.claim.uid for work in works]
-        try:
-            known = await parts.checkpoint.find(uids)
-        except CheckpointError as error:
-            for work in works:
-                self._refuse(work, not_stored(work.claim, error))
+        known = await self._find(works)
+        if known is None:
             return
         wanted = await run_concurrently([self._wanted(w, known.get(w.claim.uid)) for w in works])
         current: list[_Wanted] = []
@@ -152,13 +145,8 @@ class Preparing(Unpreparing):
         start replaces the file. A claim that is not prepared any more needs nothing. So does one
         whose requests and configs are unknown: it is prepared when the kubelet asks.
         """
-        if not await self.is_complete(works):
-            return
-        try:
-            known = await self._parts.checkpoint.find([work.claim.uid for work in works])
-        except CheckpointError as error:
-            for work in works:
-                self._refuse(work, not_stored(work.claim, error))
+        known = await self._find(works)
+        if known is None:
             return
         due: list[_Due] = []
         for work in works:
@@ -179,11 +167,17 @@ class Preparing(Unpreparing):
         )
         work.refuse(error)
 
-    def _succeed(
-        self, work: ClaimWork, claim: StoredClaim, *, renumbered: tuple[str, ...] = ()
-    ) -> None:
-        devices = prepared_devices(claim, self._parts.specs)
-        work.finish(ClaimAnswer(devices=devices, renumbered=renumbered))
+    async def _find(self, works: Sequence[ClaimWork]) -> Mapping[str, StoredClaim] | None:
+        """Return the entries of claims; None, after all are refused, if they are unknown."""
+        checkpoint = self._parts.checkpoint
+        if checkpoint.damage is not None and not await self.is_complete(works):
+            return None
+        try:
+            return await checkpoint.find([work.claim.uid for work in works])
+        except CheckpointError as error:
+            for work in works:
+                self._refuse(work, not_stored(work.claim, error))
+            return None
 
     # ------------------------------------------------------------ claims to prepare
 
@@ -239,7 +233,10 @@ class Preparing(Unpreparing):
         works = {uid: each.work for uid, each in entries.items()}
 
         async def check(uids: Sequence[str]) -> None:
-            wanted = [uid for uid in uids if not self._is_abandoned(works[uid], entries[uid].old)]
+            for uid in uids:
+                if works[uid].abandoned:
+                    self._refuse(works[uid], AbandonedError(claim=str(entries[uid].old)))
+            wanted = [uid for uid in uids if not works[uid].abandoned]
             if wanted:
                 claims = [entries[uid].old for uid in wanted]
                 call = self._parts.devices.check
@@ -252,7 +249,8 @@ class Preparing(Unpreparing):
                 broken: list[_Due] = []
                 for uid, result in results.items():
                     each = entries[uid]
-                    if self._is_abandoned(each.work, each.old):
+                    if each.work.abandoned:
+                        self._refuse(each.work, AbandonedError(claim=str(each.old)))
                         continue
                     # A prepared claim stays usable while its driver is unavailable.
                     if result is True or isinstance(result, EndpointStoppedError):
@@ -289,7 +287,8 @@ class Preparing(Unpreparing):
             if uid in outcome.file_errors or uid in outcome.changed:
                 self._refuse(each.work, self._refused(each.old, outcome))
             else:
-                self._succeed(each.work, each.old)
+                devices = prepared_devices(each.old, self._parts.specs)
+                each.work.finish(ClaimAnswer(devices=devices))
 
     # ------------------------------------------------------------ reallocated claims
 
@@ -314,7 +313,16 @@ class Preparing(Unpreparing):
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
-        due = {each.claim.uid: each for each in claims if not self._is_gone(each)}
+        due: dict[str, _Due] = {}
+        for each in claims:
+            # A claim that containers use is prepared again in any case.
+            devices = () if each.in_use else each.claim.devices
+            is_gone = self._parts.inventories.is_gone
+            gone = next((d for d in devices if is_gone(d.pool, d.device)), None)
+            if gone is None:
+                due[each.claim.uid] = each
+            else:
+                self._refuse_device(each, gone, DeviceGoneError)
         hardware = await self._await_listed(due)
         if self._parts.devices.traits.side_effects:
             # Before the wait: a claim whose device another one holds gets its error now.
@@ -330,60 +338,36 @@ class Preparing(Unpreparing):
 
     async def _call(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Prepare claims that have their hardware."""
-        self._drop_abandoned(due)
+        for uid, each in [*due.items()]:
+            if each.work.abandoned:
+                self._refuse(each.work, AbandonedError(claim=str(each.claim)))
+                del due[uid]
         if not due:
             return
         # No claim waits for the rollback of another one: the driver may take long for it.
         async with asyncio.TaskGroup() as rollbacks:
-
-            async def answered(results: Mapping[str, Sequence[Edits] | CallError]) -> None:
-                prepared: list[StoredClaim] = []
-                for uid, result in results.items():
-                    made = self._prepared(due[uid], result)
-                    if isinstance(made, StoredClaim):
-                        prepared.append(made)
-                    else:
-                        rollbacks.create_task(self._roll_back(due[uid], made))
-                if prepared:
-                    await self._keep(prepared, due, hardware, rollbacks)
-
             await call_driver(
                 self._parts,
                 "prepare",
                 self._parts.devices.prepare,
                 [each.claim for each in due.values()],
-                answered,
+                partial(self._keep, due, hardware, rollbacks),
                 works={uid: each.work for uid, each in due.items()},
             )
 
-    def _is_gone(self, due: _Due) -> bool:
-        """Refuse a claim with a device that is gone; one that containers use is prepared again in
-        any case."""
-        if due.in_use:
-            return False
-        for device in due.claim.devices:
-            if self._parts.inventories.is_gone(device.pool, device.device):
-                error = DeviceGoneError(
-                    claim=str(due.claim),
-                    request=device.request,
-                    device=device.device,
-                    driver=self._parts.driver,
-                )
-                self._refuse(due.work, error)
-                return True
-        return False
-
-    def _drop_abandoned(self, due: dict[str, _Due]) -> None:
-        """End the work on the claims that were abandoned in the meantime."""
-        for uid, each in [*due.items()]:
-            if self._is_abandoned(each.work, each.claim):
-                del due[uid]
-
-    def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
-        """Refuse a claim that was abandoned."""
-        if work.abandoned:
-            self._refuse(work, AbandonedError(claim=str(claim)))
-        return work.abandoned
+    def _refuse_device(
+        self,
+        due: _Due,
+        device: StoredDevice,
+        kind: type[DeviceGoneError | DeviceNotListedError],
+    ) -> None:
+        error = kind(
+            claim=str(due.claim),
+            request=device.request,
+            device=device.device,
+            driver=self._parts.driver,
+        )
+        self._refuse(due.work, error)
 
     async def _await_listed(self, due: dict[str, _Due]) -> Hardware | None:
         """
@@ -391,29 +375,32 @@ class Preparing(Unpreparing):
 
         A claim that containers already use is prepared again in any case.
         """
-        inventories = self._parts.inventories
-        hardware = inventories.hardware()
-        missing = _add_consumption(due, hardware, node=self._parts.listed_node)
-        if missing:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LISTED_SECONDS):
-                    while missing:
-                        await inventories.revision.after(inventories.revision.number)
-                        hardware = inventories.hardware()
-                        missing = _add_consumption(due, hardware, node=self._parts.listed_node)
-        unavailable = self._parts.devices.unavailable()
+        parts, inventories = self._parts, self._parts.inventories
+        # Inventories do not list devices in pools of other nodes.
+        node = parts.node.name if parts.devices.traits.network_devices else None
+        hardware: Hardware | None = None
+        missing: dict[str, StoredDevice] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LISTED_SECONDS):
+                while True:
+                    hardware = inventories.hardware()
+                    missing = {}
+                    for uid, each in due.items():
+                        each.claim, unlisted = with_consumption(
+                            each.claim, hardware, node=node, former=each.former
+                        )
+                        if unlisted is not None and not each.in_use:
+                            missing[uid] = unlisted
+                    if not missing:
+                        return hardware
+                    await inventories.revision.after(inventories.revision.number)
+        unavailable = parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
-            if unavailable is not None:
+            if unavailable is None:
+                self._refuse_device(each, device, DeviceNotListedError)
+            else:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
-                continue
-            error = DeviceNotListedError(
-                claim=str(each.claim),
-                request=device.request,
-                device=device.device,
-                driver=self._parts.driver,
-            )
-            self._refuse(each.work, error)
         return hardware
 
     async def _store_intents(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
@@ -455,7 +442,16 @@ class Preparing(Unpreparing):
                 replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
                 for device, edit in zip(devices, edits, strict=True)
             )
-        nodes = [_stored_nodes(edit) for edit in edits]
+        nodes = [
+            tuple(
+                [
+                    StoredNode(type=n.type, major=n.major, minor=n.minor, identity=n.identity)
+                    for n in edit.device_nodes
+                    if n.identity and n.type and n.major is not None and n.minor is not None
+                ]
+            )
+            for edit in edits
+        ]
         # Containers keep the numbers that they were started with.
         former = _nodes(due.former) if due.in_use and due.former is not None else {}
         if former or any(nodes):
@@ -467,13 +463,20 @@ class Preparing(Unpreparing):
 
     async def _keep(
         self,
-        prepared: Collection[StoredClaim],
         due: Mapping[str, _Due],
         hardware: Hardware | None,
         rollbacks: asyncio.TaskGroup,
+        results: Mapping[str, Sequence[Edits] | CallError],
     ) -> None:
-        """Store the prepared claims, write their CDI files, and answer; roll back the claims that
-        fail."""
+        """Store the claims that the driver has prepared, write their CDI files, and answer; roll
+        back the claims that fail."""
+        prepared: list[StoredClaim] = []
+        for uid, result in results.items():
+            made = self._prepared(due[uid], result)
+            if isinstance(made, StoredClaim):
+                prepared.append(made)
+            else:
+                rollbacks.create_task(self._roll_back(due[uid], made))
         try:
             outcome = await self._parts.checkpoint.write(prepared, hardware=hardware, files=True)
         except CheckpointError as error:
@@ -484,9 +487,12 @@ class Preparing(Unpreparing):
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
-            each = due[claim.uid]
-            renumbered = () if each.former is None else _renumbered(each.former, claim)
-            self._succeed(each.work, claim, renumbered=renumbered)
+            former = due[claim.uid].former
+            answer = ClaimAnswer(
+                devices=prepared_devices(claim, self._parts.specs),
+                renumbered=() if former is None else _renumbered(former, claim),
+            )
+            due[claim.uid].work.finish(answer)
         for claim in prepared:
             each = due[claim.uid]
             if claim.uid in outcome.written and claim.uid not in outcome.file_errors:
@@ -509,16 +515,6 @@ class Preparing(Unpreparing):
             self._parts.scheduler.free_hardware(due.claim.uid)
             await self.undo_one(due.claim)
         self._refuse(due.work, error)
-
-
-def _stored_nodes(edits: Edits) -> tuple[StoredNode, ...]:
-    return tuple(
-        [
-            StoredNode(type=n.type, major=n.major, minor=n.minor, identity=n.identity)
-            for n in held_nodes(edits)
-            if n.major is not None and n.minor is not None
-        ]
-    )
 
 
 def _key(device: StoredDevice) -> tuple[str, str, str | None]:
@@ -557,16 +553,3 @@ def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int]
             text = f"{node.type} {node.major}:{node.minor}"
             found.setdefault(node.identity, {})[node.number] = text
     return found
-
-
-def _add_consumption(
-    claims: Mapping[str, _Due], hardware: Hardware | None, *, node: str | None
-) -> dict[str, StoredDevice]:
-    """Record the consumption of devices; return an unlisted device for each claim that cannot
-    continue."""
-    missing: dict[str, StoredDevice] = {}
-    for uid, each in claims.items():
-        each.claim, unlisted = with_consumption(each.claim, hardware, node=node, former=each.former)
-        if unlisted is not None and not each.in_use:
-            missing[uid] = unlisted
-    return missing

@@ -29,13 +29,7 @@ from drakit_daemon import logs
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.unprepare import Undone
-from drakit_nodeplugin.claims.work import (
-    GERUND,
-    ClaimAnswer,
-    ClaimWork,
-    Operation,
-    all_answered,
-)
+from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, ClaimWork, Operation
 from drakit_nodeplugin.state.records import State, StoredClaim
 
 __all__ = ("NOT_DONE", "ClaimObserver", "ClaimOperations", "ClaimQueue")
@@ -134,8 +128,6 @@ class ClaimQueue:
         self._observers = observers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
-        self._emptied = asyncio.Event()
-        """Set when the last turn has ended."""
 
     # ------------------------------------------------------------ the kubelet's calls
 
@@ -148,9 +140,15 @@ class ClaimQueue:
         UIDs must be unique. If the caller is canceled, the work continues.
         """
         turns = self._join_or_begin(operation, claims)
-        if works := [turn.work for turn in turns.values() if turn.work.answer is None]:
-            await all_answered(works, timeout_seconds=timeout_seconds)
-        return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
+        works = {uid: turn.work for uid, turn in turns.items()}
+        if waiting := [work.answered for work in works.values() if work.answer is None]:
+            await asyncio.wait(waiting, timeout=timeout_seconds)
+        answers: dict[str, ClaimAnswer] = {}
+        for claim in claims:
+            work = works.get(claim.uid)
+            answer = None if work is None else work.answer
+            answers[claim.uid] = answer or self._not_yet(operation, claim, turns.get(claim.uid))
+        return answers
 
     async def drain(self, *, timeout_seconds: float | None = None) -> bool:
         """
@@ -160,10 +158,9 @@ class ClaimQueue:
         self._draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while not self._scheduler.is_idle:
-                    self._emptied.clear()
-                    await self._emptied.wait()
-        return self._scheduler.is_idle
+                while not self._scheduler.idle.is_set():
+                    await self._scheduler.idle.wait()
+        return self._scheduler.idle.is_set()
 
     async def cancel(self) -> None:
         """Cancel the work in flight. The checkpoint contains what it began, and the next active
@@ -244,16 +241,11 @@ class ClaimQueue:
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
         turn = self._new("prepare", claim, again=True)
-        answered: asyncio.Future[ClaimAnswer] = asyncio.get_running_loop().create_future()
-
-        def set_answer(answer: ClaimAnswer) -> None:
-            if not answered.done():  # the caller may have been canceled
-                answered.set_result(answer)
-
-        turn.work.callbacks.append(set_answer)
         if self._scheduler.add(turn):
             self._begin([turn])
-        return await answered
+        await asyncio.wait([turn.work.answered])
+        assert turn.work.answer is not None
+        return turn.work.answer
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
@@ -276,12 +268,7 @@ class ClaimQueue:
 
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
-        self._leave(self._scheduler.turns(uid)[0])
-
-    def _leave(self, turn: Turn) -> None:
-        self._scheduler.leave(turn)
-        if self._scheduler.is_idle:
-            self._emptied.set()
+        self._scheduler.leave(self._scheduler.turns(uid)[0])
 
     # ------------------------------------------------------------ work
 
@@ -295,7 +282,12 @@ class ClaimQueue:
         for claim in claims:
             before = self._scheduler.turns(claim.uid)
             last = before[-1] if before else None
-            if isinstance(last, _WorkTurn) and last.work.joins(operation):
+            # A prepared claim stays usable if its second prepare fails: that one answers no call.
+            if (
+                isinstance(last, _WorkTurn)
+                and last.work.operation == operation
+                and not last.work.again
+            ):
                 turns[claim.uid] = last
                 joined.add(last.request_id)
                 continue
@@ -326,7 +318,7 @@ class ClaimQueue:
             request_id=logs.request_id.get(),
             context=contextvars.copy_context(),
         )
-        turn.work.callbacks.append(lambda answer: self._finished(turn, answer))
+        turn.work.on_answer = lambda answer: self._finished(turn, answer)
         return turn
 
     def _begin(self, turns: Sequence[_WorkTurn]) -> None:
@@ -393,7 +385,7 @@ class ClaimQueue:
 
     def _finished(self, turn: _WorkTurn, answer: ClaimAnswer) -> None:
         work = turn.work
-        self._leave(turn)
+        self._scheduler.leave(turn)
         seconds = asyncio.get_running_loop().time() - turn.asked_at
         if turn.late:
             logger.info(
@@ -412,14 +404,12 @@ class ClaimQueue:
             for observer in self._observers:
                 observer.finished(work.claim, work.operation, answer, seconds)
 
-    def _answer(
+    def _not_yet(
         self, operation: Operation, claim: ClaimReference, turn: _WorkTurn | None
     ) -> ClaimAnswer:
         if turn is None:
             text = "too many calls for this claim are in flight; check the log of driver "
             return _not_done(claim, text + self._driver)
-        if turn.work.answer is not None:
-            return turn.work.answer
         turn.late = True
         text = f"driver {self._driver} is still {GERUND[operation]} this claim"
         if turn.ready is not None:

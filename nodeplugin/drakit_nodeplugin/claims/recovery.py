@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drakit_nodeplugin.changes import FilePoller, FileWatch
-from drakit_nodeplugin.claims.allocation import device_keys, reference_of, wanted_claim
+from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubelet_claims import (
     Grace,
@@ -505,7 +505,7 @@ class Rebuilder:
 
     async def _wanted(self, entry: StoredClaim) -> StoredClaim:
         """Read and check a claim; no reference to it remains, because it can take 20 MiB."""
-        reference = reference_of(entry)
+        reference = entry.reference
         return wanted_claim(
             await self._parts.source.fetch(reference, timeout_seconds=FETCH_SECONDS),
             reference=reference,

@@ -49,11 +49,9 @@ class Scheduler:
         """Turns by claim, the owner first. No line is ever empty."""
         self._hardware: dict[HardwareKey, deque[set[Turn]]] = {}
         """Turns by device or counter set. Those of one set have it together."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is no turn."""
-        return not self._claims
+        self.idle = asyncio.Event()
+        """Set while there is no turn."""
+        self.idle.set()
 
     def turns(self, uid: str | None = None) -> Sequence[Turn]:
         """Return the turns of a claim in their order, or of all claims."""
@@ -63,6 +61,7 @@ class Scheduler:
 
     def add(self, turn: Turn) -> bool:
         """Add a turn; return whether it owns its claim."""
+        self.idle.clear()
         line = self._claims.setdefault(turn.uid, deque())
         line.append(turn)
         return line[0] is turn
@@ -75,6 +74,8 @@ class Scheduler:
         line.remove(turn)
         if not line:
             del self._claims[turn.uid]
+            if not self._claims:
+                self.idle.set()
         elif was_owner:
             line[0].begin()
 
@@ -91,29 +92,25 @@ class Scheduler:
         """
         owners = {uid: self._claims[uid][0] for uid in wanted}
         due = {owner: wanted[uid] for uid, owner in owners.items() if not owner.hardware}
-        free = [turn for turn, keys in due.items() if self._hardware.keys().isdisjoint(keys)]
-        for turn in free:
-            # First: one that has to wait may need hardware of these, and would block them.
-            self._enter(turn, due.pop(turn), beside=free)
-        for turn, keys in due.items():
-            self._enter(turn, keys, beside=())
+        held = self._hardware.keys()
+        free = {turn: keys for turn, keys in due.items() if held.isdisjoint(keys)}
+        # First: one that has to wait may need hardware of these, and would block them.
+        for turn, keys in (free | due).items():
+            turn.hardware = keys
+            for key in keys:
+                line = self._hardware.setdefault(key, deque())
+                if line and turn in free and not line[0].isdisjoint(free):
+                    line[0].add(turn)
+                    continue
+                turn.behind += bool(line)
+                line.append({turn})
+            if turn.behind:
+                turn.ready = asyncio.get_running_loop().create_future()
         return {uid: turn.ready for uid, turn in owners.items() if turn.ready is not None}
 
     def free_hardware(self, uid: str) -> None:
         """Free the hardware of the turn that owns a claim; it may then take other hardware."""
         self._free_hardware(self._claims[uid][0])
-
-    def _enter(self, turn: Turn, keys: frozenset[HardwareKey], *, beside: Sequence[Turn]) -> None:
-        turn.hardware = keys
-        for key in keys:
-            line = self._hardware.setdefault(key, deque())
-            if line and not line[0].isdisjoint(beside):
-                line[0].add(turn)
-                continue
-            turn.behind += bool(line)
-            line.append({turn})
-        if turn.behind:
-            turn.ready = asyncio.get_running_loop().create_future()
 
     def _free_hardware(self, turn: Turn) -> None:
         keys, turn.hardware = turn.hardware, frozenset()
@@ -129,11 +126,8 @@ class Scheduler:
                 del self._hardware[key]
             elif index == 0:
                 for following in line[0]:
-                    self._advance(following)
-
-    def _advance(self, turn: Turn) -> None:
-        turn.behind -= 1
-        if turn.behind == 0 and turn.ready is not None:
-            if not turn.ready.done():  # the work may not wait any more
-                turn.ready.set_result(None)
-            turn.ready = None
+                    following.behind -= 1
+                    if following.behind == 0 and following.ready is not None:
+                        if not following.ready.done():  # the work may not wait any more
+                            following.ready.set_result(None)
+                        following.ready = None

@@ -70,7 +70,9 @@ class ApiClaims:
         try:
             claim = await self._fetch(reference, until=began + timeout_seconds)
         except ClaimError as error:
-            self._observe(clock() - began, _result_of(error))
+            is_gone, is_silent = isinstance(error, ClaimGoneError), isinstance(error, NoAnswerError)
+            result = "gone" if is_gone else "no_answer" if is_silent else "error"
+            self._observe(clock() - began, result)
             raise
         self._observe(clock() - began, "success")
         return claim
@@ -126,12 +128,6 @@ class ApiClaims:
                 self._version = await served_version(session, GROUP, VERSIONS)
                 self._asked += 1
             return self._version
-
-
-def _result_of(error: ClaimError) -> FetchResult:
-    if isinstance(error, ClaimGoneError):
-        return "gone"
-    return "no_answer" if isinstance(error, NoAnswerError) else "error"
 
 
 def _is_of(reference: ClaimReference, error: NotFoundError) -> bool:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from drakit.driver import Node
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_formats.resource.claim import Claim
-from drakit_nodeplugin.claims.allocation import allocated_results, device_keys, reference_of
+from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -92,7 +92,7 @@ def stale_reason(
     try:
         results = allocated_results(
             found,
-            reference=reference_of(entry),
+            reference=entry.reference,
             driver=driver,
             node=node.name,
             labels=node.labels,
@@ -245,7 +245,7 @@ class StaleCollector:
     async def _reason_of(self, entry: StoredClaim) -> StaleReason | None:
         """Read the claim of an entry and decide; no reference to it remains: it can take 20 MiB."""
         try:
-            found = await self._source.fetch(reference_of(entry), timeout_seconds=FETCH_SECONDS)
+            found = await self._source.fetch(entry.reference, timeout_seconds=FETCH_SECONDS)
         except ClaimGoneError:
             found = None
         return stale_reason(entry, found, driver=self._driver, node=self._node)

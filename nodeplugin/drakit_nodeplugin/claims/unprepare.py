@@ -220,8 +220,10 @@ class Unpreparing:
     def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
         """Complete a rebuilt entry: the counter sets of its devices exclude other calls."""
         if any(device.consumes is None for device in claim.devices):
-            hardware = self._parts.inventories.hardware()
-            claim, _ = with_consumption(claim, hardware, node=self._parts.listed_node, former=claim)
+            parts = self._parts
+            node = parts.node.name if parts.devices.traits.network_devices else None
+            hardware = parts.inventories.hardware()
+            claim, _ = with_consumption(claim, hardware, node=node, former=claim)
         return claim
 
     async def _settle(
@@ -234,7 +236,10 @@ class Unpreparing:
         `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            if _waits(error.__cause__):
+            # The pod can end although the driver has not confirmed.
+            cause = error.__cause__
+            pending = isinstance(cause, DeviceFailedError) and cause.pending
+            if pending or isinstance(cause, EndpointStoppedError):
                 undone[uid] = Undone(error=error, waiting=True)
         gone = [claim for claim in claims if claim.uid not in errors]
         waiting = [uid for uid, state in undone.items() if state.waiting]
@@ -253,13 +258,6 @@ class Unpreparing:
         if failed := [claim for claim in free if claim.uid in rolled_back]:
             logger.info("claims rolled back", extra=facts_of(self._parts.driver, failed))
         return undone
-
-
-def _waits(cause: BaseException | None) -> bool:
-    """Return whether the pod can end although the driver has not confirmed."""
-    if isinstance(cause, DeviceFailedError):
-        return cause.pending
-    return isinstance(cause, EndpointStoppedError)
 
 
 def _file_stays(claim: object, error: OSError | None) -> Undone:

@@ -65,7 +65,6 @@ __all__ = (
     "Inventories",
     "Operation",
     "PreparedDevice",
-    "all_answered",
     "call_driver",
     "driver_failed",
     "facts_of",
@@ -146,16 +145,13 @@ class ClaimWork:
     on_abandon: Callable[[], object] | None = None
     """Ends what the work waits for, while that can be abandoned."""
 
-    callbacks: list[Callable[[ClaimAnswer], None]] = field(
-        default_factory=list[Callable[[ClaimAnswer], None]]
-    )
-    """Called with the answer, in their order; each returns at once, and raises nothing. A future
-    would call them one turn of the loop later."""
+    on_answer: Callable[[ClaimAnswer], None] | None = None
+    """Called with the answer at once; it returns at once, and raises nothing."""
 
-    def joins(self, operation: Operation) -> bool:
-        """Return whether its answer also answers a call of the kubelet. A prepared claim stays
-        usable if its second prepare fails, so that one answers no call."""
-        return self.operation == operation and not self.again
+    answered: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Resolved with the answer. Several calls may wait for it, so a wait must not cancel it."""
 
     def when_abandoned(self, end: Callable[[], object]) -> None:
         """Let `end` end what the work waits for, at once if the work is abandoned already."""
@@ -174,39 +170,13 @@ class ClaimWork:
         if self.answer is not None:
             raise asyncio.InvalidStateError("the claim was already answered")
         self.answer = answer
-        for callback in self.callbacks.copy():
-            callback(answer)
+        if self.on_answer is not None:
+            self.on_answer(answer)
+        self.answered.set_result(None)
 
     def refuse(self, error: ClaimError) -> None:
         """Answer the claim with an error."""
         self.finish(ClaimAnswer(error=str(error), reason=error.reason))
-
-
-async def all_answered(works: Collection[ClaimWork], *, timeout_seconds: float) -> None:
-    """Wait until works, none of which has an answer yet, all have one, or the time is over."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    left = len(works)
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    def answered(_: ClaimAnswer) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            end()
-
-    timer = loop.call_later(timeout_seconds, end)
-    for work in works:
-        work.callbacks.append(answered)
-    try:
-        await ended
-    finally:
-        timer.cancel()
-        for work in works:
-            work.callbacks.remove(answered)
 
 
 # ---------------------------------------------------------------- dependencies
@@ -246,12 +216,6 @@ class ClaimDependencies:
     limits: ParameterLimits
     name_all_holders: bool = False
     """Whether errors, which the pod's owner reads, name claims of other namespaces."""
-
-    @property
-    def listed_node(self) -> str | None:
-        """The node whose pools the inventories list, if the driver has devices of other pools, too;
-        otherwise, the inventories list all devices."""
-        return self.node.name if self.devices.traits.network_devices else None
 
 
 # ---------------------------------------------------------------- shared steps
@@ -337,7 +301,7 @@ async def call_driver(
     """
     wanted = [*claims]
     batch = [allocated_claim(claim) for claim in wanted]
-    if len(batch) == 1 or parts.devices.traits.takes_batches(operation):
+    if len(batch) == 1 or operation in parts.devices.traits.batches:
         await answered(await _call(parts, operation, call, batch, works))
         return
 
@@ -392,18 +356,15 @@ async def _call(
     limit = asyncio.timeout(CALL_SECONDS)
     own = [work for item in batch if (work := works.get(item.claim.uid)) is not None]
 
-    def are_abandoned() -> bool:
-        return bool(own) and all(work.abandoned for work in own)
-
     def abandon() -> None:
-        if are_abandoned() and not limit.expired():
+        if all(work.abandoned for work in own) and not limit.expired():
             limit.reschedule(loop.time())
 
     try:
         async with limit:
             for work in own:
                 work.on_abandon = abandon
-            if are_abandoned():  # a moment ago
+            if own and all(work.abandoned for work in own):  # a moment ago
                 raise TimeoutError
             return await call(batch)
     except TimeoutError:

@@ -86,7 +86,7 @@ class Rights:
             yield from self._hook_problems(hook)
         for interface in edits.net_devices:
             name = interface.host_interface_name
-            if not _matches_any(name, self.allowed.net_devices):
+            if not any(fnmatchcase(name, pattern) for pattern in self.allowed.net_devices):
                 yield self._refused(f"network interface {_shown(name)}", "netDevices")
         for gid in edits.additional_gids:
             if gid not in self.allowed.additional_gids:
@@ -233,10 +233,6 @@ def _is_read_only(options: frozenset[str]) -> bool:
     if "rw" in options:
         return False
     return "rro" in options or ("ro" in options and "rbind" not in options)
-
-
-def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _malformed(what: str, container_path: str) -> str:

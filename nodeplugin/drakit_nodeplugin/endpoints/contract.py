@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from drakit.device import AllocatedClaim, Edits, Health, Inventory
@@ -45,7 +44,6 @@ __all__ = (
     "DriverTraits",
     "EndpointContext",
     "EndpointListener",
-    "Granularity",
     "HealthReport",
     "HostedEndpoint",
     "PolicyTraits",
@@ -124,7 +122,7 @@ class Calls(Protocol):
     """
     Calls for claims, in the daemon's loop.
 
-    A batch has at least one claim. Unless the driver's granularity is a batch of claims, it has
+    A batch has at least one claim. Unless the call is one of :attr:`.DriverTraits.batches`, it has
     exactly one. Pools have the driver's names. No two calls for the same device or counter set run
     at the same time, calls for others do.
 
@@ -196,14 +194,6 @@ class Connection(Reports, Calls, Protocol):
 # ---------------------------------------------------------------- traits of a driver
 
 
-class Granularity(Enum):
-    """The scope of one call of a driver."""
-
-    DEVICE = "device"
-    BATCH = "batch"
-    """All claims of a request together, such as those of a pod."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTraits:
     """The policies of a driver."""
@@ -236,29 +226,27 @@ class DriverTraits:
     """Whether it also prepares devices of pools that do not belong to the node. A controller
     publishes them, so that no inventory has them."""
 
-    prepare_granularity: Granularity = Granularity.DEVICE
-    unprepare_granularity: Granularity = Granularity.DEVICE
+    batches: Collection[CallOperation] = frozenset()
+    """The calls that take all claims of a request together, such as those of a pod. Other calls are
+    of a single claim."""
+
     parameters_type: type[DeviceParameters] | None = None
     policies: PolicyTraits | None = None
     """Its policies, which configure it while it runs; None if it has none."""
 
-    def takes_batches(self, operation: CallOperation) -> bool:
-        """Return whether the claims of a batch are one call."""
-        unprepares = operation == "unprepare"
-        granularity = self.unprepare_granularity if unprepares else self.prepare_granularity
-        return granularity is Granularity.BATCH
-
     def method(self, operation: CallOperation) -> str:
         """Return the name of a call, for sentences."""
-        return f"{operation}_claims" if self.takes_batches(operation) else operation
+        return f"{operation}_claims" if operation in self.batches else operation
 
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
     """Read the traits from a driver's class."""
 
-    def granularity(batch_method: str) -> Granularity:
-        return Granularity.BATCH if overrides(kind, batch_method) else Granularity.DEVICE
-
+    batches: set[CallOperation] = set()
+    if overrides(kind, "prepare_claims"):
+        batches |= {"prepare", "check"}
+    if overrides(kind, "unprepare_claims"):
+        batches.add("unprepare")
     polls = overrides(kind, "health")
     resource, policy_type = kind.policy_resource, kind.policy_type
     policies = None
@@ -270,8 +258,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         resets=overrides(kind, "reset"),
         polls_health=polls,
         health=polls or kind.reports_health,
-        prepare_granularity=granularity("prepare_claims"),
-        unprepare_granularity=granularity("unprepare_claims"),
+        batches=frozenset(batches),
         parameters_type=kind.parameters_type,
         policies=policies,
     )
@@ -283,7 +270,7 @@ def overdue(
     """Return the error for a call that has timed out."""
     text = f"driver {driver} did not answer {traits.method(operation)} within {CALL_SECONDS:.0f} s"
     counts = [len(item.devices) for item in batch]
-    is_of_one_device = counts == [1] and not traits.takes_batches(operation)
+    is_of_one_device = counts == [1] and operation not in traits.batches
     return DeviceFailedError(text, index=0 if is_of_one_device else None)
 
 

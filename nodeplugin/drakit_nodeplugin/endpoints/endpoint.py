@@ -96,7 +96,16 @@ class Caller(ABC):
             if isinstance(connection, EndpointStoppedError):
                 raise connection
             call = getattr(connection, operation)
-            answers: dict[str, Any] = dict(await call([*map(self._in_driver_pools, batch)]))
+            items = [
+                replace(
+                    item,
+                    devices=tuple(
+                        [replace(d, pool=short_pool(self._node, d.pool)) for d in item.devices]
+                    ),
+                )
+                for item in batch
+            ]
+            answers: dict[str, Any] = dict(await call(items))
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
@@ -115,18 +124,27 @@ class Caller(ABC):
             return self._results(operation, batch, answers)
         return dict.fromkeys([item.claim.uid for item in batch], failure)
 
-    def _in_driver_pools(self, given: AllocatedClaim) -> AllocatedClaim:
-        devices = [
-            replace(device, pool=short_pool(self._node, device.pool)) for device in given.devices
-        ]
-        return replace(given, devices=tuple(devices))
-
     # ------------------------------------------------------------ results
 
     def _results(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim], answers: dict[str, Any]
     ) -> dict[str, Any]:
-        results = {item.claim.uid: self._result(operation, item, answers) for item in batch}
+        """Return each claim's answer, or a DeviceFailedError."""
+        results: dict[str, Any] = {}
+        for item in batch:
+            uid = item.claim.uid
+            if operation == "check":
+                results[uid] = answers.pop(uid, False) is True
+                continue
+            if uid not in answers:
+                results[uid] = self._unusable(operation, "nothing for this claim")
+                continue
+            results[uid] = answer = answers.pop(uid)
+            if operation == "prepare" and not isinstance(answer, Exception):
+                edits = cast("Sequence[Edits]", answer)
+                if len(edits) != len(item.devices):
+                    count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
+                    results[uid] = self._unusable(operation, count)
         if answers:
             what = self.traits.method(operation)
             text = f"it answered {what} for claims that were not requested"
@@ -135,23 +153,6 @@ class Caller(ABC):
                 extra={"driver": self._driver, "error": text},
             )
         return results
-
-    def _result(
-        self, operation: CallOperation, item: AllocatedClaim, answers: dict[str, Any]
-    ) -> Any:
-        """Return the answer for a claim, or a DeviceFailedError."""
-        uid = item.claim.uid
-        if operation == "check":
-            return answers.pop(uid, False) is True
-        if uid not in answers:
-            return self._unusable(operation, "nothing for this claim")
-        answer = answers.pop(uid)
-        if operation == "prepare" and not isinstance(answer, Exception):
-            edits = cast("Sequence[Edits]", answer)
-            if len(edits) != len(item.devices):
-                count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
-                return self._unusable(operation, count)
-        return answer
 
     def _unusable(self, operation: CallOperation, answer: str) -> DeviceFailedError:
         what = self.traits.method(operation)
@@ -214,7 +215,7 @@ class Lifecycle(Generic[ConnectionT]):
         """The latest one; None while there is none."""
 
     @property
-    def unavailable(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """The reason why the endpoint cannot be called now; None if it can."""
         if self._reason is not None or self.connection is None:
             return self._reason
@@ -235,7 +236,7 @@ class Lifecycle(Generic[ConnectionT]):
         except DriverError as error:
             self._reason = text_of(error)
             raise
-        if (reason := self.unavailable) is not None and self._reason is None:
+        if (reason := self.stop_reason) is not None and self._reason is None:
             self._report_stop(reason)
 
     async def run(self) -> None:
@@ -329,7 +330,7 @@ class Lifecycle(Generic[ConnectionT]):
         self._report_stop(reason)
 
     def _report_silence(self, connection: ConnectionT) -> None:
-        if connection.unavailable is not None and (reason := self.unavailable) is not None:
+        if connection.unavailable is not None and (reason := self.stop_reason) is not None:
             logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": reason})
             self._report_stop(reason)
 
@@ -353,7 +354,7 @@ def _reason_of(error: Exception) -> str:
 # ---------------------------------------------------------------- endpoint
 
 
-class Endpoint(Caller):
+class Endpoint(Lifecycle[Connection], Caller):
     """One endpoint of any kind: a :class:`.HostedEndpoint`."""
 
     def __init__(
@@ -371,24 +372,9 @@ class Endpoint(Caller):
         none now. `node` is the node's name. `pause` is called before each reconnect: it waits this
         many seconds, or less if waiting is useless.
         """
-        super().__init__(name, traits=traits, node=node)
+        Caller.__init__(self, name, traits=traits, node=node)
+        super().__init__(name, connect, listener=listener, pause=pause)
         self.name = name
-        self._lifecycle = Lifecycle(name, connect, listener=listener, pause=pause)
-
-    # ------------------------------------------------------------ life cycle
-
-    async def start(self) -> None:
-        """See :meth:`.HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
-        :meth:`run` tries again."""
-        await self._lifecycle.start()
-
-    async def run(self) -> None:
-        """See :meth:`.HostedEndpoint.run`."""
-        await self._lifecycle.run()
-
-    async def close(self) -> None:
-        """See :meth:`.HostedEndpoint.close`."""
-        await self._lifecycle.close()
 
     async def ended(self) -> None:
         """See :meth:`.HostedEndpoint.ended`."""
@@ -396,17 +382,15 @@ class Endpoint(Caller):
     @property
     def blocked(self) -> str | None:
         """See :attr:`.HostedEndpoint.blocked`."""
-        connection = self._lifecycle.connection
-        return None if connection is None else connection.blocked
+        return None if self.connection is None else self.connection.blocked
 
     def unavailable(self) -> EndpointStoppedError | None:
         """See :meth:`.HostedEndpoint.unavailable`."""
-        reason = self._lifecycle.unavailable
+        reason = self.stop_reason
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
     def _connection(self) -> Connection | EndpointStoppedError:
-        connection, stopped = self._lifecycle.connection, self.unavailable()
-        if stopped is not None:
+        if (stopped := self.unavailable()) is not None:
             return stopped
-        assert connection is not None
-        return connection
+        assert self.connection is not None
+        return self.connection

@@ -70,7 +70,8 @@ class LatestValue(Generic[ValueT]):
         self._value: deque[ValueT] = deque(maxlen=1)
         self._health: dict[DeviceKey, Health] = {}
         self._next_at = -math.inf
-        self._over: ConnectionEndedError | None = None
+        self.over: ConnectionEndedError | None = None
+        """The error with which the source ended; None while it runs."""
         self._ended = asyncio.Event()
 
     # ------------------------------------------------------------ for the source, in any thread
@@ -97,22 +98,17 @@ class LatestValue(Generic[ValueT]):
     def end(self, error: ConnectionEndedError) -> None:
         """End the source: the reader gets this error instead of values that it has not read. Only
         the first end counts."""
-        if self._over is None:
-            self._over = error
+        if self.over is None:
+            self.over = error
             self._ended.set()
             self._news.set()
-
-    @property
-    def over(self) -> ConnectionEndedError | None:
-        """The error with which the source ended; None while it runs."""
-        return self._over
 
     async def ended_within(self, seconds: float) -> ConnectionEndedError | None:
         """Wait for the end of the source, at most this long, and return it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-        return self._over
+        return self.over
 
     async def wait(self) -> None:
         """Wait until there is something to read, or the source has ended."""
@@ -131,11 +127,11 @@ class LatestValue(Generic[ValueT]):
         """
         while True:
             await self._news.wait()
-            if self._over is None and (pause := self._next_at - self._home.time()) > 0:
+            if self.over is None and (pause := self._next_at - self._home.time()) > 0:
                 # A moment later there may be a newer one.
                 await self.ended_within(pause)
-            if self._over is not None:
-                raise self._over
+            if self.over is not None:
+                raise self.over
             self._news.clear()
             self._woken = False  # before the rest: what is written from now on wakes again
             # Health is read before the value, so the devices of each report are in a value that was

@@ -46,7 +46,7 @@ def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def with_parameters(
     device: AllocatedDevice,
-    kind: type[DeviceParameters] | None,
+    kind: type[DeviceParameters],
     *,
     driver: str,
     index: int,
@@ -58,8 +58,6 @@ def with_parameters(
     Invalid parameters raise :class:`BadParametersError` about the device `index`; if `lenient`,
     they are None instead.
     """
-    if kind is None:
-        return device
     try:
         # A copy: defaults and validators may change their input. Only by alias: a field
         # with two names could be set twice, and neither would take precedence.

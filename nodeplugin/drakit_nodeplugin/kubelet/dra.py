@@ -32,7 +32,7 @@ from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 
-__all__ = ("SUPPORTED_VERSIONS", "ClaimCalls", "add_dra_services", "malformed")
+__all__ = ("SUPPORTED_VERSIONS", "ClaimCalls", "add_dra_services")
 
 logger = logging.getLogger(__name__)
 
@@ -59,19 +59,6 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 # ---------------------------------------------------------------- calls
 
 
-def malformed(claims: Sequence[ClaimReference]) -> Mapping[str, ClaimAnswer]:
-    """Return errors for the malformed claims of a call, by UID."""
-    times = Counter(claim.uid for claim in claims)
-    answers: dict[str, ClaimAnswer] = {}
-    for claim in claims:
-        wrong = _wrong(claim, times=times[claim.uid])
-        if wrong is not None and claim.uid not in answers:
-            answers[claim.uid] = ClaimAnswer(
-                error=f"the kubelet sent a claim {wrong}", reason="Malformed"
-            )
-    return answers
-
-
 def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     if not claim.uid:
         return f"without a UID (name {_shown(claim.name)})"
@@ -95,14 +82,11 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 64 else text[:64] + "...")
 
 
-def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
-    """Replace invalid text of an error: text that gRPC rejects would fail the whole call."""
-    if answer.error is None:
-        return answer
-    text = answer.error.encode(errors="backslashreplace").decode()
-    if len(text) > MAX_ERROR_CHARACTERS:
-        text = text[:MAX_ERROR_CHARACTERS] + "..."
-    return replace(answer, error=text)
+def _sendable(error: str) -> str:
+    """Replace invalid characters of an error: gRPC rejects those, which would fail the whole
+    call."""
+    text = error.encode(errors="backslashreplace").decode()
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
 
 
 class ClaimCalls:
@@ -116,21 +100,17 @@ class ClaimCalls:
         self._refusing = False
         self._changed = asyncio.Event()
         """Set while calls need not wait."""
-        self._in_flight = 0
+        self.in_flight = 0
+        """The number of calls without an answer."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def began(self, context: _Context) -> None:
         """Count a call until its answer is sent, or its caller has left."""
-        self._in_flight += 1
+        self.in_flight += 1
         self._idle.clear()
         # The stubs of gRPC accept only instances of a class of theirs.
         context.add_done_callback(cast("Any", self._ended))
-
-    @property
-    def in_flight(self) -> int:
-        """The number of calls without an answer."""
-        return self._in_flight
 
     def serve(self, queue: ClaimQueue | None) -> None:
         """Pass calls to the queue of the active instance; None: let new calls wait."""
@@ -157,25 +137,27 @@ class ClaimCalls:
         """Answer every UID of a call exactly once."""
         with logs.request_scope(logs.new_request_id()):
             began = asyncio.get_running_loop().time()
-            answers: Mapping[str, ClaimAnswer] | None = None
+            answers: dict[str, ClaimAnswer] | None = None
             try:
-                answers = await self._answer(operation, claims)
+                times = Counter(claim.uid for claim in claims)
+                bad: dict[str, ClaimAnswer] = {}
+                for claim in claims:
+                    if wrong := _wrong(claim, times=times[claim.uid]):
+                        error = f"the kubelet sent a claim {wrong}"
+                        bad.setdefault(claim.uid, ClaimAnswer(error=error, reason="Malformed"))
+                for answer in bad.values():
+                    facts = {"driver": self._driver, "error": str(answer.error)}
+                    logger.warning("claim refused", extra=facts)
+                good = [claim for claim in claims if claim.uid not in bad]
+                answered = {**bad, **(await self._ask(operation, good) if good else {})}
+                for uid, answer in answered.items():
+                    if answer.error is not None:
+                        answered[uid] = replace(answer, error=_sendable(answer.error))
+                answers = answered
                 return answers
             finally:
                 seconds = asyncio.get_running_loop().time() - began
                 self._log(method, claims, answers, seconds=seconds)
-
-    async def _answer(
-        self, operation: Operation, claims: Sequence[ClaimReference]
-    ) -> Mapping[str, ClaimAnswer]:
-        bad = malformed(claims)
-        for answer in bad.values():
-            logger.warning(
-                "claim refused", extra={"driver": self._driver, "error": str(answer.error)}
-            )
-        good = [claim for claim in claims if claim.uid not in bad]
-        answers: Mapping[str, ClaimAnswer] = await self._ask(operation, good) if good else {}
-        return {uid: _sendable(answer) for uid, answer in {**bad, **answers}.items()}
 
     async def _ask(
         self, operation: Operation, claims: Sequence[ClaimReference]
@@ -193,8 +175,8 @@ class ClaimCalls:
         return await self._queue.ask(operation, claims, timeout_seconds=until - loop.time())
 
     def _ended(self, _: _Context) -> None:
-        self._in_flight -= 1
-        if self._in_flight == 0:
+        self.in_flight -= 1
+        if self.in_flight == 0:
             self._idle.set()
 
     def _log(
@@ -233,33 +215,13 @@ class _Claim(Protocol):
     name: str
 
 
-def _device_v1(device: PreparedDevice) -> v1.Device:
-    return v1.Device(
-        request_names=device.requests,
-        pool_name=device.pool,
-        device_name=device.device,
-        cdi_device_ids=device.cdi_ids,
-        share_id=device.share_id,
-    )
-
-
-def _device_v1beta1(device: PreparedDevice) -> v1beta1.Device:
-    return v1beta1.Device(
-        request_names=device.requests,
-        pool_name=device.pool,
-        device_name=device.device,
-        cdi_device_ids=device.cdi_ids,
-    )
-
-
 class _Dra:
     """One version of the service: the names of its messages are the same in both."""
 
-    def __init__(self, calls: ClaimCalls, version: str, messages: Any, device: Any) -> None:
+    def __init__(self, calls: ClaimCalls, version: str, messages: Any) -> None:
         self._calls = calls
         self._version = version
         self._messages = messages
-        self._device = device
 
     async def NodePrepareResources(self, request: Any, context: _Context) -> Any:
         messages = self._messages
@@ -271,6 +233,16 @@ class _Dra:
                 else messages.NodePrepareResourceResponse(devices=map(self._device, answer.devices))
                 for uid, answer in answers.items()
             }
+        )
+
+    def _device(self, device: PreparedDevice) -> Any:
+        shares = {"share_id": device.share_id} if self._version == "v1" else {}
+        return self._messages.Device(
+            request_names=device.requests,
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=device.cdi_ids,
+            **shares,
         )
 
     async def NodeUnprepareResources(self, request: Any, context: _Context) -> Any:
@@ -303,7 +275,7 @@ class _Dra:
 
 def add_dra_services(server: grpc.aio.Server, calls: ClaimCalls) -> None:
     """Serve both versions; a claim's work in flight is the same for both."""
-    first: Any = _Dra(calls, "v1", v1, _device_v1)
+    first: Any = _Dra(calls, "v1", v1)
     v1_grpc.add_DRAPluginServicer_to_server(first, server)
-    second: Any = _Dra(calls, "v1beta1", v1beta1, _device_v1beta1)
+    second: Any = _Dra(calls, "v1beta1", v1beta1)
     v1beta1_grpc.add_DRAPluginServicer_to_server(second, server)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from drakit.device import Edits
-from drakit_formats.cdi import SpecDirectory, build_spec, dump_spec, qualified_name
+from drakit_formats.cdi import SpecDirectory, build_spec, dump_spec
 
 __all__ = ("ClaimSpecs", "claim_uid")
 
@@ -43,16 +43,16 @@ class ClaimSpecs:
         return dump_spec(build_spec(self._kind, devices))
 
     def cdi_id(self, uid: str, index: int) -> str:
-        """Return the qualified CDI name of a claim's device."""
-        return qualified_name(self._kind, f"{uid}-{index}")
+        """Return the qualified CDI name of a claim's device, which :meth:`build` has checked."""
+        return f"{self._kind}={uid}-{index}"
 
     def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
         """Make sure that the files of these claims hold these texts; return those that failed."""
-        return _each(texts, lambda uid: self._directory.write_text(self._file(uid), texts[uid]))
+        return self._each(texts, lambda name, uid: self._directory.write_text(name, texts[uid]))
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
         """Make sure that these claims have no file; return those that failed."""
-        failed = _each(uids, lambda uid: self._directory.remove(self._file(uid)))
+        failed = self._each(uids, lambda name, _: self._directory.remove(name))
         # The kubelet asks for every UID that it knows. One that cannot be a file name has no file.
         return {uid: error for uid, error in failed.items() if not _no_name(error)}
 
@@ -60,7 +60,7 @@ class ClaimSpecs:
         """Return the text of a claim's file; empty if it is damaged, None if there is no file or it
         belongs to another program. Raises OSError."""
         try:
-            text = self._directory.read_text(self._file(uid))
+            text = self._directory.read_text(f"{self._prefix}{uid}.json")
         except ValueError:
             return None
         if text is None:
@@ -89,8 +89,19 @@ class ClaimSpecs:
         """Remove files that an earlier process left half-written. Raises OSError."""
         self._directory.clean_temporary(self._prefix)
 
-    def _file(self, uid: str) -> str:
-        return f"{self._prefix}{uid}.json"
+    def _each(
+        self, uids: Iterable[str], action: Callable[[str, str], object]
+    ) -> dict[str, OSError]:
+        """Call for the file and the UID of each claim; return the failures."""
+        failed: dict[str, OSError] = {}
+        for uid in uids:
+            try:
+                action(f"{self._prefix}{uid}.json", uid)
+            except OSError as error:
+                failed[uid] = error
+            except ValueError as error:
+                failed[uid] = OSError(errno.EINVAL, str(error))
+        return failed
 
     def _is_foreign(self, uid: str) -> bool:
         try:
@@ -107,18 +118,6 @@ class ClaimSpecs:
             for device in cast("list[object]", devices)
         ]
         return all(claim_uid(f"{self._kind}={name}", driver=self._driver) == uid for name in named)
-
-
-def _each(uids: Iterable[str], action: Callable[[str], object]) -> dict[str, OSError]:
-    failed: dict[str, OSError] = {}
-    for uid in uids:
-        try:
-            action(uid)
-        except OSError as error:
-            failed[uid] = error
-        except ValueError as error:
-            failed[uid] = OSError(errno.EINVAL, str(error))
-    return failed
 
 
 def _no_name(error: OSError) -> bool:

@@ -27,9 +27,9 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,8 @@ class Checkpoint:
 
     async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
         """Return the known claims with these UIDs."""
-        if self._is_usable():
+        usable = self.broken is None and self.unusable is None and not self._closed
+        if usable and self._connection is not None:
             known = [self._recent.get(uid) for uid in uids]
             found = {claim.uid: claim for claim in known if claim is not None}
             if all(uid in found or uid not in self._uids for uid in uids):
@@ -292,12 +293,11 @@ class Checkpoint:
         now = loop.time()
         complete = complete and self.damage is None
 
-        def in_context() -> ResultT:
-            return context.run(self._attempt, work, now, complete)
-
         before = self._transactions
         try:
-            return await loop.run_in_executor(self._executor, in_context)
+            return await loop.run_in_executor(
+                self._executor, lambda: context.run(self._attempt, work, now, complete)
+            )
         finally:
             if self._transactions != before:
                 self.revision.advance()
@@ -307,30 +307,26 @@ class Checkpoint:
     def _attempt(
         self, work: Callable[[sqlite3.Connection], ResultT], now: float, complete: bool
     ) -> ResultT:
+        """Run work over a connection; retry an unusable one, but not at every call."""
         try:
-            database = self._ready(now)
+            if self._connection is not None and self._file != _identity(self.path):
+                self._find_again(self._connection)
+            database, due = self._connection, now >= self._next_attempt
+            if database is None:
+                if not due and self.unusable is not None:
+                    raise CheckpointError(self.unusable)
+                self._next_attempt = now + REOPEN_SECONDS
+                database = self._open()
+            elif self.unusable is not None and due:
+                self._next_attempt = now + REOPEN_SECONDS
+                # A write shows whether there is space again; if not, the next one reports it.
+                with suppress(sqlite3.Error):
+                    self._transaction(database, partial(rows.next_generations, number=1))
             if complete and self.damage is not None:
                 raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
             return work(database)
         except quarantine.DATABASE_ERRORS as error:
             raise self._failed(error, now) from error
-
-    def _ready(self, now: float) -> sqlite3.Connection:
-        """Return a connection; retry an unusable one, but not at every call."""
-        if self._connection is not None and self._file != _identity(self.path):
-            self._find_again(self._connection)
-        due = now >= self._next_attempt
-        if self._connection is None:
-            if not due and self.unusable is not None:
-                raise CheckpointError(self.unusable)
-            self._next_attempt = now + REOPEN_SECONDS
-            return self._open()
-        if self.unusable is not None and due:
-            self._next_attempt = now + REOPEN_SECONDS
-            # A write shows whether there is space again; if not, the next one reports it.
-            with suppress(sqlite3.Error):
-                self._transaction(self._connection, partial(rows.next_generations, number=1))
-        return self._connection
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -378,14 +374,6 @@ class Checkpoint:
             self._disconnect()
         return CheckpointError(self.unusable)
 
-    def _is_usable(self) -> bool:
-        return (
-            self._connection is not None
-            and not self._closed
-            and self.broken is None
-            and self.unusable is None
-        )
-
     def _find(self, database: sqlite3.Connection, uids: list[str]) -> dict[str, StoredClaim]:
         found = {claim.uid: claim for claim in rows.claims_of(database, uids)}
         for claim in found.values():
@@ -402,22 +390,24 @@ class Checkpoint:
         hardware: Hardware | None,
         files: bool,
     ) -> Outcome:
-        # A rebuilt row, whose devices can be completed, is never among these.
-        recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
-        self._invalidate(claims)
+        uids = [claim.uid for claim in claims]
+        # A rebuilt row, whose devices can be completed, is never among these. All are read again
+        # the next time, unless the transaction shows what they are.
+        recent = {uid: claim for uid in uids if (claim := self._recent.pop(uid, None)) is not None}
+        self._uids.update(uids)
         has_numbers = any(device.nodes for claim in claims for device in claim.devices)
         unread = self._numbers.unread() if has_numbers else frozenset[str]()
-        with self._undecided_numbers([claim.uid for claim in claims]):
-            outcome = self._transaction(
-                database,
-                lambda database: rows.write(
-                    database,
-                    claims,
-                    hardware=hardware,
-                    recent=recent,
-                    admit=partial(self._admit, database, unread),
-                ),
-            )
+        outcome = self._transaction(
+            database,
+            partial(
+                rows.write,
+                claims=claims,
+                hardware=hardware,
+                recent=recent,
+                admit=partial(self._admit, database, unread),
+            ),
+            uids=uids,
+        )
         for claim in claims:
             if claim.uid in outcome.written:
                 self._numbers.settle(self._driver, claim.uid, outcome.written[claim.uid])
@@ -448,8 +438,8 @@ class Checkpoint:
         if not gone:
             return frozenset(), unremoved
         self._invalidate(gone)
-        with self._undecided_numbers([claim.uid for claim in gone]):
-            kept = self._transaction(database, partial(rows.delete, claims=gone))
+        uids = [claim.uid for claim in gone]
+        kept = self._transaction(database, partial(rows.delete, claims=gone), uids=uids)
         for claim in gone:
             if claim.uid not in kept:
                 self._numbers.settle(self._driver, claim.uid, None)
@@ -465,9 +455,8 @@ class Checkpoint:
     def _forget_by_hand(self, database: sqlite3.Connection, uid: str, generation: int) -> bool:
         if rows.generations(database, [uid]).get(uid) != generation:
             return False
-        with self._undecided_numbers([uid]):
-            claims = rows.claims_of(database, [uid])
-            self._transaction(database, partial(rows.delete, claims=claims))
+        claims = rows.claims_of(database, [uid])
+        self._transaction(database, partial(rows.delete, claims=claims), uids=[uid])
         self._numbers.settle(self._driver, uid, None)
         self._forget(uid)
         return True
@@ -496,18 +485,6 @@ class Checkpoint:
         self._are_numbers_read = False
         self._numbers.load(self._driver, rows.identified(database))
         self._are_numbers_read = True
-
-    @contextmanager
-    def _undecided_numbers(self, uids: Collection[str]) -> Generator[None]:
-        """If a transaction fails, its claims hold what they held before, and the numbers are read
-        again before they are compared."""
-        try:
-            yield
-        except BaseException:
-            for uid in uids:
-                self._numbers.withdraw(self._driver, uid)
-            self._are_numbers_read = False
-            raise
 
     # ------------------------------------------------------------ CDI files, in that thread too
 
@@ -548,22 +525,34 @@ class Checkpoint:
             self._recent.pop(claim.uid, None)
 
     def _transaction(
-        self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], ResultT]
+        self,
+        database: sqlite3.Connection,
+        work: Callable[[sqlite3.Connection], ResultT],
+        *,
+        uids: Collection[str] = (),
     ) -> ResultT:
+        """
+        Run work in one transaction.
+
+        If it fails, the claims `uids` hold the numbers that they held before, and all numbers are
+        read again before they are compared.
+        """
         if self.broken is not None:
             raise CheckpointError(f"{self.broken}; {_RESTART}")
         started = time.perf_counter()
         try:
             with rows.transaction(database):
                 result = work(database)
-        except UnicodeDecodeError:  # damage
-            raise
-        except ValueError as error:
-            raise CheckpointError(
-                f"the checkpoint {self.path} rejects the entry: {error}"
-            ) from error
-        if self._file != _identity(self.path):
-            raise CheckpointError(f"the checkpoint {self.path} was removed during a write")
+            if self._file != _identity(self.path):
+                raise CheckpointError(f"the checkpoint {self.path} was removed during a write")
+        except BaseException as error:
+            for uid in uids:
+                self._numbers.withdraw(self._driver, uid)
+                self._are_numbers_read = False
+            if isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError):
+                text = f"the checkpoint {self.path} rejects the entry: {error}"
+                raise CheckpointError(text) from error
+            raise  # a UnicodeDecodeError is damage
         self._transactions += 1
         self.unusable = None
         if self.on_transaction is not None:

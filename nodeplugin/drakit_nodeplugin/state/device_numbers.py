@@ -142,7 +142,9 @@ class HeldNumbers:
     def settle(self, driver: str, uid: str, stored: StoredClaim | None) -> None:
         """Record what is stored of a claim now; None if there is no row."""
         key = (driver, uid)
-        holds = () if stored is None else _holds(stored)
+        holds: tuple[_Hold, ...] = ()
+        if stored is not None and any(device.nodes for device in stored.devices):
+            holds = _holds(stored)
         with self._lock:
             if holds or key in self._holds or key in self._wanted:
                 self._set(key, holds)
@@ -203,19 +205,13 @@ def _taken(wanted: _Hold, held: _Hold, *, driver: str) -> TakenNumber:
 
 def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
     """Return the numbers that a claim holds. Admin access holds nothing."""
-    if not any(device.nodes for device in claim.devices):
-        return ()
-    reference = _reference(claim)
+    reference = claim.reference
     return tuple(
         _Hold(claim=reference, boot_id=claim.boot_id, device=device, node=node)
         for device in claim.devices
         if device.hold != "admin"
         for node in device.nodes
     )
-
-
-def _reference(claim: StoredClaim) -> ClaimReference:
-    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
 def with_former_nodes(
@@ -262,7 +258,7 @@ class ClaimDevices:
                 (device.pool, device.device, () if device.hold == "admin" else device.nodes)
                 for device in claim.devices
             )
-            known[claim.uid] = claim.generation, _reference(claim), devices
+            known[claim.uid] = claim.generation, claim.reference, devices
         self._known = known
         found: dict[tuple[str, str], dict[ClaimReference, tuple[StoredNode, ...]]] = {}
         for _, reference, devices in known.values():

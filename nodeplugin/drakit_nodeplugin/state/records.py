@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import orjson
 
+from drakit.device import ClaimReference
+
 __all__ = (
     "STATES",
     "DamagedRowError",
@@ -143,6 +145,11 @@ class StoredClaim:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def reference(self) -> ClaimReference:
+        """The claim as drivers and the API know it."""
+        return ClaimReference(namespace=self.namespace, name=self.name, uid=self.uid)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredEndpoint:
@@ -177,9 +184,8 @@ def dump(record: StoredClaim | StoredEndpoint) -> bytes:
         raise ValueError(f"{name} cannot be written as JSON: {error}") from error
 
 
-def checksum(body: bytes) -> int:
-    """Return the CRC-32 of a row's bytes. The kubelet's own checkpoint uses the same checksum."""
-    return zlib.crc32(body)
+checksum = zlib.crc32
+"""The checksum of a row's bytes. The kubelet's own checkpoint uses the same."""
 
 
 def load(body: object, *, expected: object) -> StoredClaim:

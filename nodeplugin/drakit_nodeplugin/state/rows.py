@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from drakit_nodeplugin.state.device_numbers import TakenNumber
 from drakit_nodeplugin.state.holds import (
@@ -66,12 +66,7 @@ __all__ = (
     "write_endpoints",
 )
 
-_CHUNK = 500
-"""Values per statement: SQLite binds at most 32,766 variables; a pod has at most a few claims."""
-
 _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
-
-ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,11 +130,8 @@ def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[Store
 
 def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, int]:
     """Return the generations of the stored rows with these UIDs."""
-    found: dict[str, int] = {}
-    for chunk in _chunks(uids):
-        query = f"SELECT uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
-        found.update(connection.execute(query, chunk))
-    return found
+    query = "SELECT generation FROM claims WHERE uid = ?"
+    return {uid: number for uid in uids for (number,) in connection.execute(query, (uid,))}
 
 
 def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
@@ -230,13 +222,14 @@ def write(
     if admit is not None:
         for claim in fresh.values():
             if claim.state == "prepared" and any(device.nodes for device in claim.devices):
-                row = known.get(claim.uid)
-                in_use = row is not None and _in_use(row.claim, boot_id=claim.boot_id)
-                if (why := admit(claim, in_use)) is not None:
+                old = row.claim if (row := known.get(claim.uid)) else None
+                in_use = old and old.state == "prepared" and old.boot_id == claim.boot_id
+                if (why := admit(claim, bool(in_use))) is not None:
                     taken[claim.uid] = why
         for uid in taken:
             del fresh[uid]
-    if hardware is not None:
+    consuming = any(device.consumes for claim in fresh.values() for device in claim.devices)
+    if hardware is not None and consuming:
         _complete_rebuilt(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
     entries = {
@@ -246,10 +239,6 @@ def write(
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
     return Outcome(written=written, held=held, changed=frozenset(changed), taken=taken)
-
-
-def _in_use(claim: StoredClaim, *, boot_id: str) -> bool:
-    return claim.state == "prepared" and claim.boot_id == boot_id
 
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
@@ -309,15 +298,17 @@ def _known(
 ) -> dict[str, _Row]:
     known: dict[str, _Row] = {}
     unknown: list[str] = []
-    for chunk in _chunks(uids):
-        query = f"SELECT id, uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
-        for id_, uid, generation in connection.execute(query, chunk):
+    query = "SELECT id, generation FROM claims WHERE uid = ?"
+    for uid in uids:
+        for id_, generation in connection.execute(query, (uid,)):
             claim = recent.get(uid)
             if claim is not None and claim.generation == generation:
                 known[uid] = _Row(id_, claim)
             else:
                 unknown.append(uid)
-    return known | {row.claim.uid: row for row in _rows(connection, "uid", unknown)}
+    if unknown:
+        known |= {row.claim.uid: row for row in _rows(connection, "uid", unknown)}
+    return known
 
 
 def _put(
@@ -459,10 +450,10 @@ def _names(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
 def _rows(
     connection: sqlite3.Connection, column: Literal["id", "uid"], values: Sequence[object]
 ) -> Iterator[_Row]:
-    for chunk in _chunks(values):
-        # Only question marks and our own words are put into the text, here and below.
-        query = f"{_SELECT} WHERE {column} IN ({_marks(chunk)})"
-        yield from _load(connection.execute(query, chunk))
+    # One statement each: SQLite keeps it compiled, and a pod has at most a few claims.
+    query = f"{_SELECT} WHERE {column} = ?"
+    for value in values:
+        yield from _load(connection.execute(query, (value,)))
 
 
 def _load(rows: Iterable[tuple[int, str, int, object, int]]) -> Iterator[_Row]:
@@ -484,12 +475,3 @@ def _endpoints(
             yield name, load_endpoint(name, body, expected=expected)
         except DamagedRowError as error:
             yield name, error
-
-
-def _chunks(values: Sequence[ValueT]) -> Iterator[Sequence[ValueT]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]
-
-
-def _marks(values: Collection[object]) -> str:
-    return ",".join("?" * len(values))

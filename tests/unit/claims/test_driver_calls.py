@@ -18,7 +18,7 @@ from drakit import AllocatedClaim
 from drakit_daemon import logs
 from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.work import ClaimWork, call_driver, with_hardware
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import stored_claim, stored_device
@@ -27,7 +27,7 @@ from tests.fakes.claims import DRIVER, NODE, reference
 pytestmark = pytest.mark.looptime
 
 PER_CLAIM = DriverTraits()
-PER_BATCH = DriverTraits(prepare_granularity=Granularity.BATCH)
+PER_BATCH = DriverTraits(batches=frozenset({"prepare", "check"}))
 BOTH = pytest.mark.parametrize(
     "traits", [pytest.param(PER_CLAIM, id="claims"), pytest.param(PER_BATCH, id="batches")]
 )
@@ -138,7 +138,7 @@ class Lab:
 
     async def all_done(self) -> None:
         await asyncio.gather(*self.tasks)
-        assert self.scheduler.is_idle
+        assert self.scheduler.idle.is_set()
         assert not self.scheduler._hardware
 
 

@@ -157,12 +157,12 @@ async def test_a_write_that_fails_holds_nothing(plugin, monkeypatch):
     checkpoint = plugin.checkpoint
     transaction = checkpoint._transaction  # the database rolls back what it has done
 
-    def failing(database, work):
+    def failing(database, work, **uids):
         def then_fail(database):
             work(database)
             raise ValueError("no space")
 
-        return transaction(database, then_fail)
+        return transaction(database, then_fail, **uids)
 
     devices = plugin.devices
     devices.traits = replace(devices.traits, side_effects=False)

@@ -103,10 +103,10 @@ async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
         (16, CAM),
     ]
     assert [connection.closed for connection in source.made] == [1, 0]
-    assert lifecycle.unavailable is None, "our own stop is none of the endpoint"
+    assert lifecycle.stop_reason is None, "our own stop is none of the endpoint"
     await lifecycle.close()
     assert source.made[1].closed == 1
-    assert lifecycle.unavailable == "the node plugin is stopping"
+    assert lifecycle.stop_reason == "the node plugin is stopping"
 
 
 @pytest.mark.looptime
@@ -186,7 +186,7 @@ async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
         (3, "it could not be started: ValueError: a bug"),
         (7, CAM),
     ]
-    assert lifecycle.unavailable is None
+    assert lifecycle.stop_reason is None
 
 
 @pytest.mark.looptime
@@ -194,10 +194,10 @@ async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
     listener = Listener()
     source = Source(DriverError("lens is not a known key"))
     lifecycle = Lifecycle("camera", source.connect, listener=listener)
-    assert lifecycle.unavailable == "it has not started yet"
+    assert lifecycle.stop_reason == "it has not started yet"
     with pytest.raises(DriverError, match="lens is not a known key"):
         await lifecycle.start()
-    assert (lifecycle.unavailable, listener.told) == ("lens is not a known key", [])
+    assert (lifecycle.stop_reason, listener.told) == ("lens is not a known key", [])
 
 
 @pytest.mark.looptime
@@ -219,19 +219,19 @@ async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_
     gone = ConnectionEndedError("the bus is gone")
     source = Source(FakeConnection(CAM, end=gone), FakeConnection(30, CAM, seconds=5))
     _, lifecycle = await live(source, seconds=5)
-    assert lifecycle.unavailable == "it has not listed anything (before that: the bus is gone)"
+    assert lifecycle.stop_reason == "it has not listed anything (before that: the bus is gone)"
 
     source = Source(FakeConnection(CAM, end=gone), FakeConnection(3, CAM, 1, seconds=1e6))
     _, lifecycle = await live(source, seconds=10)
     source.made[1].unavailable = "it is over"
-    assert lifecycle.unavailable == "it is over", "what came before has passed"
+    assert lifecycle.stop_reason == "it is over", "what came before has passed"
 
 
 @pytest.mark.looptime
 async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason():
     source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
     _, lifecycle = await live(source, seconds=40)
-    assert lifecycle.unavailable == "the bus is gone"
+    assert lifecycle.stop_reason == "the bus is gone"
     assert lifecycle.connection is None
 
 

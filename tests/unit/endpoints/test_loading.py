@@ -9,7 +9,7 @@ from pydantic import field_validator
 from drakit import DevicePolicy, Driver, PolicyResource
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
-from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity, PolicyTraits
+from drakit_nodeplugin.endpoints.contract import DriverTraits, PolicyTraits
 from drakit_nodeplugin.endpoints.python import loading
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from tests.fakes.node import StaticNode
@@ -194,7 +194,7 @@ def test_the_drivers_that_ship_are_found_by_name():
         pytest.param("Undone", DriverTraits(side_effects=True), id="undone-by-device"),
         pytest.param(
             "UndoneByBatch",
-            DriverTraits(side_effects=True, unprepare_granularity=Granularity.BATCH),
+            DriverTraits(side_effects=True, batches=frozenset({"unprepare"})),
             id="undone-by-batch",
         ),
         pytest.param("SetBack", DriverTraits(side_effects=True, resets=True), id="reset"),

@@ -78,10 +78,6 @@ def test_configs_together(configs, together):
     assert merged(configs) == together
 
 
-def test_a_driver_without_a_type_gets_configs_alone():
-    assert checked(None, {"mode": "fast"}).parameters is None
-
-
 def test_without_configs_the_parameters_are_the_defaults():
     assert checked(Parameters).parameters == Parameters()
 

@@ -41,7 +41,6 @@ from drakit_nodeplugin.endpoints.contract import (
     DeviceKey,
     DriverTraits,
     EndpointContext,
-    Granularity,
     HealthReport,
     HostedEndpoint,
     Update,
@@ -263,8 +262,7 @@ TRAITS = DriverTraits(
     checks=True,
     health=True,
     network_devices=True,
-    prepare_granularity=Granularity.BATCH,
-    unprepare_granularity=Granularity.BATCH,
+    batches=frozenset({"prepare", "unprepare", "check"}),
 )
 """All backends have the same traits, because the traits must be known without a backend. A method
 that a backend does not implement costs one call for each connection."""
@@ -294,11 +292,11 @@ class BackendEndpoint(Endpoint):
     def __init__(self, driver: str, directory: BackendDirectory, context: EndpointContext) -> None:
         super().__init__(
             driver,
-            self._connect,
+            self._connect_backend,
             traits=TRAITS,
             listener=context.listener,
             node=context.node,
-            pause=self._pause,
+            pause=self._await_socket,
         )
         self._directory = directory
         self._socket: BackendSocket | None = None
@@ -321,7 +319,7 @@ class BackendEndpoint(Endpoint):
         self._is_running = True
         await super().run()
 
-    async def _connect(self) -> BackendConnection:
+    async def _connect_backend(self) -> BackendConnection:
         socket = self._directory.socket(self.name)
         if socket is None and not self._is_running:
             raise DriverError(self._directory.place(self.name))
@@ -340,7 +338,7 @@ class BackendEndpoint(Endpoint):
             raise
         return connection
 
-    async def _pause(self, seconds: float) -> None:
+    async def _await_socket(self, seconds: float) -> None:
         """Wait before the next connection, but not if there is a new socket."""
         if self._socket is not None:
             self._directory.lost(self._socket)

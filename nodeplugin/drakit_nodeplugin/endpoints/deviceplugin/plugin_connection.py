@@ -512,7 +512,7 @@ class DevicePlugin:
         """The reason why it cannot be called now; None if it can."""
         if self._barred is not None:
             return self._barred
-        reason = self._lifecycle.unavailable
+        reason = self._lifecycle.stop_reason
         if reason is not None and self._connection is None and self._wanted() is None:
             return f"{reason}, and it has not registered since"
         return reason

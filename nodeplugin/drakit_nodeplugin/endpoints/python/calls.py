@@ -71,7 +71,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
-        if self._traits.takes_batches("prepare"):
+        if "prepare" in self._traits.batches:
             return await self._prepare_claims(batch)
         return await self._by_device(batch, self._prepare_device)
 
@@ -125,7 +125,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
         """See :meth:`.Calls.unprepare`."""
-        if self._traits.takes_batches("unprepare"):
+        if "unprepare" in self._traits.batches:
             return await self._unprepare_claims(batch)
         return _errors(await self._by_device(batch, self._unprepare_device))
 
@@ -195,13 +195,10 @@ class DriverCalls:
             listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
             self._by_key = {key_of(each): each for each in reversed(listed)}
         published = self._by_key.get((device.pool, device.name))
-        return with_parameters(
-            replace(device, edits=None if published is None else published.edits),
-            self._traits.parameters_type,
-            driver=self._name,
-            index=index,
-            lenient=lenient,
-        )
+        known = replace(device, edits=None if published is None else published.edits)
+        if (kind := self._traits.parameters_type) is None:
+            return known
+        return with_parameters(known, kind, driver=self._name, index=index, lenient=lenient)
 
     def _all_checked(self, item: AllocatedClaim, *, lenient: bool = False) -> AllocatedClaim:
         devices = [self._checked(each, i, lenient=lenient) for i, each in enumerate(item.devices)]

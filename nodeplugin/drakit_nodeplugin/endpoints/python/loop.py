@@ -24,6 +24,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,14 +45,13 @@ ResultT = TypeVar("ResultT")
 _Task = asyncio.Task[Any]
 
 
+@dataclass(eq=False, slots=True)
 class _Call:
-    __slots__ = ("is_canceled", "task")
+    is_canceled: bool = False
+    """Whether its caller has canceled it. Written in the daemon's loop."""
 
-    def __init__(self) -> None:
-        self.is_canceled = False
-        """Whether its caller has canceled it. Written in the daemon's loop."""
-        self.task: _Task | None = None
-        """Its task, once it has begun. Written in the driver's loop."""
+    task: _Task | None = None
+    """Its task, once it has begun. Written in the driver's loop."""
 
     def cancel(self) -> None:
         """Cancel it, in the driver's loop."""
