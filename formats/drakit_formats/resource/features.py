@@ -71,7 +71,7 @@ def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
     dropped: set[Feature] = set()
     theirs = {text(device, "name"): device for device in children(stored, "spec", "devices")}
     for device in children(sent, "spec", "devices"):
-        if (kept := theirs.get(text(device, "name"))) is not None:
+        if (kept := theirs.get(text(device, "name"))) is not None and kept != device:
             dropped.update(_dropped(device, kept))
     if children(sent, "spec", "sharedCounters") and not children(stored, "spec", "sharedCounters"):
         dropped.add(Feature.COUNTERS)
