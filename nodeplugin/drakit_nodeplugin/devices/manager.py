@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -29,7 +29,7 @@ from drakit_nodeplugin.devices.endpoint_state import (
     GracePeriods,
     Phase,
     are_pools_known,
-    removal_due,
+    phase_ends,
 )
 from drakit_nodeplugin.devices.model import (
     Capacity,
@@ -92,6 +92,13 @@ class DeviceManager:
         self.endpoint_changes = Revision()
         """Advances when an endpoint lists its devices or stops, and when its state changes with
         time."""
+
+        self.stop_changes = Revision()
+        """Advances when an endpoint stops or is available again, and when its state changes with
+        time."""
+
+        self.mark_changes = Revision()
+        """Advances when an endpoint that marks devices, or did so, lists its devices or stops."""
 
         self._stops: dict[str, EndpointStop] = {}
         """The stops of endpoints that have not listed their devices since, by name."""
@@ -313,18 +320,23 @@ class DeviceManager:
             for pool in other.pools.values()
             if pool.has_listed
         )
+        marked = state.marked
         state.replace(inventory, taken=taken)
-        self._adopt(state)
+        if self._adopted:
+            state.adopt(self._adopted)
         facts = {"driver": self.driver, "endpoint": endpoint}
         if self._state.stored_changed:
             size = len(state.checked.devices)
             logger.info("devices changed", extra=facts | {"devices": size})
-        if left_out := state.newly_left_out():
+        if state.left_out and (left_out := state.newly_left_out()):
             for name, why in left_out.items():
                 logger.error("device is left out", extra=facts | {"device": name, "error": why})
             self._on_left_out(left_out)
-        self._stops.pop(endpoint, None)
         self._notify()
+        if self._stops.pop(endpoint, None) is not None:
+            self.stop_changes.advance()
+        if marked or state.marked:
+            self.mark_changes.advance()
         self.endpoint_changes.advance()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
@@ -346,8 +358,11 @@ class DeviceManager:
         if stop is None or stop.reason != reason:
             self._stops[endpoint] = EndpointStop(endpoint=endpoint, reason=reason)
         if (state := self._endpoints.get(endpoint)) is not None:
+            if state.marked:
+                self.mark_changes.advance()
             state.stop(reason)
             self._notify()
+        self.stop_changes.advance()
         self.endpoint_changes.advance()
 
     # ------------------------------------------------------------ events of others
@@ -397,12 +412,8 @@ class DeviceManager:
             for device, taints in published.items()
         }
         for state in self._endpoints.values():
-            self._adopt(state)
+            state.adopt(self._adopted)
         self._notify()
-
-    def _adopt(self, state: EndpointState) -> None:
-        for key in state.adopt(self._adopted):
-            del self._adopted[key]
 
     def observe_published(self, pools: Collection[str]) -> None:
         """
@@ -467,7 +478,12 @@ class DeviceManager:
             now = self._now()
             self._pass_time(now)
             self._awake.clear()
-            until = min(when for when in (*self._next_changes(), math.inf) if when > now)
+            due = [math.inf, self._grace_periods.start_until]
+            if self._state.open_ended:
+                due.append(self._grace_periods.unknown_until)
+            for state in self._endpoints.values():
+                due += state.next_changes()
+            until = min(when for when in due if when > now)
             await asyncio.sleep(pause_after(loop.time() - began_at))
             try:
                 async with asyncio.timeout_at(None if until == math.inf else until):
@@ -481,13 +497,6 @@ class DeviceManager:
             state.let_go(devices)
         self._notify()
 
-    def _next_changes(self) -> Iterator[float]:
-        yield self._grace_periods.start_until
-        if self._state.open_ended:
-            yield self._grace_periods.unknown_until
-        for state in self._endpoints.values():
-            yield from state.next_changes()
-
     def _pass_time(self, now: float) -> None:
         """Process everything that is due."""
         if now >= self._grace_periods.start_until:
@@ -497,7 +506,8 @@ class DeviceManager:
             before = state.phase
             state.age()
             aged |= state.phase is not before
-            if not removal_due(state.life, self._grace_periods, now=now):
+            end = phase_ends(state.life, self._grace_periods)
+            if end is None or now < end:
                 continue
             if not state.pools:
                 self._forget(state)
@@ -512,6 +522,7 @@ class DeviceManager:
                 )
                 state.remove()
         if aged:
+            self.stop_changes.advance()
             self.endpoint_changes.advance()
         if (complete := self._are_pools_known()) != self._was_complete:
             self._was_complete = complete
