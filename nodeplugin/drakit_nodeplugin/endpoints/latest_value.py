@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 
-__all__ = ("LatestValue", "pace_of", "pause_after", "updates_of")
+__all__ = ("LatestValue", "pause_after", "updates_of")
 
 PACE_SECONDS = 0.1
 """Minimum seconds between two reads. The first value is read at once."""
@@ -43,11 +43,6 @@ keeps changing many devices gets a tenth of the loop's time."""
 ValueT = TypeVar("ValueT")
 
 
-def pace_of(inventory: Inventory) -> float:
-    """Return the minimum seconds until the next inventory is read."""
-    return PACE_SECONDS + PACE_SECONDS_A_DEVICE * len(inventory.devices)
-
-
 def pause_after(worked_seconds: float) -> float:
     """Return the seconds to pause after this much work of the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
@@ -61,16 +56,17 @@ class LatestValue(Generic[ValueT]):
     which another thread sees completely or not at all.
     """
 
-    def __init__(self, pace: Callable[[ValueT], float] = lambda _: PACE_SECONDS) -> None:
-        """`pace` returns the seconds from the read of this value to the next read."""
+    def __init__(self, *, pace_seconds: float = PACE_SECONDS) -> None:
+        """`pace_seconds` is the minimum time between two reads."""
         self._home = asyncio.get_running_loop()
-        self._pace = pace
+        self._pace_seconds = pace_seconds
         self._news = asyncio.Event()
         self._woken = False
         self._value: deque[ValueT] = deque(maxlen=1)
         self._health: dict[DeviceKey, Health] = {}
         self._next_at = -math.inf
-        self._over: ConnectionEndedError | None = None
+        self.over: ConnectionEndedError | None = None
+        """The error with which the source ended; None while it runs."""
         self._ended = asyncio.Event()
 
     # ------------------------------------------------------------ for the source, in any thread
@@ -97,22 +93,17 @@ class LatestValue(Generic[ValueT]):
     def end(self, error: ConnectionEndedError) -> None:
         """End the source: the reader gets this error instead of values that it has not read. Only
         the first end counts."""
-        if self._over is None:
-            self._over = error
+        if self.over is None:
+            self.over = error
             self._ended.set()
             self._news.set()
-
-    @property
-    def over(self) -> ConnectionEndedError | None:
-        """The error with which the source ended; None while it runs."""
-        return self._over
 
     async def ended_within(self, seconds: float) -> ConnectionEndedError | None:
         """Wait for the end of the source, at most this long, and return it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-        return self._over
+        return self.over
 
     async def wait(self) -> None:
         """Wait until there is something to read, or the source has ended."""
@@ -131,19 +122,18 @@ class LatestValue(Generic[ValueT]):
         """
         while True:
             await self._news.wait()
-            if self._over is None and (pause := self._next_at - self._home.time()) > 0:
+            if self.over is None and (pause := self._next_at - self._home.time()) > 0:
                 # A moment later there may be a newer one.
                 await self.ended_within(pause)
-            if self._over is not None:
-                raise self._over
+            if self.over is not None:
+                raise self.over
             self._news.clear()
             self._woken = False  # before the rest: what is written from now on wakes again
             # Health is read before the value, so the devices of each report are in a value that was
             # read earlier, or is read now. In the other order, a report between the two is lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
-            pace = PACE_SECONDS if value is None else self._pace(value)
-            self._next_at = self._home.time() + pace
+            self._next_at = self._home.time() + self._pace_seconds
             return value, health
 
 
@@ -161,4 +151,7 @@ async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
         if health:
             yield HealthReport(devices=health)
         # The receiver processes the last values before it requests more.
-        latest.hold(pause_after(loop.time() - began_at))
+        worked = loop.time() - began_at
+        size = 0 if inventory is None else len(inventory.devices)
+        pace = PACE_SECONDS + PACE_SECONDS_A_DEVICE * size
+        latest.hold(max(pace - worked, pause_after(worked)))
