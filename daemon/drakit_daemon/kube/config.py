@@ -64,13 +64,15 @@ class Credentials:
         self._fetch = fetch
         self._refresh_seconds = refresh_seconds
         self._value: str | None = None
-        self._fetched_at: float | None = None
+        self._old_at = float("-inf")
+        """The time from which the value is old; loop time."""
         self._lock = asyncio.Lock()
 
     async def current(self) -> str | None:
-        if self._is_old():
+        now = asyncio.get_running_loop().time
+        if now() >= self._old_at:
             async with self._lock:
-                if self._is_old():  # no other request has asked meanwhile
+                if now() >= self._old_at:  # no other request has asked meanwhile
                     await self._ask(refused=False)
         return self._value
 
@@ -80,10 +82,6 @@ class Credentials:
             if self._value == refused:  # otherwise another request has replaced it
                 await self._ask(refused=True)
             return self._value != refused
-
-    def _is_old(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        return self._fetched_at is None or now >= self._fetched_at + self._refresh_seconds
 
     async def _ask(self, *, refused: bool) -> None:
         try:
@@ -95,7 +93,7 @@ class Credentials:
                 extra={"error": type(error).__name__},
             )
         # Also after a failure: an unavailable source is not asked on each request.
-        self._fetched_at = asyncio.get_running_loop().time()
+        self._old_at = asyncio.get_running_loop().time() + self._refresh_seconds
 
 
 async def find_cluster(

@@ -286,9 +286,15 @@ class Session:
             sock_connect=self.timeouts.connect_seconds,
         )
         data = None if body is None else orjson.dumps(body)
-        async with (
-            self._place(method, path, seconds=timeout.total),
-            self._opened(
+        try:
+            # Watches do not count.
+            async with asyncio.timeout(timeout.total if self._places.locked() else None):
+                await self._places.acquire()
+        except TimeoutError:
+            why = f"{MAX_REQUESTS} other requests already wait for an answer"
+            raise UnavailableError.no_answer(method, path, why=why) from None
+        try:
+            async with self._opened(
                 method,
                 path,
                 params=params,
@@ -296,26 +302,11 @@ class Session:
                 content_type=content_type,
                 accept=accept,
                 timeout=timeout,
-            ) as response,
-        ):
-            chunks = response.content.iter_any()
-            return await read_answer(
-                chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
-            )
-
-    @asynccontextmanager
-    async def _place(
-        self, method: str, path: str, *, seconds: float | None
-    ) -> AsyncGenerator[None]:
-        """Wait for one of the connections for requests; watches do not count."""
-        try:
-            async with asyncio.timeout(seconds if self._places.locked() else None):
-                await self._places.acquire()
-        except TimeoutError:
-            why = f"{MAX_REQUESTS} other requests already wait for an answer"
-            raise UnavailableError.no_answer(method, path, why=why) from None
-        try:
-            yield
+            ) as response:
+                chunks = response.content.iter_any()
+                return await read_answer(
+                    chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
+                )
         finally:
             self._places.release()
 
@@ -373,15 +364,12 @@ class Session:
     ) -> aiohttp.ClientResponse:
         """Middleware of every request: send the current token, and after a 401 once a new one."""
         value = await self._credentials.current()
-        _set_authorization(request, value)
+        if value is not None:
+            request.headers["Authorization"] = value
         response = await send(request)
         if response.status == 401 and await self._credentials.replace(value):
             response.release()
-            _set_authorization(request, await self._credentials.current())
+            if (value := await self._credentials.current()) is not None:
+                request.headers["Authorization"] = value
             response = await send(request)
         return response
-
-
-def _set_authorization(request: aiohttp.ClientRequest, value: str | None) -> None:
-    if value is not None:
-        request.headers["Authorization"] = value

@@ -38,7 +38,12 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
     node plugin.
     """
     body: dict[str, Any] = {"name": device.name}
-    if attributes := _attributes_body(device):
+    attributes = {name: _value_body(value) for name, value in device.attributes.items()}
+    for name, field in TOPOLOGY_FIELDS.items():
+        place: str | int | None = getattr(device.topology, field)
+        if place is not None:
+            attributes[name] = _value_body(place)
+    if attributes:
         body["attributes"] = attributes
     if device.capacity:
         body["capacity"] = {
@@ -59,15 +64,6 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
 def counter_set_body(counter_set: CounterSet) -> dict[str, Any]:
     """Write a counter set as ``ResourceSlice.spec.sharedCounters[]``."""
     return {"name": counter_set.name, "counters": _counters_body(counter_set.counters)}
-
-
-def _attributes_body(device: Device) -> dict[str, Any]:
-    body = {name: _value_body(value) for name, value in device.attributes.items()}
-    for name, field in TOPOLOGY_FIELDS.items():
-        value: str | int | None = getattr(device.topology, field)
-        if value is not None:
-            body[name] = _value_body(value)
-    return body
 
 
 def _value_body(value: AttributeValue) -> dict[str, Any]:
@@ -118,8 +114,8 @@ def same_device(ours: Object, stored: Object) -> bool:
     if ours == stored:
         return True
     return (
-        _same_rest(ours, stored, besides=_BY_MEANING)
-        and (ours.get("attributes") or {}) == (stored.get("attributes") or {})
+        (ours.get("attributes") or {}) == (stored.get("attributes") or {})
+        and _same_rest(ours, stored, besides=_BY_MEANING)
         and _same_capacities(child(ours, "capacity"), child(stored, "capacity"))
         and _same_consumption(
             children(ours, "consumesCounters"), children(stored, "consumesCounters")

@@ -198,7 +198,8 @@ class SlicePublisher:
         while True:
             seen = await self._manager.revision.after(seen)
             if self.listed.is_set():
-                find(self._manager.publication().pools)
+                if new := self._manager.publication().pools.keys() - self._pools.keys():
+                    find(new)
                 await asyncio.sleep(PACE_SECONDS)
 
     async def _watch(self, api: SliceApi, owner: NodeOwner, find: Callable[..., None]) -> None:
