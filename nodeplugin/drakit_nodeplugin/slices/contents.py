@@ -23,12 +23,13 @@ import orjson
 
 from drakit.device import CounterSet
 from drakit_formats.resource.device import (
+    Feature,
     counter_set_body,
     device_body,
     same_counter_sets,
     same_device,
+    without,
 )
-from drakit_formats.resource.features import Feature, without
 from drakit_formats.resource.raw import Object, child, children, text
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,

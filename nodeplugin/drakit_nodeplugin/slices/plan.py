@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from drakit_formats.resource.raw import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (

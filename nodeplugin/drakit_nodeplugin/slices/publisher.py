@@ -24,7 +24,7 @@ from contextlib import suppress
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, Session, TooManyRequestsError, UnavailableError
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from drakit_formats.resource.nodes import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredPool

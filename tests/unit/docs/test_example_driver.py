@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drakit import AllocatedDevice, Capacity, ClaimReference, Device, DriverError, Health, Inventory
-from drakit_formats.resource.features import Feature, without
+from drakit_formats.resource.device import Feature, without
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode

@@ -12,7 +12,7 @@ import yaml
 from drakit_drivers.hostdev.dangerous import danger_of_descriptors
 from drakit_drivers.hostdev.hardware import HostDevice, UsbParent
 from drakit_drivers.hostdev.policy_devices import Doubt, select
-from drakit_formats.resource.versions import RULE_VERSIONS
+from drakit_formats.resource.raw import RULE_VERSIONS
 from tests.fakes.sysfs import as_policies, policy
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT

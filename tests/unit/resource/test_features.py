@@ -8,10 +8,10 @@ import pytest
 
 from drakit import Device
 from drakit.device import Capacity, Taint
-from drakit_formats.resource.device import device_body
-from drakit_formats.resource.features import (
+from drakit_formats.resource.device import (
     Feature,
     Refusal,
+    device_body,
     dropped_fields,
     dropped_from_slice,
     refusal,
