@@ -78,15 +78,9 @@ class ServiceAccount:
 class Credentials:
     """The Authorization header's value, read again when it is old or was rejected."""
 
-    def __init__(
-        self,
-        fetch: Callable[[bool], Awaitable[str | None]],
-        *,
-        refresh_seconds: float = REFRESH_SECONDS,
-    ) -> None:
+    def __init__(self, fetch: Callable[[bool], Awaitable[str | None]]) -> None:
         """``fetch`` asks the source; its argument is whether the last value was rejected."""
         self._fetch = fetch
-        self._refresh_seconds = refresh_seconds
         self._value: str | None = None
         self._old_at = float("-inf")
         """The time from which the value is old; loop time."""
@@ -117,7 +111,7 @@ class Credentials:
                 extra={"error": type(error).__name__},
             )
         # Also after a failure: an unavailable source is not asked on each request.
-        self._old_at = asyncio.get_running_loop().time() + self._refresh_seconds
+        self._old_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
 
 
 async def find_cluster(

@@ -31,7 +31,6 @@ __all__ = (
     "Refusal",
     "counter_set_body",
     "device_body",
-    "dropped_fields",
     "dropped_from_slice",
     "refusal",
     "same_counter_sets",
@@ -241,12 +240,6 @@ _REFUSED_DEVICE = re.compile(
     r"(?P<field>(attributes\[(?P<attribute>[^]]+)\]|(?P<counters>consumesCounters)\b)?.*)"
 )
 _REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
-
-
-def dropped_fields(sent: Object, stored: Object) -> frozenset[Feature]:
-    """Return the features that the API server has dropped from a device: sent, but missing in its
-    answer."""
-    return frozenset(_dropped(sent, stored))
 
 
 def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:

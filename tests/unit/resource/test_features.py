@@ -12,7 +12,6 @@ from drakit_formats.resource.device import (
     Feature,
     Refusal,
     device_body,
-    dropped_fields,
     dropped_from_slice,
     refusal,
     without,
@@ -68,11 +67,12 @@ def stored(*dropped: str, **changed: object) -> dict:
     ],
 )
 def test_what_was_dropped_of_a_device(answer, features):
-    assert dropped_fields(BODY, answer) == features
+    assert dropped_from_slice(spec(devices=[BODY]), spec(devices=[answer])) == features
 
 
 def test_a_field_that_we_know_no_gate_of():
-    (feature,) = dropped_fields({"name": "c", "newField": {"a": 1}}, {"name": "c"})
+    sent, answer = {"name": "c", "newField": {"a": 1}}, {"name": "c"}
+    (feature,) = dropped_from_slice(spec(devices=[sent]), spec(devices=[answer]))
     assert feature is Feature.OTHER
     assert feature.gate == ""
 
