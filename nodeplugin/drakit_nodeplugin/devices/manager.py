@@ -103,7 +103,9 @@ class DeviceManager:
         self._stops: dict[str, EndpointStop] = {}
         """The stops of endpoints that have not listed their devices since, by name."""
 
-        self._waiting: str | None = None
+        self.waiting: str | None = None
+        """The reason why the endpoints must not list their devices yet; None if they may."""
+
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
         self._sources_ready = False
@@ -227,11 +229,6 @@ class DeviceManager:
         return None
 
     @property
-    def waiting(self) -> str | None:
-        """The reason why the endpoints must not list their devices yet; None if they may."""
-        return self._waiting
-
-    @property
     def known(self) -> bool:
         """Whether any endpoint is available, may still appear, or has left devices or rows
         behind."""
@@ -282,21 +279,14 @@ class DeviceManager:
 
     def endpoint_statuses(self) -> Sequence[EndpointStatus]:
         """Return the state of each endpoint."""
-        return [
-            EndpointStatus(
-                name=state.name,
-                state=_STATES[state.phase],
-                reason=self._reason(state),
-            )
-            for state in self._endpoints.values()
-        ]
-
-    def _reason(self, state: EndpointState) -> str:
-        if state.phase is Phase.PRESENT:
-            return ""
-        if state.phase is Phase.AWAITED and self._waiting is not None:
-            return self._waiting
-        return state.reason
+        statuses: list[EndpointStatus] = []
+        for state in self._endpoints.values():
+            reason = "" if state.phase is Phase.PRESENT else state.reason
+            if state.phase is Phase.AWAITED and self.waiting is not None:
+                reason = self.waiting
+            status = EndpointStatus(name=state.name, state=_STATES[state.phase], reason=reason)
+            statuses.append(status)
+        return statuses
 
     def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
         """Return each pool once, with the endpoint that has it."""
@@ -421,11 +411,13 @@ class DeviceManager:
 
         The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
         """
+        deleted = [state for state in self._endpoints.values() if self._is_deleted(state)]
+        if not deleted:
+            return
         # A pool that another endpoint now has is not deleted for this one.
-        pending = {pool.name for state, pool in self._pools() if self._is_deleted(state)}
-        pending &= set(pools)
-        for state in [*self._endpoints.values()]:
-            if not self._is_deleted(state) or state.pools.keys() & pending:
+        pending = {pool.name for state, pool in self._pools() if state in deleted} & set(pools)
+        for state in deleted:
+            if state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
             self._forget(state)
@@ -455,13 +447,13 @@ class DeviceManager:
         """
         now = self._now()
         if reason is not None:
-            self._waiting_since = now if self._waiting is None else self._waiting_since
+            self._waiting_since = now if self.waiting is None else self._waiting_since
             self._grace_periods.start_until = math.inf
-        elif self._waiting is not None:
+        elif self.waiting is not None:
             self._grace_periods.start_until = now + self._start_seconds
             for state in self._endpoints.values():
                 state.excuse(now - self._waiting_since)
-        self._waiting = reason
+        self.waiting = reason
         self._notify()
 
     async def run(self) -> None:
@@ -512,13 +504,9 @@ class DeviceManager:
             if not state.pools:
                 self._forget(state)
             elif self._sources_ready:
+                facts = {"driver": self.driver, "endpoint": state.name, "reason": state.reason}
                 logger.warning(
-                    "endpoint was unavailable for too long, its devices are removed",
-                    extra={
-                        "driver": self.driver,
-                        "endpoint": state.name,
-                        "reason": state.reason,
-                    },
+                    "endpoint was unavailable for too long, its devices are removed", extra=facts
                 )
                 state.remove()
         if aged:
