@@ -314,13 +314,14 @@ class Session:
         return answer.body
 
     async def apply(
-        self, path: str, body: Mapping[str, Any], *, field_manager: str, force: bool = True
+        self, path: str, body: Mapping[str, Any], *, field_manager: str
     ) -> dict[str, Any]:
-        """Server-side apply: own exactly these fields, and create the object if it is missing."""
+        """Server-side apply: own exactly these fields, even if another client owns them now, and
+        create the object if it is missing."""
         answer = await self._request(
             "PATCH",
             path,
-            params={"fieldManager": field_manager, "force": "true" if force else "false"},
+            params={"fieldManager": field_manager, "force": "true"},
             body=body,
             content_type="application/apply-patch+yaml",  # JSON is YAML
         )

@@ -201,9 +201,7 @@ class Lifecycle(Generic[ConnectionT]):
         self._connect = connect
         self._listener = listener
         self._pause = pause
-        self._backoff = Backoff(
-            first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
-        )
+        self._backoff = Backoff(*RECONNECT_SECONDS, jitter=0)
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
         """The reason of its last stop; None after it has listed its devices again."""

@@ -370,7 +370,7 @@ class PoolWriter:
         self._context = context
         self._pool = pool
         self._facts = {"driver": context.manager.driver, "pool": pool}
-        self._retry = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._retry = Backoff(*RETRY_SECONDS)
 
     def forget(self) -> None:
         """Retry rejected slices: the API server may accept other slices than before."""

@@ -285,13 +285,11 @@ class PoolPublisher:
         """Set when there may be something to write."""
         self.changed.set()
         self._not_before = 0.0
-        self._backoff = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._backoff = Backoff(*RETRY_SECONDS)
         self._settled = False
         """Whether our last round was the last write, as far as we know."""
 
-        self._undo_backoff = Backoff(
-            first_seconds=UNDO_SECONDS[0], limit_seconds=UNDO_SECONDS[1], jitter=0.0
-        )
+        self._undo_backoff = Backoff(*UNDO_SECONDS, jitter=0)
         self._undone_at = float("-inf")
         self._undo_not_before = 0.0
         self._again_at: float | None = None
