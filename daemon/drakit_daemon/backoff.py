@@ -14,7 +14,7 @@ __all__ = ("Backoff",)
 class Backoff:
     """The delays between the attempts of one operation."""
 
-    def __init__(self, *, first_seconds: float, limit_seconds: float, jitter: float = 0.5) -> None:
+    def __init__(self, first_seconds: float, limit_seconds: float, *, jitter: float = 0.5) -> None:
         """``jitter`` is the part of each delay that is random: nodes that lost the API server at
         the same time must not all reconnect at the same time."""
         self._first = first_seconds

@@ -52,8 +52,15 @@ from drakit_explain.model import (
     Toleration,
     Version,
 )
-from drakit_formats.resource.raw import Object, child, children, text
-from drakit_formats.resource.versions import VERSIONS, from_version, requests_from_version
+from drakit_formats.resource.raw import (
+    VERSIONS,
+    Object,
+    child,
+    children,
+    from_version,
+    requests_from_version,
+    text,
+)
 
 __all__ = (
     "ADMIN_ACCESS",

@@ -33,8 +33,7 @@ from drakit_explain.projection import (
 )
 from drakit_explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
 from drakit_explain.world import Fact, Name
-from drakit_formats.resource.raw import Object, child
-from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
+from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 __all__ = (
     "CLAIMS",

@@ -51,8 +51,7 @@ from drakit_explain.projection import (
 )
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
-from drakit_formats.resource.raw import Object, child, children
-from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
+from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child, children
 
 __all__ = (
     "CLAIMS",

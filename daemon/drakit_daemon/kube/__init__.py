@@ -16,7 +16,6 @@ from drakit_daemon.kube import (
 )  # before everything that imports aiohttp
 
 # isort: split
-from drakit_daemon.kube.config import ConfigError
 from drakit_daemon.kube.listing import Listing, Skipped, WatchEvent
 from drakit_daemon.kube.request import (
     AlreadyExistsError,
@@ -32,7 +31,7 @@ from drakit_daemon.kube.request import (
     UnreadableError,
     resource_path,
 )
-from drakit_daemon.kube.session import Session, connect
+from drakit_daemon.kube.session import ConfigError, Session, connect
 
 __all__ = (
     "AlreadyExistsError",

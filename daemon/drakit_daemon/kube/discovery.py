@@ -9,11 +9,12 @@ It must not know kinds, or remember an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from drakit_daemon.kube.request import NotFoundError
+from drakit_daemon.kube.session import Session
 
-__all__ = ("Reader", "VersionNotServedError", "served_version", "served_versions", "version_of")
+__all__ = ("VersionNotServedError", "served_version", "served_versions", "version_of")
 
 
 class VersionNotServedError(Exception):
@@ -24,29 +25,15 @@ class VersionNotServedError(Exception):
         has = f"serves it in {', '.join(served)}" if served else "does not serve it at all"
         super().__init__(
             f"drakit needs the API group {group} in one of the versions {wanted}, and the API "
-            "server "
-            f"{has}; enable one of them (--runtime-config={group}/{known[0]}=true) or upgrade the "
-            "cluster"
+            f"server {has}; enable one of them (--runtime-config={group}/{known[0]}=true) or "
+            "upgrade the cluster"
         )
-        self.group: str = group
-        self.known: tuple[str, ...] = tuple(known)
-        self.served: tuple[str, ...] = tuple(served)
 
 
-class Reader(Protocol):
-    """The request that is needed of a session."""
-
-    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Get an object. Raises ApiError."""
-        ...
-
-
-async def served_versions(
-    session: Reader, group: str, *, timeout_seconds: float | None = None
-) -> tuple[str, ...]:
+async def served_versions(session: Session, group: str) -> tuple[str, ...]:
     """Return the versions of a group that the API server serves; empty if it has no such group."""
     try:
-        answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)
+        answer = await session.get(f"/apis/{group}")
     except NotFoundError:
         return ()
     versions: list[dict[str, Any]] = answer.get("versions") or []
@@ -54,7 +41,7 @@ async def served_versions(
 
 
 async def version_of(
-    session: Reader, group: str, plural: str, versions: Sequence[str]
+    session: Session, group: str, plural: str, versions: Sequence[str]
 ) -> str | None:
     """Return the first of these served versions that has a resource; None if none has it."""
     for version in versions:
@@ -68,15 +55,13 @@ async def version_of(
     return None
 
 
-async def served_version(
-    session: Reader, group: str, known: Sequence[str], *, timeout_seconds: float | None = None
-) -> str:
+async def served_version(session: Session, group: str, known: Sequence[str]) -> str:
     """
     Return the first of the known versions that the API server serves (``v1``, without the group).
 
     Raises VersionNotServedError if it serves none, ApiError if it does not answer.
     """
-    served = await served_versions(session, group, timeout_seconds=timeout_seconds)
+    served = await served_versions(session, group)
     for version in known:
         if version in served:
             return version

@@ -5,13 +5,19 @@ Every request has a timeout and sends the current credentials. If the server rej
 read again, once. Nothing else is retried: the caller decides whether and when. :mod:`.reflector`
 follows a collection without end.
 
+The file of a pod's token is replaced about every hour, an exec plugin's token when it expires. Both
+may be revoked at any time, which only the API server's 401 shows. Tokens are never logged and never
+part of an error's text.
+
 It must not know kinds. It belongs to the loop that opened it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +27,145 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import orjson
 
-from drakit_daemon.kube.client_library import ClusterAccess, Connection
-from drakit_daemon.kube.config import Credentials, find_cluster
+from drakit_daemon.kube.client_library import (
+    ClusterAccess,
+    ConfigError,
+    Connection,
+    load_in_cluster,
+    load_kubeconfig,
+)
 from drakit_daemon.kube.listing import Listing, WatchEvent, read_events, read_list
 from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
 
-__all__ = ("Session", "Timeouts", "connect")
+__all__ = (
+    "ConfigError",
+    "Credentials",
+    "ServiceAccount",
+    "Session",
+    "Timeouts",
+    "connect",
+    "find_cluster",
+)
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- credentials
+
+REFRESH_SECONDS = 30.0
+"""The maximum age of credentials; the kubelet replaces a token when a fifth of its life is left, at
+least two minutes before its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceAccount:
+    """The files of a pod's credentials."""
+
+    folder: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+    @property
+    def token(self) -> Path:
+        return self.folder / "token"
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def usable(self, environ: Mapping[str, str]) -> bool:
+        there = self.token.is_file() and self.ca.is_file()
+        return there and bool(environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+class Credentials:
+    """The Authorization header's value, read again when it is old or was rejected."""
+
+    def __init__(self, fetch: Callable[[bool], Awaitable[str | None]]) -> None:
+        """``fetch`` asks the source; its argument is whether the last value was rejected."""
+        self._fetch = fetch
+        self._value: str | None = None
+        self._old_at = float("-inf")
+        """The time from which the value is old; loop time."""
+        self._lock = asyncio.Lock()
+
+    async def current(self) -> str | None:
+        now = asyncio.get_running_loop().time
+        if now() >= self._old_at:
+            async with self._lock:
+                if now() >= self._old_at:  # no other request has asked meanwhile
+                    await self._ask(refused=False)
+        return self._value
+
+    async def replace(self, refused: str | None) -> bool:
+        """After a 401: ask the source at once. Return whether there is another value to try."""
+        async with self._lock:
+            if self._value == refused:  # otherwise another request has replaced it
+                await self._ask(refused=True)
+            return self._value != refused
+
+    async def _ask(self, *, refused: bool) -> None:
+        try:
+            self._value = await self._fetch(refused)
+        except Exception as error:
+            # The old token is better than none; without one, the server answers 401.
+            logger.warning(
+                "credentials cannot be reloaded, keeping the old ones",
+                extra={"error": type(error).__name__},
+            )
+        # Also after a failure: an unavailable source is not asked on each request.
+        self._old_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
+
+
+async def find_cluster(
+    kubeconfig: Path | None,
+    *,
+    context: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    account: ServiceAccount | None = None,
+) -> tuple[ClusterAccess, Credentials]:
+    """
+    Use the given kubeconfig, else the pod's service account, else the user's kubeconfig.
+
+    A context is one of a kubeconfig: with it, the service account is not used.
+    """
+    account = account or ServiceAccount()
+    in_pod = kubeconfig is None and context is None
+    if in_pod and await asyncio.to_thread(account.usable, environ):
+        access = await load_in_cluster(account.token, account.ca, environ)
+
+        async def read(refused: bool) -> str | None:
+            return await asyncio.to_thread(_read_token, account.token)
+
+        return access, Credentials(read)
+    paths = await asyncio.to_thread(_locate, kubeconfig, environ)
+    access = await load_kubeconfig(paths, context=context)
+
+    async def renew(refused: bool) -> str | None:
+        return await access.renew(refused=refused)
+
+    return access, Credentials(renew)
+
+
+def _read_token(path: Path) -> str:
+    token = path.read_text().strip()
+    if not token:
+        raise ConfigError(f"{path} is empty")
+    return f"Bearer {token}"
+
+
+def _locate(kubeconfig: Path | None, environ: Mapping[str, str]) -> str:
+    if kubeconfig is not None:
+        paths = str(kubeconfig)
+    else:
+        default = Path(environ.get("HOME", "/root"), ".kube", "config")
+        paths = environ.get("KUBECONFIG") or str(default)
+    if not any(Path(path).is_file() for path in paths.split(os.pathsep)):
+        raise ConfigError(
+            f"no API server is configured: kubeconfig {paths} does not exist, and this is not a "
+            "pod with a service account; set --kubeconfig or KUBECONFIG"
+        )
+    return paths
+
+
+# ---------------------------------------------------------------- requests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,13 +314,14 @@ class Session:
         return answer.body
 
     async def apply(
-        self, path: str, body: Mapping[str, Any], *, field_manager: str, force: bool = True
+        self, path: str, body: Mapping[str, Any], *, field_manager: str
     ) -> dict[str, Any]:
-        """Server-side apply: own exactly these fields, and create the object if it is missing."""
+        """Server-side apply: own exactly these fields, even if another client owns them now, and
+        create the object if it is missing."""
         answer = await self._request(
             "PATCH",
             path,
-            params={"fieldManager": field_manager, "force": "true" if force else "false"},
+            params={"fieldManager": field_manager, "force": "true"},
             body=body,
             content_type="application/apply-patch+yaml",  # JSON is YAML
         )
@@ -286,9 +426,15 @@ class Session:
             sock_connect=self.timeouts.connect_seconds,
         )
         data = None if body is None else orjson.dumps(body)
-        async with (
-            self._place(method, path, seconds=timeout.total),
-            self._opened(
+        try:
+            # Watches do not count.
+            async with asyncio.timeout(timeout.total if self._places.locked() else None):
+                await self._places.acquire()
+        except TimeoutError:
+            why = f"{MAX_REQUESTS} other requests already wait for an answer"
+            raise UnavailableError.no_answer(method, path, why=why) from None
+        try:
+            async with self._opened(
                 method,
                 path,
                 params=params,
@@ -296,26 +442,11 @@ class Session:
                 content_type=content_type,
                 accept=accept,
                 timeout=timeout,
-            ) as response,
-        ):
-            chunks = response.content.iter_any()
-            return await read_answer(
-                chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
-            )
-
-    @asynccontextmanager
-    async def _place(
-        self, method: str, path: str, *, seconds: float | None
-    ) -> AsyncGenerator[None]:
-        """Wait for one of the connections for requests; watches do not count."""
-        try:
-            async with asyncio.timeout(seconds if self._places.locked() else None):
-                await self._places.acquire()
-        except TimeoutError:
-            why = f"{MAX_REQUESTS} other requests already wait for an answer"
-            raise UnavailableError.no_answer(method, path, why=why) from None
-        try:
-            yield
+            ) as response:
+                chunks = response.content.iter_any()
+                return await read_answer(
+                    chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
+                )
         finally:
             self._places.release()
 
@@ -373,15 +504,12 @@ class Session:
     ) -> aiohttp.ClientResponse:
         """Middleware of every request: send the current token, and after a 401 once a new one."""
         value = await self._credentials.current()
-        _set_authorization(request, value)
+        if value is not None:
+            request.headers["Authorization"] = value
         response = await send(request)
         if response.status == 401 and await self._credentials.replace(value):
             response.release()
-            _set_authorization(request, await self._credentials.current())
+            if (value := await self._credentials.current()) is not None:
+                request.headers["Authorization"] = value
             response = await send(request)
         return response
-
-
-def _set_authorization(request: aiohttp.ClientRequest, value: str | None) -> None:
-    if value is not None:
-        request.headers["Authorization"] = value

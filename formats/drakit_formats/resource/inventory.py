@@ -84,28 +84,27 @@ def device_problems(device: object, *, node: str = "") -> list[str]:
         return [f"it is of type {type(device).__name__}, not a Device"]
     try:
         # Its mappings can be the vendor's own classes, and do anything.
-        problems = list(_problems(device, node))
+        problems = [
+            *place_problems(device.name, device.pool, node=node),
+            *_attributes_problems(device.attributes, device.capacity, device.topology),
+            *_capacities_problems(device.capacity, device.allow_multiple_allocations),
+            *_consumes_problems(device.consumes),
+            *_taints_problems(device.taints),
+        ]
+        problems += [
+            f"its {name} is {_kind(given)}, not a boolean"
+            for name in ("evict_if_gone", "prepare_again")
+            if not isinstance(given := getattr(device, name), bool)
+        ]
+        problems += _edits_problems(device.edits)
+        health = cast("object", device.health)
+        if health is not None and not isinstance(health, Health):
+            problems.append(f"its health is {_kind(health)}, not a Health")
     except Exception as error:
         return [f"it cannot be checked ({type(error).__name__}: {str(error)[:200]})"]
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = ["there are more problems"]
     return problems
-
-
-def _problems(device: Device, node: str) -> Iterator[str]:
-    yield from place_problems(device.name, device.pool, node=node)
-    yield from _attributes_problems(device.attributes, device.capacity, device.topology)
-    yield from _capacities_problems(device.capacity, device.allow_multiple_allocations)
-    yield from _consumes_problems(device.consumes)
-    yield from _taints_problems(device.taints)
-    if not isinstance(cast("object", device.evict_if_gone), bool):
-        yield f"its evict_if_gone is {_kind(device.evict_if_gone)}, not a boolean"
-    if not isinstance(cast("object", device.prepare_again), bool):
-        yield f"its prepare_again is {_kind(device.prepare_again)}, not a boolean"
-    yield from _edits_problems(device.edits)
-    health = cast("object", device.health)
-    if health is not None and not isinstance(health, Health):
-        yield f"its health is {_kind(health)}, not a Health"
 
 
 def shown(value: object) -> str:
@@ -163,7 +162,10 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"but at most {MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
         )
         return
-    values = len(places) + sum(map(_size, attributes.values()))
+    values = len(places) + sum(
+        len(cast("tuple[object]", each)) if isinstance(each, tuple) else 1
+        for each in attributes.values()
+    )
     if values > MAX_ATTRIBUTE_VALUES:
         yield (
             f"its attributes have {values} values (each one of a list counts), "
@@ -176,7 +178,8 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
     for name in places:
         if name in attributes:
             yield f"attribute {name!r} is set, although its topology sets it too"
-    yield from _topology_problems(topology)
+    if places:
+        yield from _topology_problems(topology)
 
 
 def _topology_problems(topology: Topology) -> Iterator[str]:
@@ -191,10 +194,6 @@ def _topology_problems(topology: Topology) -> Iterator[str]:
     bus = cast("object", topology.pci_bus_id)
     if bus is not None and not (isinstance(bus, str) and _PCI_BUS_ID.fullmatch(bus)):
         yield f"its pci_bus_id {shown(bus)} does not have the form '0000:01:00.0'"
-
-
-def _size(value: object) -> int:
-    return len(cast("tuple[object]", value)) if isinstance(value, tuple) else 1
 
 
 def _name_problem(name: object) -> str | None:
@@ -443,37 +442,21 @@ def check_inventory(
     With the node's name, the names of pools are checked for their length. `previous` is the result
     of the previous check, which saves time for unchanged devices.
     """
-    refusals = _Refusals()
-    sets = _checked_sets(inventory.counter_sets, refusals, node=node)
     known: _Pools = {}
-    before: _Pools = previous.known if previous is not None else {}
-    check = _Check(sets=sets, before=before, refusals=refusals, node=node)
+    check = _Check(node=node, before=previous.known if previous is not None else {})
+    check.add_counter_sets(inventory.counter_sets)
     devices = check.devices(inventory.devices, known=known)
     fallback = None
     if inventory.fallback is not None:
         fallback = check.devices(inventory.fallback, known={}, prefix="as a fallback, ")
     return CheckedInventory(
         devices=devices,
-        counter_sets=tuple(each for pool in sets.values() for each in pool.values()),
+        counter_sets=tuple(each for pool in check.sets.values() for each in pool.values()),
         fallback=fallback,
-        left_out=refusals.reasons,
-        left_out_count=refusals.count,
+        left_out=check.reasons,
+        left_out_count=check.count,
         known=known,
     )
-
-
-class _Refusals:
-    """Collects the devices that are left out, and the reasons of the first ones."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
-        self.count = 0
-
-    def add(self, pool: object, name: object, problems: Collection[str]) -> None:
-        self.count += 1
-        if len(self.reasons) < MAX_LEFT_OUT:
-            # Of two with one name the first was kept, or its reason is as good.
-            self.reasons.setdefault(_place(pool, name), "; ".join(problems))
 
 
 def _place(pool: object, name: object) -> str:
@@ -487,14 +470,21 @@ def _word(given: object) -> str:
     return str(given) if plain else shown(given)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Check:
-    """The data against which the devices of one inventory are checked."""
+    """The check of one inventory: its valid counter sets, and what is left out."""
 
-    sets: Mapping[str, Mapping[str, CounterSet]]
-    before: _Pools
-    refusals: _Refusals
     node: str
+    before: _Pools
+    sets: dict[str, dict[str, CounterSet]] = field(default_factory=dict[str, dict[str, CounterSet]])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    count: int = 0
+
+    def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
+        self.count += 1
+        if len(self.reasons) < MAX_LEFT_OUT:
+            # Of two with one name the first was kept, or its reason is as good.
+            self.reasons.setdefault(_place(pool, name), "; ".join(problems))
 
     def devices(
         self, given: Collection[object], *, known: _Pools, prefix: str = ""
@@ -502,53 +492,45 @@ class _Check:
         """Return the valid devices; add those with valid values of their own to `known`."""
         kept: list[Device] = []
         for each in given:
-            device, problems = self._sound(each)
-            if device is not None:
-                pool = known.setdefault(device.pool, {})
-                if device.name in pool:
+            pool, name = (each.pool, each.name) if isinstance(each, Device) else ("", each)
+            before: Device | None = None
+            if isinstance(cast("object", pool), str) and isinstance(name, str):
+                before = self.before.get(pool, {}).get(name)
+            problems: list[str] = []
+            if before is None or before is not each:  # one that was valid before still is
+                problems = device_problems(each, node=self.node)
+            if not problems:
+                device = cast("Device", each)
+                valid = known.setdefault(device.pool, {})
+                if device.name in valid:
                     problems = ["another device of its pool has the same name"]
                 else:
-                    pool[device.name] = device
+                    valid[device.name] = device
                     problems = _consumption_problems(device, self.sets) if device.consumes else []
-            if device is not None and not problems:
-                kept.append(device)
-            else:
-                pool, name = (each.pool, each.name) if isinstance(each, Device) else ("", each)
-                self.refusals.add(pool, name, [prefix + problems[0], *problems[1:]])
+                if not problems:
+                    kept.append(device)
+                    continue
+            self._refuse(pool, name, [prefix + problems[0], *problems[1:]])
         return tuple(kept)
 
-    def _sound(self, given: object) -> tuple[Device | None, list[str]]:
-        """Return the device if its own values are valid. One that was valid before still is."""
-        if isinstance(given, Device) and self._known(given) is given:
-            return given, []
-        problems = device_problems(given, node=self.node)
-        return (None, problems) if problems else (cast("Device", given), [])
-
-    def _known(self, device: Device) -> Device | None:
-        pool, name = cast("object", device.pool), cast("object", device.name)
-        if not isinstance(pool, str) or not isinstance(name, str):
-            return None
-        return self.before.get(pool, {}).get(name)
-
-
-def _checked_sets(
-    given: Collection[object], refusals: _Refusals, *, node: str
-) -> dict[str, dict[str, CounterSet]]:
-    sets: dict[str, dict[str, CounterSet]] = {}
-    for each in given:
-        if not isinstance(each, CounterSet):
-            kind = type(each).__name__
-            refusals.add("", "counter sets", [f"one of them is of type {kind}, not a CounterSet"])
-            continue
-        problems = _set_problems(each, node=node)
-        pool = {} if problems else sets.setdefault(each.pool, {})
-        if each.name in pool:
-            problems = ["another counter set of its pool has the same name"]
-        if problems:
-            refusals.add(each.pool, each.name, ["as a counter set, " + problems[0], *problems[1:]])
-        else:
-            pool[each.name] = each
-    return sets
+    def add_counter_sets(self, given: Collection[object]) -> None:
+        """Add the valid counter sets to `sets`."""
+        for each in given:
+            if not isinstance(each, CounterSet):
+                kind = type(each).__name__
+                self._refuse(
+                    "", "counter sets", [f"one of them is of type {kind}, not a CounterSet"]
+                )
+                continue
+            problems = _set_problems(each, node=self.node)
+            pool = {} if problems else self.sets.setdefault(each.pool, {})
+            if each.name in pool:
+                problems = ["another counter set of its pool has the same name"]
+            if problems:
+                named = ["as a counter set, " + problems[0], *problems[1:]]
+                self._refuse(each.pool, each.name, named)
+            else:
+                pool[each.name] = each
 
 
 def _set_problems(given: CounterSet, *, node: str) -> list[str]:

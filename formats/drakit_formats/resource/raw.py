@@ -1,15 +1,34 @@
 """
-Reading raw JSON of the API with types: an absent field, null and an empty one are the same.
+The raw JSON of the API: read with types, and converted between the versions of ``resource.k8s.io``
+that clusters serve.
 
-It must not know any kind of object.
+For the readers, an absent field, null and an empty one are the same. ``v1`` and ``v1beta2`` have
+one shape; in ``v1beta1`` all of a device except its name is below ``basic`` of a slice, and all of
+a request except its name lies beside it. Unknown fields are kept. A claim's identity and allocation
+have one shape in all three, and so have classes.
+
+It must not know which version a cluster serves, or how that is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-__all__ = ("Object", "child", "children", "text")
+__all__ = (
+    "GROUP",
+    "RULE_VERSIONS",
+    "VERSIONS",
+    "Object",
+    "child",
+    "children",
+    "from_version",
+    "requests_from_version",
+    "text",
+    "to_version",
+)
+
+# ---------------------------------------------------------------- reading
 
 Object = Mapping[str, Any]
 
@@ -29,3 +48,77 @@ def children(body: Object, *path: str) -> list[Object]:
 def text(body: Object, *path: str) -> str:
     """Return the string at a path, empty if there is none."""
     return str(child(body, *path[:-1]).get(path[-1]) or "")
+
+
+# ---------------------------------------------------------------- versions
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Versions that drakit can read and write, the preferred one first."""
+
+RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
+"""Versions that may have DeviceTaintRules; only the cluster knows whether they do."""
+
+_OF_DEVICE = ("name", "basic")
+
+
+def to_version(body: Object, version: str) -> dict[str, Any]:
+    """Write a ResourceSlice of ``v1`` in another version, such as ``v1beta1``."""
+    converted = {**body, "apiVersion": f"{GROUP}/{_known(version)}"}
+    return _with_devices(converted, _below_basic) if version == "v1beta1" else converted
+
+
+def from_version(body: Object, version: str = "") -> dict[str, Any]:
+    """
+    Read a ResourceSlice of any of the versions as one of ``v1``.
+
+    Its ``apiVersion`` names the version. Items of a list have none: give the version for
+    them. Without either it is ``v1``.
+    """
+    version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
+    converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}
+    return _with_devices(converted, _flat) if _known(version) == "v1beta1" else converted
+
+
+def requests_from_version(spec: Object, version: str) -> Object:
+    """Read the spec of a ResourceClaim of any of the versions as one of ``v1``."""
+    requests = children(spec, "devices", "requests")
+    if _known(version) != "v1beta1" or not requests:
+        return spec
+    devices = cast("Object", spec["devices"])
+    return {**spec, "devices": {**devices, "requests": [_exactly(each) for each in requests]}}
+
+
+def _exactly(request: Object) -> Object:
+    if request.get("firstAvailable"):
+        return request
+    rest = {key: value for key, value in request.items() if key != "name"}
+    return {"name": request["name"], "exactly": rest}
+
+
+def _known(version: str) -> str:
+    if version not in VERSIONS:
+        raise ValueError(f"ResourceSlices of {GROUP}/{version} are unknown")
+    return version
+
+
+def _with_devices(
+    body: dict[str, Any], convert: Callable[[Object], dict[str, Any]]
+) -> dict[str, Any]:
+    devices = children(body, "spec", "devices")
+    if devices:
+        spec = cast("Object", body["spec"])
+        body["spec"] = {**spec, "devices": [convert(device) for device in devices]}
+    return body
+
+
+def _below_basic(device: Object) -> dict[str, Any]:
+    # An empty one must be there, too: it is what kind of device it is.
+    rest = {key: value for key, value in device.items() if key != "name"}
+    return {"name": device["name"], "basic": rest} if "name" in device else {"basic": rest}
+
+
+def _flat(device: Object) -> dict[str, Any]:
+    rest = {key: value for key, value in device.items() if key not in _OF_DEVICE}
+    named = {"name": device["name"]} if "name" in device else {}
+    return {**named, **cast("Object", device.get("basic") or {}), **rest}

@@ -78,7 +78,7 @@ class OutdatedClaims:
     async def run(self) -> None:
         """Prepare marked claims until canceled. A slow claim does not delay the others."""
         await self._registered.wait()
-        changes = self._devices.endpoint_changes
+        changes = self._devices.mark_changes
         async with asyncio.TaskGroup() as group:
             while True:
                 seen = changes.number

@@ -19,8 +19,8 @@ from drakit.device import CounterSet, Device, Health, Inventory, LeftOut, Policy
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
-from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
-from drakit_nodeplugin.devices.taints import GONE, Condition, health_of
+from drakit_nodeplugin.devices.pool_state import DriverState, PoolState, health_of
+from drakit_nodeplugin.devices.taints import GONE, Condition
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
@@ -34,7 +34,6 @@ __all__ = (
     "are_pools_known",
     "phase",
     "phase_ends",
-    "removal_due",
 )
 
 SILENT = "it has not listed its devices since the node plugin was started"
@@ -121,12 +120,6 @@ def phase_ends(life: Life, grace_periods: GracePeriods) -> float | None:
     return end if life.listed else max(end, grace_periods.start_until)
 
 
-def removal_due(life: Life, grace_periods: GracePeriods, *, now: float) -> bool:
-    """Return whether an endpoint's grace period has ended."""
-    end = phase_ends(life, grace_periods)
-    return end is not None and now >= end
-
-
 def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> bool:
     """
     Return whether an endpoint's pools are known; others can be deleted only then.
@@ -177,6 +170,8 @@ class EndpointState:
         """The devices that are marked to be prepared again, while it is available."""
         self.refused: dict[str, str] = {}
         """The reasons for left-out pools, which another endpoint already has; by pool."""
+        self.left_out: Mapping[str, str] = {}
+        """The reasons why parts of its inventory are not published, by name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
@@ -192,11 +187,6 @@ class EndpointState:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
         return f"{subject} is stopped: {self.reason}"
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """The reasons why parts of its inventory are not published, by name."""
-        return {**self.checked.left_out, **self.refused}
 
     def newly_left_out(self) -> Mapping[str, str]:
         """Return what of `left_out` was not returned before; bounded."""
@@ -231,7 +221,9 @@ class EndpointState:
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
         since = self._driver.now() - (wall - self.stopped_at)
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
-        self.pools = {name: self._pool(name) for name in row.pools}
+        self.pools = {
+            name: self.pools.get(name) or PoolState(name, self._driver) for name in row.pools
+        }
         for name, devices in row.pools.items():
             self.pools[name].restore(
                 devices, gone=row.gone.get(name, ()), evicting=row.evicting.get(name, ())
@@ -250,11 +242,19 @@ class EndpointState:
             for name, content in contents.items()
             if name in taken and content.devices
         }
+        self.left_out = {**self.checked.left_out, **self.refused}
         self.left_out_by_driver, self.outcomes = inventory.left_out, inventory.policies
+        # Drivers make these objects.
+        named = [
+            each
+            for each in inventory.devices
+            if isinstance(cast("object", each), Device)
+            and isinstance(cast("object", each.name), str)
+        ]
         self.marked = frozenset(
             DeviceKey(pool_name(self._driver.node, each.pool), each.name)
-            for each in inventory.devices
-            if _has_name(each) and each.prepare_again
+            for each in named
+            if each.prepare_again
         )
         self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
@@ -263,17 +263,17 @@ class EndpointState:
         withdrawn = frozenset(inventory.withdrawn)
         if self.checked.left_out_count:
             # Devices that cannot be published are still there: their pods must not be evicted.
-            withdrawn |= {each.name for each in inventory.devices if _has_name(each)}
+            withdrawn |= {each.name for each in named}
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
-            if pool.names and name not in kept and name not in taken:  # its devices are gone
+            if name not in kept and name not in taken and pool.names:  # its devices are gone
                 kept[name] = PoolContent(devices={}, fallback={} if has_fallback else None)
         if returned or self.pools.keys() != kept.keys():
             self._driver.changed()
-        self.pools = {name: self._pool(name) for name in kept}
-        for name, content in kept.items():
-            dirty = self.pools[name].replace(content, returned=returned, withdrawn=withdrawn)
-            self.pools[name].refresh(None if returned else dirty, unavailable=None)
+        self.pools = {name: self.pools.get(name) or PoolState(name, self._driver) for name in kept}
+        for name, pool in self.pools.items():
+            dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn)
+            pool.refresh(None if returned else dirty, unavailable=None)
 
     def report(
         self, health: Mapping[DeviceKey, Health], unlisted: Mapping[DeviceKey, Health]
@@ -294,8 +294,8 @@ class EndpointState:
             self.unlisted = new
             self._driver.health_changed = True
 
-    def adopt(self, devices: Mapping[DeviceKey, PublishedTaints]) -> list[DeviceKey]:
-        """Take over the taints from before a restart; returns the devices that it has of these."""
+    def adopt(self, devices: dict[DeviceKey, PublishedTaints]) -> None:
+        """Take over the taints from before a restart; removes the devices that it has."""
 
         def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
             if name not in pool:
@@ -307,7 +307,8 @@ class EndpointState:
                 pool.list_again(name)
             return True
 
-        return self._apply(devices, adopt)
+        for key in self._apply(devices, adopt):
+            del devices[key]
 
     def gone(self) -> Iterator[DeviceKey]:
         """Yield the devices that it no longer lists, and that may be forgotten."""
@@ -379,12 +380,11 @@ class EndpointState:
 
     def next_changes(self) -> Iterator[float]:
         """Yield the times at which the state can change without an event."""
-        for when in (
-            phase_ends(self.life, self._grace_periods),
-            *map(PoolState.next_change, self.pools.values()),
-        ):
-            if when is not None:
-                yield when
+        if (end := phase_ends(self.life, self._grace_periods)) is not None:
+            yield end
+        for pool in self.pools.values():
+            yield from pool.due.values()
+            yield from pool.evict_at.values()
 
     def remove(self) -> None:
         """Begin its removal: the grace period has ended."""
@@ -399,6 +399,7 @@ class EndpointState:
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}
+        self.left_out = {}
         self._reported_left_out.clear()
         self._driver.changed()
 
@@ -411,9 +412,6 @@ class EndpointState:
         """Apply changed holds of claims in a pool."""
         if pool in self.pools:
             self.pools[pool].refresh((), unavailable=self.unavailable)
-
-    def _pool(self, name: str) -> PoolState:
-        return self.pools.get(name) or PoolState(name, self._driver)
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """
@@ -441,10 +439,6 @@ class EndpointState:
             )
             for pool, part in (parts or {"": _Parts()}).items()
         }
-
-
-def _has_name(device: object) -> bool:
-    return isinstance(device, Device) and isinstance(cast("object", device.name), str)
 
 
 def _sorted(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -29,7 +29,7 @@ from drakit_nodeplugin.devices.endpoint_state import (
     GracePeriods,
     Phase,
     are_pools_known,
-    removal_due,
+    phase_ends,
 )
 from drakit_nodeplugin.devices.model import (
     Capacity,
@@ -93,10 +93,19 @@ class DeviceManager:
         """Advances when an endpoint lists its devices or stops, and when its state changes with
         time."""
 
+        self.stop_changes = Revision()
+        """Advances when an endpoint stops or is available again, and when its state changes with
+        time."""
+
+        self.mark_changes = Revision()
+        """Advances when an endpoint that marks devices, or did so, lists its devices or stops."""
+
         self._stops: dict[str, EndpointStop] = {}
         """The stops of endpoints that have not listed their devices since, by name."""
 
-        self._waiting: str | None = None
+        self.waiting: str | None = None
+        """The reason why the endpoints must not list their devices yet; None if they may."""
+
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
         self._sources_ready = False
@@ -220,11 +229,6 @@ class DeviceManager:
         return None
 
     @property
-    def waiting(self) -> str | None:
-        """The reason why the endpoints must not list their devices yet; None if they may."""
-        return self._waiting
-
-    @property
     def known(self) -> bool:
         """Whether any endpoint is available, may still appear, or has left devices or rows
         behind."""
@@ -275,21 +279,14 @@ class DeviceManager:
 
     def endpoint_statuses(self) -> Sequence[EndpointStatus]:
         """Return the state of each endpoint."""
-        return [
-            EndpointStatus(
-                name=state.name,
-                state=_STATES[state.phase],
-                reason=self._reason(state),
-            )
-            for state in self._endpoints.values()
-        ]
-
-    def _reason(self, state: EndpointState) -> str:
-        if state.phase is Phase.PRESENT:
-            return ""
-        if state.phase is Phase.AWAITED and self._waiting is not None:
-            return self._waiting
-        return state.reason
+        statuses: list[EndpointStatus] = []
+        for state in self._endpoints.values():
+            reason = "" if state.phase is Phase.PRESENT else state.reason
+            if state.phase is Phase.AWAITED and self.waiting is not None:
+                reason = self.waiting
+            status = EndpointStatus(name=state.name, state=_STATES[state.phase], reason=reason)
+            statuses.append(status)
+        return statuses
 
     def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
         """Return each pool once, with the endpoint that has it."""
@@ -313,18 +310,23 @@ class DeviceManager:
             for pool in other.pools.values()
             if pool.has_listed
         )
+        marked = state.marked
         state.replace(inventory, taken=taken)
-        self._adopt(state)
+        if self._adopted:
+            state.adopt(self._adopted)
         facts = {"driver": self.driver, "endpoint": endpoint}
         if self._state.stored_changed:
             size = len(state.checked.devices)
             logger.info("devices changed", extra=facts | {"devices": size})
-        if left_out := state.newly_left_out():
+        if state.left_out and (left_out := state.newly_left_out()):
             for name, why in left_out.items():
                 logger.error("device is left out", extra=facts | {"device": name, "error": why})
             self._on_left_out(left_out)
-        self._stops.pop(endpoint, None)
         self._notify()
+        if self._stops.pop(endpoint, None) is not None:
+            self.stop_changes.advance()
+        if marked or state.marked:
+            self.mark_changes.advance()
         self.endpoint_changes.advance()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
@@ -346,8 +348,11 @@ class DeviceManager:
         if stop is None or stop.reason != reason:
             self._stops[endpoint] = EndpointStop(endpoint=endpoint, reason=reason)
         if (state := self._endpoints.get(endpoint)) is not None:
+            if state.marked:
+                self.mark_changes.advance()
             state.stop(reason)
             self._notify()
+        self.stop_changes.advance()
         self.endpoint_changes.advance()
 
     # ------------------------------------------------------------ events of others
@@ -397,12 +402,8 @@ class DeviceManager:
             for device, taints in published.items()
         }
         for state in self._endpoints.values():
-            self._adopt(state)
+            state.adopt(self._adopted)
         self._notify()
-
-    def _adopt(self, state: EndpointState) -> None:
-        for key in state.adopt(self._adopted):
-            del self._adopted[key]
 
     def observe_published(self, pools: Collection[str]) -> None:
         """
@@ -410,11 +411,13 @@ class DeviceManager:
 
         The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
         """
+        deleted = [state for state in self._endpoints.values() if self._is_deleted(state)]
+        if not deleted:
+            return
         # A pool that another endpoint now has is not deleted for this one.
-        pending = {pool.name for state, pool in self._pools() if self._is_deleted(state)}
-        pending &= set(pools)
-        for state in [*self._endpoints.values()]:
-            if not self._is_deleted(state) or state.pools.keys() & pending:
+        pending = {pool.name for state, pool in self._pools() if state in deleted} & set(pools)
+        for state in deleted:
+            if state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
             self._forget(state)
@@ -444,13 +447,13 @@ class DeviceManager:
         """
         now = self._now()
         if reason is not None:
-            self._waiting_since = now if self._waiting is None else self._waiting_since
+            self._waiting_since = now if self.waiting is None else self._waiting_since
             self._grace_periods.start_until = math.inf
-        elif self._waiting is not None:
+        elif self.waiting is not None:
             self._grace_periods.start_until = now + self._start_seconds
             for state in self._endpoints.values():
                 state.excuse(now - self._waiting_since)
-        self._waiting = reason
+        self.waiting = reason
         self._notify()
 
     async def run(self) -> None:
@@ -467,7 +470,12 @@ class DeviceManager:
             now = self._now()
             self._pass_time(now)
             self._awake.clear()
-            until = min(when for when in (*self._next_changes(), math.inf) if when > now)
+            due = [math.inf, self._grace_periods.start_until]
+            if self._state.open_ended:
+                due.append(self._grace_periods.unknown_until)
+            for state in self._endpoints.values():
+                due += state.next_changes()
+            until = min(when for when in due if when > now)
             await asyncio.sleep(pause_after(loop.time() - began_at))
             try:
                 async with asyncio.timeout_at(None if until == math.inf else until):
@@ -481,13 +489,6 @@ class DeviceManager:
             state.let_go(devices)
         self._notify()
 
-    def _next_changes(self) -> Iterator[float]:
-        yield self._grace_periods.start_until
-        if self._state.open_ended:
-            yield self._grace_periods.unknown_until
-        for state in self._endpoints.values():
-            yield from state.next_changes()
-
     def _pass_time(self, now: float) -> None:
         """Process everything that is due."""
         if now >= self._grace_periods.start_until:
@@ -497,21 +498,19 @@ class DeviceManager:
             before = state.phase
             state.age()
             aged |= state.phase is not before
-            if not removal_due(state.life, self._grace_periods, now=now):
+            end = phase_ends(state.life, self._grace_periods)
+            if end is None or now < end:
                 continue
             if not state.pools:
                 self._forget(state)
             elif self._sources_ready:
+                facts = {"driver": self.driver, "endpoint": state.name, "reason": state.reason}
                 logger.warning(
-                    "endpoint was unavailable for too long, its devices are removed",
-                    extra={
-                        "driver": self.driver,
-                        "endpoint": state.name,
-                        "reason": state.reason,
-                    },
+                    "endpoint was unavailable for too long, its devices are removed", extra=facts
                 )
                 state.remove()
         if aged:
+            self.stop_changes.advance()
             self.endpoint_changes.advance()
         if (complete := self._are_pools_known()) != self._was_complete:
             self._was_complete = complete

@@ -37,7 +37,6 @@ from drakit_nodeplugin.devices.taints import (
     Condition,
     HealthTiming,
     adopted,
-    health_of,
     listed,
     lost,
     next_change,
@@ -52,7 +51,10 @@ from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_un
 __all__ = (
     "DriverState",
     "PoolState",
+    "health_of",
 )
+
+_GONE_MESSAGE = "the device is gone: its driver no longer lists it"
 
 # ---------------------------------------------------------------- state of the driver
 
@@ -116,7 +118,7 @@ class PoolState:
         inventory repeats it."""
         self._conditions: dict[str, Condition] = {}
         """Conditions of the devices whose health was reported."""
-        self._due: dict[str, float] = {}
+        self.due: dict[str, float] = {}
         """The times at which a device's condition changes without an event; loop time."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
@@ -125,14 +127,11 @@ class PoolState:
         """Devices that the endpoint does not list any more. A claim holds each, or may hold it."""
         self.evicting: frozenset[str] = frozenset()
         """Devices whose pods are evicted when the device is gone. They need not be gone."""
-        self._withdrawn: frozenset[str] = frozenset()
-        """Devices that are still there, as of the last inventory: their pods are not evicted."""
-        self._evict_at: dict[str, float] = {}
+        self.evict_at: dict[str, float] = {}
         """The times at which the pods of gone devices are evicted; loop time. There are none while
         the endpoint is unavailable, because it is unknown whether the devices are back."""
         self._evicted: frozenset[str] = frozenset()
         """Gone devices whose pods are evicted."""
-        self._desired: DesiredPool | None = None
         self.content: PoolContent | None = None
         """The last inventory of the endpoint; None if there is none since the plugin's start."""
         self._held: Collection[HeldDevice] = ()
@@ -164,15 +163,13 @@ class PoolState:
 
     def desired(self) -> DesiredPool:
         """Return the pool to publish."""
-        if self._desired is None:
-            fallback = self._fallback
-            self._desired = DesiredPool(
-                devices=tuple(self._devices.values()),
-                counter_sets=self._counter_sets,
-                keeps_counter_sets=any(self._devices[n].device is None for n in self.gone),
-                fallback=None if fallback is None else tuple(fallback.values()),
-            )
-        return self._desired
+        fallback = self._fallback
+        return DesiredPool(
+            devices=tuple(self._devices.values()),
+            counter_sets=self._counter_sets,
+            keeps_counter_sets=any(self._devices[n].device is None for n in self.gone),
+            fallback=None if fallback is None else tuple(fallback.values()),
+        )
 
     def capacity(self, *, available: bool) -> PoolCapacity:
         """Return the devices by state; while the endpoint is unavailable, none is healthy."""
@@ -180,10 +177,6 @@ class PoolState:
         names = frozenset(self._devices) - self.gone
         unhealthy = names & tainted if available else names
         return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy, gone=self.gone)
-
-    def next_change(self) -> float | None:
-        """Return the time of the next change that needs no event; None if there is none."""
-        return min((*self._due.values(), *self._evict_at.values()), default=None)
 
     # ------------------------------------------------------------ changes
 
@@ -197,8 +190,7 @@ class PoolState:
             name: old.get(name) or DesiredDevice(name=name, device=None) for name in names
         }
         self._counter_sets = None
-        self._desired = None
-        self._evict_at.clear()
+        self.evict_at.clear()
         self._evicted &= self.gone & self.evicting
         self._forget_others(self._devices.keys())
 
@@ -219,7 +211,6 @@ class PoolState:
         fallback = content.fallback
         self._fallback = None if fallback is None else _merged(fallback, old_fallback or old)
         self._keep_vanished(content, old, old_fallback, withdrawn)
-        self._plan_evictions()
         self._counter_sets = self._needed_sets(content, old_sets)
         present = self._devices.keys() | (self._fallback or {}).keys()
         dirty = {name for name in present if name not in self._health}
@@ -235,7 +226,7 @@ class PoolState:
             or (old_fallback is None) != (fallback is None)
             or self._counter_sets != old_sets
         ):
-            self._touch()
+            self._driver.published_changed = True
         if self._forget_others(present):
             self._driver.health_changed = True
         for name in self.gone - old_gone:
@@ -268,16 +259,13 @@ class PoolState:
         # A withdrawn device keeps its request: it may be unplugged later, and a driver that cannot
         # read the host withdraws devices for a moment.
         self.evicting = frozenset(asking | (self.evicting & self.gone))
-        self._withdrawn = withdrawn
         if self.gone:
             self._driver.vanished = True
-
-    def _plan_evictions(self) -> None:
-        """Begin the delay of devices that are newly gone, and end that of others."""
-        due = self.gone & self.evicting - self._withdrawn
+        # The delay of newly gone devices begins, and that of others ends.
+        due = self.gone & self.evicting - withdrawn
         self._evicted &= due
         at = self._driver.now() + self._driver.gone_eviction_seconds
-        self._evict_at = {name: self._evict_at.get(name, at) for name in due - self._evicted}
+        self.evict_at = {name: self.evict_at.get(name, at) for name in due - self._evicted}
 
     def _needed_sets(
         self, content: PoolContent, old: tuple[CounterSet, ...] | None
@@ -303,7 +291,7 @@ class PoolState:
         self.gone |= {name}
         self.evicting |= {name} if evicting else frozenset[str]()
         self._driver.vanished = self._driver.stored_changed = True
-        self._touch()
+        self._driver.published_changed = True
 
     def let_go(self, names: Collection[str]) -> None:
         """Forget gone devices, because no claim holds them; the others of these are listed again
@@ -321,7 +309,7 @@ class PoolState:
             self._counter_sets = self._needed_sets(self.content, self._counter_sets)
         self._forget_others(self._devices.keys() | (self._fallback or {}).keys())
         self._driver.stored_changed = self._driver.health_changed = True
-        self._touch()
+        self._driver.published_changed = True
 
     def _forget_others(self, present: Collection[str]) -> bool:
         """Forget the health of all other devices; return whether there was any."""
@@ -329,8 +317,8 @@ class PoolState:
         self._evicted &= frozenset(present)
         for known in (
             self._conditions,
-            self._due,
-            self._evict_at,
+            self.due,
+            self.evict_at,
             self._health,
             self._inventory_health,
             self._published,
@@ -370,7 +358,7 @@ class PoolState:
 
     def mark_unavailable(self) -> None:
         """Record that the endpoint is unavailable, and no longer reports health or devices."""
-        self._evict_at.clear()
+        self.evict_at.clear()
         for name in list(self._conditions):
             self._mark_unavailable(name)
 
@@ -392,7 +380,7 @@ class PoolState:
         self._published[name] = published
         if name in self.gone & self.evicting and (GONE, "NoExecute") in published:
             self._evicted |= {name}
-            self._evict_at.pop(name, None)
+            self.evict_at.pop(name, None)
         effects = {effect for key, effect in published if key == UNHEALTHY}
         if effects:
             old = self._conditions.get(name, UNKNOWN)
@@ -402,12 +390,12 @@ class PoolState:
     def settle(self) -> list[str]:
         """Apply the time that has passed; return the devices that must be refreshed."""
         now = self._driver.now()
-        due = [name for name, when in self._due.items() if when <= now]
+        due = [name for name, when in self.due.items() if when <= now]
         for name in due:
             self._know(name, settled(self._conditions[name], self._driver.timing, now=now))
-        evicted = [name for name, when in self._evict_at.items() if when <= now]
+        evicted = [name for name, when in self.evict_at.items() if when <= now]
         for name in evicted:
-            del self._evict_at[name]
+            del self.evict_at[name]
         self._evicted |= frozenset(evicted)
         return due + evicted
 
@@ -420,9 +408,9 @@ class PoolState:
             self._conditions[name] = condition
         when = next_change(condition, self._driver.timing)
         if when is None:
-            self._due.pop(name, None)
+            self.due.pop(name, None)
         else:
-            self._due[name] = when
+            self.due[name] = when
         return True
 
     # ------------------------------------------------------------ taints and health of devices
@@ -430,7 +418,12 @@ class PoolState:
     def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
         """Bring taints and health of devices up to date; of all devices if `names` is None.
         `unavailable` is the reason why the endpoint is unavailable, as a sentence."""
-        blocked = self._block(self._driver.held.get(self.name, ()))
+        held, blocked = self._driver.held.get(self.name, ()), frozenset[str]()
+        if held is not self._held or (held and self.content is not self._counted):
+            self._held, self._counted = held, self.content
+            before = self._unpreparing
+            self._unpreparing = blocked_by_unpreparing(self.content, held)
+            blocked = before ^ self._unpreparing
         present = self._devices.keys() | (self._fallback or {}).keys()
         names = present if names is None else {*names, *(blocked & present)}
         wall = int(self._driver.wall())
@@ -451,14 +444,6 @@ class PoolState:
                 self._health[name] = new
                 self._driver.health_changed = True
 
-    def _block(self, held: Collection[HeldDevice]) -> frozenset[str]:
-        """Recompute the devices that new claims cannot have; return those that changed."""
-        if held is self._held and (not held or self.content is self._counted):
-            return frozenset()
-        self._held, self._counted = held, self.content
-        before, self._unpreparing = self._unpreparing, blocked_by_unpreparing(self.content, held)
-        return before ^ self._unpreparing
-
     def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:
         published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
         unpreparing = name in self._unpreparing
@@ -476,15 +461,11 @@ class PoolState:
             new = stamped(wanted, entry.taints, now=wall, published=published)
             if new is not entry.taints:
                 entries[name] = replace(entry, taints=new)
-                self._touch()
+                self._driver.published_changed = True
         if published and not is_listed:
             # Whether its driver's own taints still exist is unknown before it is listed.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
-
-    def _touch(self) -> None:
-        self._desired = None
-        self._driver.published_changed = True
 
 
 def _merged(
@@ -495,12 +476,37 @@ def _merged(
         entry = old.get(name)
         if entry is None:
             entry = DesiredDevice(name=name, device=device)
-        elif entry.device is None or not _is_published_alike(entry.device, device):
-            entry = replace(entry, device=device)
+        elif (before := entry.device) is not device and (
+            before is None
+            or before.taints != device.taints
+            or device_body(before) != device_body(device)
+        ):
+            entry = replace(entry, device=device)  # it differs in more than its health
         merged[name] = entry
     return merged
 
 
-def _is_published_alike(old: Device, new: Device) -> bool:
-    """Return whether two devices differ in their health at most."""
-    return old is new or (old.taints == new.taints and device_body(old) == device_body(new))
+def health_of(
+    pool: str,
+    name: str,
+    old: DeviceHealth | None,
+    condition: Condition,
+    *,
+    wall: int,
+    unavailable: str | None,
+    gone: bool,
+) -> DeviceHealth:
+    """Return a device's health; its time is that of the status, not of the message."""
+    status, message = condition.health.status, condition.health.message
+    if unavailable is not None:
+        status, message = "unknown", unavailable
+    elif gone:
+        status, message = "unhealthy", _GONE_MESSAGE
+    elif condition.tainted:
+        status, message = "unhealthy", condition.message
+    if old is not None and (old.status, old.message) == (status, message):
+        return old
+    changed_at = old.changed_at if old is not None and old.status == status else wall
+    return DeviceHealth(
+        pool=pool, device=name, status=status, message=message, changed_at=changed_at
+    )

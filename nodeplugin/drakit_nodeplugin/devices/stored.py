@@ -98,8 +98,7 @@ class EndpointWriter:
 
     async def run(self) -> None:
         """Write until canceled."""
-        first, limit = RETRY_SECONDS
-        backoff = Backoff(first_seconds=first, limit_seconds=limit)
+        backoff = Backoff(*RETRY_SECONDS)
         while True:
             if await self.load():
                 break

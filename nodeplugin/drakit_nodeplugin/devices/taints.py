@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from drakit.device import Health, Taint, TaintEffect
-from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints, StampedTaint
+from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
 
 __all__ = (
     "DOMAIN",
@@ -32,7 +32,6 @@ __all__ = (
     "Condition",
     "HealthTiming",
     "adopted",
-    "health_of",
     "listed",
     "lost",
     "next_change",
@@ -67,8 +66,6 @@ SILENCE_SECONDS = 60.0
 whose health is polled has 30 s for its answer."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
-
-_GONE_MESSAGE = "the device is gone: its driver no longer lists it"
 
 _INVALID = Health.unknown("its driver reports malformed health")
 
@@ -223,32 +220,6 @@ def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
         evicting=evicting,
         message=_ADOPTED_MESSAGE,
         well_since=now if old.health.status == "healthy" else None,
-    )
-
-
-def health_of(
-    pool: str,
-    name: str,
-    old: DeviceHealth | None,
-    condition: Condition,
-    *,
-    wall: int,
-    unavailable: str | None,
-    gone: bool,
-) -> DeviceHealth:
-    """Return a device's health; its time is that of the status, not of the message."""
-    status, message = condition.health.status, condition.health.message
-    if unavailable is not None:
-        status, message = "unknown", unavailable
-    elif gone:
-        status, message = "unhealthy", _GONE_MESSAGE
-    elif condition.tainted:
-        status, message = "unhealthy", condition.message
-    if old is not None and (old.status, old.message) == (status, message):
-        return old
-    changed_at = old.changed_at if old is not None and old.status == status else wall
-    return DeviceHealth(
-        pool=pool, device=name, status=status, message=message, changed_at=changed_at
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
@@ -202,9 +202,7 @@ class Lifecycle(Generic[ConnectionT]):
         self._connect = connect
         self._listener = listener
         self._pause = pause
-        self._backoff = Backoff(
-            first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
-        )
+        self._backoff = Backoff(*RECONNECT_SECONDS, jitter=0)
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
         """The reason of its last stop; None after it has listed its devices again."""
@@ -275,22 +273,29 @@ class Lifecycle(Generic[ConnectionT]):
         loop = asyncio.get_running_loop()
         silent = loop.call_later(SILENT_SECONDS, self._report_silence, connection)
         listed_at: float | None = None
-        updates = connection.inventories()
+        ended = ConnectionEndedError("its stream ended")
         try:
-            while isinstance(update := await self._next(updates), Update):
+            async for update in connection.inventories():
                 if isinstance(update, Inventory):
                     silent.cancel()
                     listed_at = loop.time() if listed_at is None else listed_at
                     self._previous = self._reported = None
                 self._pass_on(update)
-        except ConnectionEndedError as error:  # raised by `_pass_on`
-            update = error
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            ended = ConnectionEndedError("its connection was closed")
+        except ConnectionEndedError as error:
+            ended = error
+        except Exception as error:
+            logger.exception("endpoint failed", extra={"endpoint": self._endpoint})
+            ended = ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
         finally:
             silent.cancel()
         steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
-        if steady and not update.disorderly:
+        if steady and not ended.disorderly:
             self._backoff.succeeded()
-        self._stopped(update.reason)
+        self._stopped(ended.reason)
         await connection.close()
 
     def _pass_on(self, update: Update) -> None:
@@ -307,22 +312,6 @@ class Lifecycle(Generic[ConnectionT]):
                 f"the node plugin failed to process its report ({type(error).__name__}); see the "
                 f"node plugin's log on this node"
             ) from error
-
-    async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:
-        """Return the next update, or how the connection ended; our own stop is raised."""
-        try:
-            return await anext(updates)
-        except StopAsyncIteration:
-            return ConnectionEndedError("its stream ended")
-        except asyncio.CancelledError:
-            if cancelled_by_owner():
-                raise
-            return ConnectionEndedError("its connection was closed")
-        except ConnectionEndedError as error:
-            return error
-        except Exception as error:
-            logger.exception("endpoint failed", extra={"endpoint": self._endpoint})
-            return ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
 
     def _stopped(self, reason: str) -> None:
         self._reason = self._previous = reason

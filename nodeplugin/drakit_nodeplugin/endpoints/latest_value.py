@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 
-__all__ = ("LatestValue", "pace_of", "pause_after", "updates_of")
+__all__ = ("LatestValue", "pause_after", "updates_of")
 
 PACE_SECONDS = 0.1
 """Minimum seconds between two reads. The first value is read at once."""
@@ -43,11 +43,6 @@ keeps changing many devices gets a tenth of the loop's time."""
 ValueT = TypeVar("ValueT")
 
 
-def pace_of(inventory: Inventory) -> float:
-    """Return the minimum seconds until the next inventory is read."""
-    return PACE_SECONDS + PACE_SECONDS_A_DEVICE * len(inventory.devices)
-
-
 def pause_after(worked_seconds: float) -> float:
     """Return the seconds to pause after this much work of the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
@@ -61,10 +56,10 @@ class LatestValue(Generic[ValueT]):
     which another thread sees completely or not at all.
     """
 
-    def __init__(self, pace: Callable[[ValueT], float] = lambda _: PACE_SECONDS) -> None:
-        """`pace` returns the seconds from the read of this value to the next read."""
+    def __init__(self, *, pace_seconds: float = PACE_SECONDS) -> None:
+        """`pace_seconds` is the minimum time between two reads."""
         self._home = asyncio.get_running_loop()
-        self._pace = pace
+        self._pace_seconds = pace_seconds
         self._news = asyncio.Event()
         self._woken = False
         self._value: deque[ValueT] = deque(maxlen=1)
@@ -138,8 +133,7 @@ class LatestValue(Generic[ValueT]):
             # read earlier, or is read now. In the other order, a report between the two is lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
-            pace = PACE_SECONDS if value is None else self._pace(value)
-            self._next_at = self._home.time() + pace
+            self._next_at = self._home.time() + self._pace_seconds
             return value, health
 
 
@@ -157,4 +151,7 @@ async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
         if health:
             yield HealthReport(devices=health)
         # The receiver processes the last values before it requests more.
-        latest.hold(pause_after(loop.time() - began_at))
+        worked = loop.time() - began_at
+        size = 0 if inventory is None else len(inventory.devices)
+        pace = PACE_SECONDS + PACE_SECONDS_A_DEVICE * size
+        latest.hold(max(pace - worked, pause_after(worked)))

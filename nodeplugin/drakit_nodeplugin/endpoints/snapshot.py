@@ -20,7 +20,7 @@ from dataclasses import fields
 from functools import lru_cache
 from itertools import islice
 from operator import attrgetter, is_
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from drakit.device import (
     Capacity,
@@ -127,7 +127,9 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
         return float(value)
     if depth < MAX_DEPTH:
         if isinstance(value, tuple):
-            return _copy_of_tuple(cast("tuple[Any, ...]", value), depth)
+            given = cast("tuple[Any, ...]", value)
+            copies = tuple([snapshot_of(each, depth + 1) for each in given])
+            return given if kind is tuple and all(map(is_, copies, given)) else copies
         if isinstance(value, list):
             return [snapshot_of(each, depth + 1) for each in cast("list[Any]", value)]
         if isinstance(value, Mapping):
@@ -136,11 +138,6 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
             if base in _FIELDS:
                 return _copy_of_fields(value, base, depth)
     return _unsupported(kind_of(value))
-
-
-def _copy_of_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
-    copies = tuple([snapshot_of(each, depth + 1) for each in value])
-    return value if type(value) is tuple and all(map(is_, copies, value)) else copies
 
 
 def _copy_of_mapping(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
@@ -223,27 +220,47 @@ class InventorySnapshots:
     identity that it had in the snapshot before."""
 
     def __init__(self) -> None:
-        self._devices = _Known[Device]()
-        self._fallback = _Known[Device]()
-        self._counter_sets = _Known[CounterSet]()
+        self._loop = asyncio.get_running_loop()
+        self._began_at = 0.0
+        """The start of work without a pause; loop time."""
+        self._known: dict[str, dict[tuple[str, str], Any]] = {}
+        """The last snapshots of each collection, by pool and name. If several have the same name,
+        the first one."""
 
     async def of(self, given: Inventory) -> Inventory:
         """Return the snapshot of an inventory. Raises what :func:`snapshot_of` does, and
         DriverError for reports of a wrong type."""
-        steps = _Steps()
-        devices = await self._devices.snapshots(given.devices, steps)
-        sets = await self._counter_sets.snapshots(given.counter_sets, steps)
-        fallback = None
-        if given.fallback is not None:
-            fallback = await self._fallback.snapshots(given.fallback, steps)
+        self._began_at = self._loop.time()
+        fallback = given.fallback
         return Inventory(
-            devices=devices,
-            counter_sets=sets,
-            fallback=fallback,
+            devices=await self._snapshots("devices", given.devices),
+            counter_sets=await self._snapshots("counter sets", given.counter_sets),
+            fallback=None if fallback is None else await self._snapshots("fallback", fallback),
             left_out=_reports(given.left_out),
             policies=_reports(given.policies),
             withdrawn=given.withdrawn,
         )
+
+    async def _snapshots(self, kind: str, given: Collection[ThingT]) -> tuple[ThingT, ...]:
+        before: dict[tuple[str, str], ThingT] = self._known.get(kind, {})
+        known: dict[tuple[str, str], ThingT] = {}
+        ours: list[ThingT] = []
+        for number, thing in enumerate(given, start=1):
+            key = key_of(thing)
+            old = None if key is None else before.get(key)
+            if old is None or not is_unchanged(thing, old):
+                copy = cast("ThingT", snapshot_of(thing))
+                # The vendor's enums and mappings can be compared only after the copy.
+                if old is None or not is_unchanged(copy, old):
+                    old = copy
+            ours.append(old)
+            if key is not None:
+                known.setdefault(key, old)
+            if not number % STEP_DEVICES and self._loop.time() - self._began_at > STEP_SECONDS:
+                await asyncio.sleep(PAUSE_SECONDS)
+                self._began_at = self._loop.time()
+        self._known[kind] = known
+        return tuple(ours)
 
 
 _TEXTS = ("device", "policy", "reason", "message", "problem")
@@ -278,62 +295,12 @@ def _check_report(report: LeftOut | PolicyConflict | PolicyOutcome) -> None:
             )
 
 
-class _Known(Generic[ThingT]):
-    """The last snapshots of one collection."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], ThingT] = {}
-        """Snapshots by pool and name. If several have the same name, the first one."""
-
-    async def snapshots(self, given: Collection[ThingT], steps: _Steps) -> tuple[ThingT, ...]:
-        things = tuple(given)
-        ours: list[ThingT] = []
-        known: dict[tuple[str, str], ThingT] = {}
-        for start in range(0, len(things), STEP_DEVICES):
-            for thing in things[start : start + STEP_DEVICES]:
-                key = key_of(thing)
-                one = self._snapshot(thing, None if key is None else self._known.get(key))
-                ours.append(one)
-                if key is not None:
-                    known.setdefault(key, one)
-            await steps.give_way()
-        self._known = known
-        return tuple(ours)
-
-    def _snapshot(self, thing: ThingT, old: ThingT | None) -> ThingT:
-        if old is not None and _is_unchanged(thing, old):
-            return old
-        copy = cast("ThingT", snapshot_of(thing))
-        # The vendor's enums and mappings can be compared only after the copy.
-        return old if old is not None and _is_unchanged(copy, old) else copy
-
-
-def _is_unchanged(new: ThingT, old: ThingT) -> bool:
-    try:
-        return is_unchanged(new, old)
-    except Exception:  # a value of a wrong type: it is copied, and refused by a check
-        return False
-
-
 def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
     """Return pool and name as plain strings; None if they are not strings."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)
     return None
-
-
-class _Steps:
-    """Pauses at intervals, so that other threads run."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began_at = self._loop.time()
-
-    async def give_way(self) -> None:
-        if self._loop.time() - self._began_at > STEP_SECONDS:
-            await asyncio.sleep(PAUSE_SECONDS)
-            self._began_at = self._loop.time()
 
 
 # ---------------------------------------------------------------- unchanged devices
@@ -350,9 +317,12 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
     """
     if new is old:
         return True
-    if isinstance(new, CounterSet) or isinstance(old, CounterSet):
-        return bool(_set_values(new) == _set_values(old))
-    return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
+    try:
+        if isinstance(new, CounterSet) or isinstance(old, CounterSet):
+            return bool(_set_values(new) == _set_values(old))
+        return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
+    except Exception:  # a value of a wrong type: it is copied, and refused by a check
+        return False
 
 
 def _same_types(new: Device, old: Device) -> bool:

@@ -320,7 +320,9 @@ class ActiveDriver:
         return {
             **policies,
             f"{self.name} report": self._report.run,
-            f"{self.name} endpoint": self._run_endpoint,
+            f"{self.name} endpoint": self._endpoint.run
+            if self._endpoint_started
+            else self._start_and_run_endpoint,
             # An admin may forget a claim whose call delays a hand-over.
             f"{self.name} requests": self._maintenance.answer_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
@@ -330,11 +332,10 @@ class ActiveDriver:
         """Return the parts that begin work on claims without a call, by name."""
         return {f"{self.name} {name}": part for name, part in self._maintenance.parts().items()}
 
-    async def _run_endpoint(self) -> None:
-        if not self._endpoint_started:
-            await self._devices.holds_known.wait()
-            with suppress(DriverError):  # `run` tries again, and reports it
-                await self._endpoint.start()
+    async def _start_and_run_endpoint(self) -> None:
+        await self._devices.holds_known.wait()
+        with suppress(DriverError):  # `run` tries again, and reports it
+            await self._endpoint.start()
         await self._endpoint.run()
 
     async def close(self) -> None:

@@ -167,12 +167,12 @@ class DriverDevices:
         """Report stopped endpoints to users; the log already has them."""
         reported: dict[str, EndpointStop] = {}
         while True:
-            seen = self.manager.endpoint_changes.number
+            seen = self.manager.stop_changes.number
             for stop in self.manager.stops:
                 if reported.get(stop.endpoint) is not stop:
                     reported[stop.endpoint] = stop
                     self._report_stop(stop)
-            await self.manager.endpoint_changes.after(seen)
+            await self.manager.stop_changes.after(seen)
 
     def _report_stop(self, stop: EndpointStop) -> None:
         which = "" if stop.endpoint == self._driver else f", {stop.endpoint}"

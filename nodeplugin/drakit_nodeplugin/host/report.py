@@ -355,8 +355,7 @@ class DriverReport:
             recovered="report can be written again",
             facts={"driver": self._driver},
         )
-        first, limit = RETRY_SECONDS
-        backoff = Backoff(first_seconds=first, limit_seconds=limit)
+        backoff = Backoff(*RETRY_SECONDS)
         loop = asyncio.get_running_loop()
         start_until = loop.time() + START_SECONDS
         written: dict[str, Any] | None = None

@@ -51,9 +51,8 @@ ANSWER_SECONDS = 40.0
 HEALTH_TIMEOUT_SECONDS = 30.0
 """The time for which the kubelet trusts a device's health."""
 
-FIRST_RETRY_SECONDS = 1.0
-MAX_RETRY_SECONDS = 60.0
-"""Maximum time between two attempts to register, or to recreate a socket. The time doubles."""
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest time between two attempts to register, or to recreate a socket. It doubles."""
 
 PROBE_SECONDS = 1.0
 """Time limit of each call of a probe, as long as the kubelet waits for GetInfo."""
@@ -87,20 +86,14 @@ class RegistrationStatus:
 class Registration(registration_pb2_grpc.RegistrationServicer):
     """The registration service of one driver."""
 
-    def __init__(
-        self,
-        driver: str,
-        *,
-        dra_socket: Path,
-        versions: Sequence[str],
-        backoff: Backoff,
-    ) -> None:
+    def __init__(self, driver: str, *, dra_socket: Path, versions: Sequence[str]) -> None:
         self.status = RegistrationStatus()
         """The kubelet's last response."""
         self.registered = asyncio.Event()
         """Set at the first success, and never cleared."""
         self._driver = driver
-        self._backoff = backoff
+        # No jitter is needed: there is only one kubelet.
+        self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._retry_at: float | None = None
         self._info = registration_pb2.PluginInfo(
             type="DRAPlugin", name=driver, endpoint=str(dra_socket), supported_versions=versions
@@ -135,26 +128,21 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> registration_pb2.RegistrationStatusResponse:
         if request.plugin_registered:
-            self._registered()
+            self.status = RegistrationStatus(state="registered")
+            self.registered.set()
+            self._backoff.succeeded()
+            self._retry_at = None
+            logger.info("the kubelet registered the driver", extra={"driver": self._driver})
         else:
-            self._rejected(request.error or "it gave no reason")
+            reason = request.error or "it gave no reason"
+            self.status = RegistrationStatus(state="rejected", reason=reason)
+            retry_seconds = self._backoff.next_seconds()
+            self._retry_at = asyncio.get_running_loop().time() + retry_seconds
+            logger.error(
+                "the kubelet rejected the driver; its registration socket will be recreated",
+                extra={"driver": self._driver, "error": reason, "retry_seconds": retry_seconds},
+            )
         return registration_pb2.RegistrationStatusResponse()
-
-    def _registered(self) -> None:
-        self.status = RegistrationStatus(state="registered")
-        self.registered.set()
-        self._backoff.succeeded()
-        self._retry_at = None
-        logger.info("the kubelet registered the driver", extra={"driver": self._driver})
-
-    def _rejected(self, reason: str) -> None:
-        self.status = RegistrationStatus(state="rejected", reason=reason)
-        retry_seconds = self._backoff.next_seconds()
-        self._retry_at = asyncio.get_running_loop().time() + retry_seconds
-        logger.error(
-            "the kubelet rejected the driver; its registration socket will be recreated",
-            extra={"driver": self._driver, "error": reason, "retry_seconds": retry_seconds},
-        )
 
 
 class SocketGuard:
@@ -236,16 +224,11 @@ class DriverServer:
         reports_health: bool = False,
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
-        first_retry_seconds: float = FIRST_RETRY_SECONDS,
-        max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
         """Without `reports_health`, the driver does not advertise a health service."""
         self.name = driver_name = paths.driver
         self.paths = paths
-        # No jitter is needed: there is only one kubelet.
-        self._retry = Backoff(
-            first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
-        )
+        self._retry = Backoff(*RETRY_SECONDS, jitter=0)
         self._calls = ClaimCalls(driver_name, answer_seconds=answer_seconds)
         self._health = HealthService(
             driver=driver_name,
@@ -256,9 +239,6 @@ class DriverServer:
             driver_name,
             dra_socket=self.paths.dra,
             versions=(*SUPPORTED_VERSIONS, *self._health.versions),
-            backoff=Backoff(
-                first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
-            ),
         )
         self._is_superseded = False
         """Whether another instance, which does not answer, has registered after this one."""

@@ -36,9 +36,8 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import VersionNotServedError, served_version
-from drakit_formats.resource.features import Feature, dropped_from_slice, refusal
-from drakit_formats.resource.raw import Object, text
-from drakit_formats.resource.versions import GROUP, VERSIONS, from_version, to_version
+from drakit_formats.resource.device import Feature, dropped_from_slice, refusal
+from drakit_formats.resource.raw import GROUP, VERSIONS, Object, from_version, text, to_version
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredDevice
 from drakit_nodeplugin.slices.contents import (
@@ -139,7 +138,7 @@ class SliceApi:
         version = await self._served()
         sent = to_version(body, version)
         verb = "update" if exists else "create"
-        async with self._guarded(), self._measured(verb, dry_run=dry_run):
+        async with self._guarded(None if dry_run else verb):
             if exists:
                 path = _path(version, text(body, "metadata", "name"))
                 answer = await self._session.replace(path, sent, dry_run=dry_run)
@@ -151,7 +150,7 @@ class SliceApi:
         """Delete a slice of exactly this version; one that is gone counts as deleted."""
         version = await self._served()
         try:
-            async with self._guarded(), self._measured("delete"):
+            async with self._guarded("delete"):
                 await self._session.delete(
                     _path(version, stored.name), uid=stored.uid, resource_version=stored.version
                 )
@@ -170,28 +169,22 @@ class SliceApi:
         return self._version
 
     @asynccontextmanager
-    async def _guarded(self) -> AsyncGenerator[None]:
-        """Distinguish an API version that is no longer served from a missing slice."""
-        try:
-            yield
-        except NotFoundError as error:
-            if error.details.get("name"):
-                raise
-            self._version = None
-            raise _not_served(error.message, method=error.method, path=error.path) from error
-
-    @asynccontextmanager
-    async def _measured(self, verb: Verb, *, dry_run: bool = False) -> AsyncGenerator[None]:
+    async def _guarded(self, verb: Verb | None = None) -> AsyncGenerator[None]:
+        """Distinguish an API version that is no longer served from a missing slice, and measure the
+        request if it is a write."""
         loop = asyncio.get_running_loop()
         began, ok = loop.time(), False
         try:
             yield
             ok = True
-        except NotFoundError:
-            ok = verb == "delete"
-            raise
+        except NotFoundError as error:
+            if error.details.get("name"):
+                ok = verb == "delete"
+                raise
+            self._version = None
+            raise _not_served(error.message, method=error.method, path=error.path) from error
         finally:
-            if not dry_run:
+            if verb is not None:
                 self._on_write(verb, loop.time() - began, ok)
 
 
@@ -233,10 +226,13 @@ class SliceStore:
             self.apply(new)
 
     def apply(self, new: StoredSlice) -> bool:
-        """Keep the newer of two; return whether it is the new one."""
-        old = self._slices.get(new.name)
-        if old is not None and not _is_newer(new.version, old.version):
-            return False
+        """Keep the newer of two; return whether it is the new one. Resource versions of one object
+        are integers that grow (KEP-5504)."""
+        if (old := self._slices.get(new.name)) is not None:
+            one, other = new.version, old.version
+            is_newer = int(one) > int(other) if (one + other).isdigit() else one != other
+            if not is_newer:
+                return False
         self._slices[new.name] = new
         return True
 
@@ -248,13 +244,6 @@ class SliceStore:
             return False
         del self._slices[name]
         return True
-
-
-def _is_newer(one: str, other: str) -> bool:
-    """Compare resource versions of one object; they are integers that grow (KEP-5504)."""
-    if not (one.isdigit() and other.isdigit()):
-        return one != other
-    return int(one) > int(other)
 
 
 class NodeOwner:
@@ -381,7 +370,7 @@ class PoolWriter:
         self._context = context
         self._pool = pool
         self._facts = {"driver": context.manager.driver, "pool": pool}
-        self._retry = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._retry = Backoff(*RETRY_SECONDS)
 
     def forget(self) -> None:
         """Retry rejected slices: the API server may accept other slices than before."""
@@ -389,12 +378,6 @@ class PoolWriter:
         self.refused.clear()
         self.refused_layout.clear()
         self.refused_devices.clear()
-
-    def retry_if_due(self) -> None:
-        """Retry rejected slices if enough time has passed."""
-        if asyncio.get_running_loop().time() >= self.retry_at:
-            self.refused.clear()
-            self.refused_layout.clear()
 
     async def check(self, plan: Plan) -> Verdict:
         """
@@ -410,7 +393,8 @@ class PoolWriter:
         errors: list[ApiError] = []
         refused: dict[str, SliceContent] = {}
         for write in writes:
-            if not (plan.changes_layout and write.changed) and not self._may_lose_taints(write):
+            unproven = not self._context.taints_kept.is_set() and write.may_lose_taints
+            if not (plan.changes_layout and write.changed) and not unproven:
                 continue
             try:
                 await self._send(write, dry_run=True)
@@ -438,9 +422,6 @@ class PoolWriter:
             Difference.NONE,
             Difference.TAINTS,
         )
-
-    def _may_lose_taints(self, write: SliceWrite) -> bool:
-        return not self._context.taints_kept.is_set() and write.may_lose_taints
 
     def _fail(self, errors: Sequence[ApiError]) -> None:
         self.error = "; ".join(map(str, errors))
@@ -499,7 +480,7 @@ class PoolWriter:
             # Another pool may have reported it already.
             if self._context.on_dropped(dropped) or Feature.TAINTS in dropped:
                 raise DroppedError
-            if self._may_lose_taints(write):
+            if write.may_lose_taints:
                 self._context.taints_kept.set()
             return
         stored = StoredSlice.of(answer)
@@ -508,7 +489,7 @@ class PoolWriter:
             version=stored.version, content=write.content, owner=write.pool.node_uid
         )
         self.refused.pop(write.name, None)
-        if self._context.on_dropped(dropped):
+        if dropped and self._context.on_dropped(dropped):
             raise DroppedError
 
     def _note_refusal(self, write: SliceWrite, error: ApiError) -> bool:

@@ -23,12 +23,13 @@ import orjson
 
 from drakit.device import CounterSet
 from drakit_formats.resource.device import (
+    Feature,
     counter_set_body,
     device_body,
     same_counter_sets,
     same_device,
+    without,
 )
-from drakit_formats.resource.features import Feature, without
 from drakit_formats.resource.raw import Object, child, children, text
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
@@ -345,9 +346,9 @@ def same_desired(before: DesiredDevice, wanted: DesiredDevice) -> bool:
     return same_content(old, new)
 
 
-def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:
+def same_content(before: SliceContent, wanted: SliceContent) -> bool:
     """Return whether two desired contents have the same JSON."""
-    return before is not None and compare_contents(before, wanted) is Difference.NONE
+    return compare_contents(before, wanted) is Difference.NONE
 
 
 # ---------------------------------------------------------------- JSON
@@ -382,7 +383,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
 
 
 def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
-    times = _stored_taints(stored)
+    times = _stored_taints(stored) if wanted.taints else {}
     taints = [_taint_body(taint, times.get(_key(taint))) for taint in wanted.taints]
     if wanted.device is not None:
         return device_body(wanted.device, taints=taints)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from drakit_formats.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
@@ -79,15 +79,25 @@ def pack(
 ) -> Packing:
     """Return the slice of each device and of each counter set, counted from 0. New devices are
     placed in the order of `devices`."""
-    slices = _Slices(limits or PackingLimits())
-    kept, moved = _keep(devices, current.devices, slices)
+    slices = _Slices(limits=limits or PackingLimits())
+    kept: dict[str, int] = {}
+    touched = {*current.touched}
+    for name in devices:
+        if (index := current.devices.get(name, -1)) < 0:
+            continue
+        if slices.load[index] == slices.limits.max_devices:
+            touched.add(index)  # another release placed more devices in the slice
+        else:
+            kept[name] = index
+            slices.load[index] += 1
     kept_sets = {
         name: at for name in counter_sets if (at := current.counter_sets.get(name, -1)) >= 0
     }
-    slices.sets.update(kept_sets.values())
     new = [name for name in devices if name not in kept]
     new_sets = [name for name in counter_sets if name not in kept_sets]
-    touched = {*current.touched, *(current.devices[name] for name in moved)}
+    if not new and not new_sets:
+        return Packing(devices=kept, counter_sets=kept_sets)
+    slices.sets.update(kept_sets.values())
     added = _added_in_place(new, new_sets, slices, current, touched)
     if added is not None:
         packing = Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
@@ -102,18 +112,13 @@ _Homes = tuple[dict[str, int], dict[str, int]]
 """The slices of new devices, and of new counter sets."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Slices:
     """The content of the slices during packing."""
 
-    def __init__(self, limits: PackingLimits) -> None:
-        self.limits = limits
-        self.load: Counter[int] = Counter()
-        self.sets: Counter[int] = Counter()
-
-    def copy(self) -> _Slices:
-        other = _Slices(self.limits)
-        other.load, other.sets = self.load.copy(), self.sets.copy()
-        return other
+    limits: PackingLimits
+    load: Counter[int] = field(default_factory=Counter[int])
+    sets: Counter[int] = field(default_factory=Counter[int])
 
     def room(self, index: int, *, reserve: bool) -> int:
         """Return how many more devices a slice takes, with or without the reserve."""
@@ -142,25 +147,6 @@ class _Slices:
         return max(used, default=-1) + 1
 
 
-def _keep(
-    devices: Collection[str], placed: Mapping[str, int], slices: _Slices
-) -> tuple[dict[str, int], list[str]]:
-    """Keep devices in their slices, except for those beyond the limit: earlier releases placed
-    more devices in a slice."""
-    kept: dict[str, int] = {}
-    moved: list[str] = []
-    for name in devices:
-        index = placed.get(name, -1)
-        if index < 0:
-            continue
-        if slices.load[index] == slices.limits.max_devices:
-            moved.append(name)
-        else:
-            kept[name] = index
-            slices.load[index] += 1
-    return kept, moved
-
-
 def _added_in_place(
     new: Sequence[str],
     new_sets: Sequence[str],
@@ -177,7 +163,7 @@ def _added_in_place(
     candidates = [(), tuple(touched)] if touched else [(), sorted(current.rewritten), others]
     for targets in candidates:
         for reserve in (False, True):
-            trial = slices.copy()
+            trial = replace(slices, load=slices.load.copy(), sets=slices.sets.copy())
             homes, rest = trial.spread(new, free, reserve=reserve)
             set_homes, set_rest = trial.spread_sets(new_sets, free)
             if rest and set_rest:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from drakit_formats.resource.raw import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
@@ -146,25 +146,22 @@ class SliceWrite:
     @property
     def may_lose_taints(self) -> bool:
         """Whether an API server that drops taints would publish a device that must have one."""
-        # If a published slice has taints, no API server drops those of its next version, so its
-        # answer proves nothing about the taints of other slices.
-        return self._repels_pods() and not (
-            self.stored is not None
-            and any(children(body, "taints") for body in self.stored.bodies()[0].values())
-        )
-
-    def _repels_pods(self) -> bool:
-        """Return whether a device has a taint that repels pods."""
         devices = self.content.devices
-        if any(taint.effect != "None" for each in devices.values() for taint in each.taints):
-            return True
-        # A device that is only known by name keeps its driver's published taints.
-        return any(
+        repels_pods = any(
+            taint.effect != "None" for each in devices.values() for taint in each.taints
+        ) or any(
+            # A device that is only known by name keeps its driver's published taints.
             text(taint, "effect") != "None"
             for source in self.sources
             for name, body in source.bodies()[0].items()
             if name in devices and devices[name].device is None
             for taint in children(body, "taints")
+        )
+        # If a published slice has taints, no API server drops those of its next version, so its
+        # answer proves nothing about the taints of other slices.
+        return repels_pods and not (
+            self.stored is not None
+            and any(children(body, "taints") for body in self.stored.bodies()[0].values())
         )
 
     def body(self) -> dict[str, Any]:
@@ -248,13 +245,22 @@ def planning(
         sets |= dict.fromkeys(held.counter_sets)
     sets |= chosen.counter_sets
     yield
-    planner = _Planner(held, devices, sets, known=known or {}, left=left)
+    planner = _Planner(
+        held=held, devices=devices, counter_sets=sets, known_before=known or {}, left=left
+    )
     for index in held.slices:
         planner.compare(index)
         yield
-    packing = pack(
-        devices.keys(), counter_sets=tuple(sets), current=planner.current(), limits=limits
+    steady = {i: each for i, each in planner.differences.items() if i not in held.behind}
+    current = CurrentLayout(
+        devices=held.devices,
+        counter_sets=held.counter_sets,
+        count=held.count,
+        free=held.missing | held.behind,
+        touched=[i for i, each in steady.items() if each is Difference.CONTENT],
+        rewritten=[i for i, each in steady.items() if each is Difference.TAINTS],
     )
+    packing = pack(devices, counter_sets=sets, current=current, limits=limits)
     yield
     return planner.plan(packing, left_out=left_out)
 
@@ -306,25 +312,17 @@ class _HeldSlices:
         self.counter_sets = {name: i for i in self.slices for name in self.names[i][1]}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Planner:
     """Compares the held slices with the desired state, and derives the writes."""
 
-    def __init__(
-        self,
-        held: _HeldSlices,
-        devices: Mapping[str, DesiredDevice],
-        counter_sets: Mapping[str, CounterSet | None],
-        *,
-        known: Mapping[str, KnownSlice],
-        left: Mapping[str, SliceContent],
-    ) -> None:
-        self.held = held
-        self.devices = devices
-        self.counter_sets = counter_sets
-        self.left = left
-        self.differences: dict[int, Difference] = {}
-        self.known: dict[str, KnownSlice] = {}
-        self._before = known
+    held: _HeldSlices
+    devices: Mapping[str, DesiredDevice]
+    counter_sets: Mapping[str, CounterSet | None]
+    known_before: Mapping[str, KnownSlice]
+    left: Mapping[str, SliceContent]
+    differences: dict[int, Difference] = field(default_factory=dict[int, Difference])
+    known: dict[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
 
     def compare(self, index: int) -> None:
         """Compare one slice with the devices that stay in it."""
@@ -342,7 +340,7 @@ class _Planner:
                 if name in self.counter_sets and self.held.counter_sets[name] == index
             },
         )
-        before = self._before.get(stored.name)
+        before = self.known_before.get(stored.name)
         if before is not None and before.version != stored.version:
             before = None
         difference = None if before is None else compare_contents(before.content, content)
@@ -353,22 +351,9 @@ class _Planner:
             difference = max(difference, Difference.TAINTS)
         if difference is Difference.NONE and index not in self.held.behind:
             self.known[stored.name] = KnownSlice(version=stored.version, content=content, owner=uid)
-        elif same_content(self.left.get(stored.name), content):
+        elif (left := self.left.get(stored.name)) is not None and same_content(left, content):
             difference = Difference.NONE
         self.differences[index] = difference
-
-    def current(self) -> CurrentLayout:
-        """Return the slices before the change, for packing."""
-        held = self.held
-        steady = {i: each for i, each in self.differences.items() if i not in held.behind}
-        return CurrentLayout(
-            devices=held.devices,
-            counter_sets=held.counter_sets,
-            count=held.count,
-            free=held.missing | held.behind,
-            touched=[i for i, each in steady.items() if each is Difference.CONTENT],
-            rewritten=[i for i, each in steady.items() if each is Difference.TAINTS],
-        )
 
     def plan(self, packing: Packing, *, left_out: Mapping[str, str]) -> Plan:
         """Return the writes that put devices and counter sets into their slices."""
@@ -414,8 +399,11 @@ class _Planner:
 
         creates = [write(index) for index in range(count) if index not in held.slices]
         if same_generation:
+            left = self.left
             creates = [
-                each for each in creates if not same_content(self.left.get(each.name), each.content)
+                each
+                for each in creates
+                if each.name not in left or not same_content(left[each.name], each.content)
             ]
         deletes = [*held.obsolete, *(each for i, each in held.slices.items() if i >= count)]
         return Plan(

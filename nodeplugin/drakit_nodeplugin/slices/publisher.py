@@ -24,7 +24,7 @@ from contextlib import suppress
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, Session, TooManyRequestsError, UnavailableError
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from drakit_formats.resource.nodes import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredPool
@@ -187,7 +187,8 @@ class SlicePublisher:
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
-            self._wake_all()
+            for pool in self._pools.values():
+                pool.changed.set()
             if self.listed.is_set():
                 self._manager.observe_published(self._store.pools())
 
@@ -197,12 +198,9 @@ class SlicePublisher:
         while True:
             seen = await self._manager.revision.after(seen)
             if self.listed.is_set():
-                find(self._manager.publication().pools)
+                if new := self._manager.publication().pools.keys() - self._pools.keys():
+                    find(new)
                 await asyncio.sleep(PACE_SECONDS)
-
-    def _wake_all(self) -> None:
-        for pool in self._pools.values():
-            pool.wake()
 
     async def _watch(self, api: SliceApi, owner: NodeOwner, find: Callable[..., None]) -> None:
         self._reflector = Reflector(api, "resourceslices", keep=api.project)
@@ -214,7 +212,8 @@ class SlicePublisher:
                         self._manager.adopt(published_taints(items))
                     if self._store.replace_all(items):
                         owner.forget()
-                    self._wake_all()
+                    for pool in self._pools.values():
+                        pool.changed.set()
                     if again:
                         find(self._store.pools())
                         self._forget()
@@ -223,12 +222,12 @@ class SlicePublisher:
                 case Applied(object=new):
                     if self._store.apply(new):
                         find({new.pool})
-                        self._pools[new.pool].wake()
+                        self._pools[new.pool].changed.set()
                 case Deleted(object=gone):
                     if self._store.remove(gone.name, gone.uid):
                         owner.forget()
                         if (pool := self._pools.get(gone.pool)) is not None:
-                            pool.wake()
+                            pool.changed.set()
             self._manager.observe_published(self._store.pools())
 
     # ------------------------------------------------------------ dropped fields
@@ -282,30 +281,25 @@ class PoolPublisher:
 
         self._context = context
         self._facts = {"driver": context.manager.driver, "pool": name}
-        self._changed = asyncio.Event()
-        self._changed.set()
+        self.changed = asyncio.Event()
+        """Set when there may be something to write."""
+        self.changed.set()
         self._not_before = 0.0
-        self._backoff = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._backoff = Backoff(*RETRY_SECONDS)
         self._settled = False
         """Whether our last round was the last write, as far as we know."""
 
-        self._undo_backoff = Backoff(
-            first_seconds=UNDO_SECONDS[0], limit_seconds=UNDO_SECONDS[1], jitter=0.0
-        )
+        self._undo_backoff = Backoff(*UNDO_SECONDS, jitter=0)
         self._undone_at = float("-inf")
         self._undo_not_before = 0.0
         self._again_at: float | None = None
         self._writer = PoolWriter(name, context)
 
-    def wake(self) -> None:
-        """Notify the publisher of a change."""
-        self._changed.set()
-
     def forget(self) -> None:
         """Compare everything again: the API server may accept other slices than before."""
         self._writer.forget()
         self._settled = False
-        self._changed.set()
+        self.changed.set()
 
     async def run(self, settle: float) -> None:
         """Publish until canceled, or until the pool is neither desired nor published. The first
@@ -320,19 +314,19 @@ class PoolPublisher:
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._again_at):
-                        await self._changed.wait()
+                        await self.changed.wait()
             gone = False
             await asyncio.sleep(max(settle, self._not_before - loop.time()))
             settle = SETTLE_SECONDS
-            self._changed.clear()
+            self.changed.clear()
             try:
                 gone = await self._round()
             except StaleError:
                 self._not_before = loop.time() + PACE_SECONDS
-                self._changed.set()
+                self.changed.set()
             except DroppedError:
                 settle = 0.0
-                self._changed.set()
+                self.changed.set()
             except Exception as error:  # even a bug of ours: the pools of other drivers continue
                 self._failed(error)
             else:
@@ -360,7 +354,7 @@ class PoolPublisher:
                 extra=facts,
             )
         self._not_before = asyncio.get_running_loop().time() + seconds
-        self._changed.set()
+        self.changed.set()
 
     # ------------------------------------------------------------ one round
 
@@ -378,7 +372,7 @@ class PoolPublisher:
             if undone := self._foreign() & {each.name for each in (*plan.delete, *plan.replace)}:
                 self._undo(sorted(undone))
         if await self._writer.write(plan):
-            self._changed.set()
+            self.changed.set()
         self._settled = True
         self._not_before = asyncio.get_running_loop().time() + PACE_SECONDS
         if self._writer.error is not None:
@@ -393,13 +387,16 @@ class PoolPublisher:
         """Return the writes that the API server accepts, as far as dry runs show."""
         writer = self._writer
         identity = await self._identity()
-        writer.retry_if_due()
+        if asyncio.get_running_loop().time() >= writer.retry_at:
+            writer.refused.clear()
+            writer.refused_layout.clear()
         for _ in range(MAX_CHECKS):
             plan = await self._plan(pool, identity)
             writer.refused_devices = {
                 name: each for name, each in writer.refused_devices.items() if name in plan.left_out
             }
-            self._report(plan.left_out)
+            if plan.left_out != self.left_out:
+                self._report(plan.left_out)
             verdict = await writer.check(plan)
             if verdict is Verdict.ACCEPTED:
                 writer.refused_layout.clear()

@@ -9,7 +9,6 @@ from drakit_nodeplugin.devices.endpoint_state import (
     are_pools_known,
     phase,
     phase_ends,
-    removal_due,
 )
 
 GRACES = GracePeriods(start_until=30, stop_seconds=300)
@@ -71,8 +70,6 @@ def test_phases(life: Life, now: float, expected: Phase):
 )
 def test_the_end_of_a_grace_period(life: Life, ends: float | None):
     assert phase_ends(life, GRACES) == ends
-    assert ends is None or not removal_due(life, GRACES, now=ends - 1)
-    assert removal_due(life, GRACES, now=ends or 99999) is (ends is not None)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ async def test_what_endpoints_list_besides_devices_is_kept_together(node: Node):
         )
 
     async with plugin(node) as manager:
-        seen = manager.endpoint_changes.number
+        revisions = manager.endpoint_changes, manager.mark_changes, manager.stop_changes
+        seen = [each.number for each in revisions]
         manager.replaced(A, listed(A, marked=True))
         manager.replaced(B, listed(B, marked=True))
         assert manager.marked == {(pool(A), "dev-0"), (pool(B), "dev-0")}
@@ -82,7 +83,9 @@ async def test_what_endpoints_list_besides_devices_is_kept_together(node: Node):
         assert manager.marked == set(), "it cannot be called"
         assert [each.device for each in manager.left_out_by_drivers] == [f"{A}-1", f"{B}-1"]
         assert [each.policy for each in manager.policy_outcomes] == [A, B]
-        assert manager.endpoint_changes.number == seen + 4
+        manager.replaced(B, listed(B, marked=False))
+        changes = [each.number - before for each, before in zip(revisions, seen, strict=True)]
+        assert changes == [5, 4, 1], "one stop, and nothing new without marks"
 
 
 # ------------------------------------------------------------ endpoints without devices

@@ -31,7 +31,7 @@ from drakit import (
 )
 from drakit_cli.new import project_of, render
 from drakit_formats.cdi.spec import build_spec
-from drakit_formats.resource.features import Feature, without
+from drakit_formats.resource.device import Feature, without
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits

@@ -15,7 +15,7 @@ from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire
 from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
-from drakit_nodeplugin.endpoints.python import reports
+from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
 from drakit_operator import announcing
@@ -86,7 +86,7 @@ EXPECTED = [
     f"{report.MAX_LISTED}",
     f"{limits.MAX_DRIVER_NAME} characters",
     f"{health.MAX_MESSAGE_BYTES:,} bytes",
-    f"{reports.MAX_YIELDS:,} per second",
+    f"{thread.MAX_YIELDS:,} per second",
     # Backends
     f"{config.MAX_BACKENDS}",
     f"{allowed.MAX_NAME} characters",
@@ -130,7 +130,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
         f"at most {announcing.PER_SECOND:.0f} Events per second, with bursts of up to "
         f"{announcing.BURST:,}" in PAGE
     )
-    assert f"for every {reports.COUNTED_DEVICES:,} devices in it" in PAGE
+    assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
 

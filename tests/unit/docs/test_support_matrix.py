@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from tests.unit.docs.listings import ROOT
 
 MATRIX = (ROOT / "docs/support-matrix.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 from drakit import Device
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
+from drakit_nodeplugin.endpoints.latest_value import LatestValue, updates_of
 
 KEY = DeviceKey("", "cam-0")
 DIRTY = Health.unhealthy("the lens is dirty")
@@ -37,11 +37,12 @@ async def test_the_first_value_is_taken_at_once_and_of_the_others_the_last_of_ea
 
 @pytest.mark.looptime
 async def test_the_pace_grows_with_the_devices_of_an_inventory(looptime):
-    cell = LatestValue[Inventory](pace_of)
+    cell = LatestValue[Inventory]()
     large = Inventory(devices=tuple(Device(name=f"cam-{n}") for n in range(10_000)))
+    updates = updates_of(cell)
     for _ in range(2):
         cell.replace(large)
-        await cell.next()
+        await anext(updates)
     assert looptime == pytest.approx(0.3)
 
 
@@ -58,7 +59,7 @@ async def test_a_reader_that_had_work_with_a_value_can_hold_the_next_one(looptim
 
 @pytest.mark.looptime
 async def test_health_comes_after_the_inventory_that_has_its_device_and_the_last_of_each_counts():
-    cell = LatestValue[Inventory](pace_of)
+    cell = LatestValue[Inventory]()
     inventory = Inventory(devices=(Device(name="cam-0"),))
     cell.replace(inventory)
     cell.report(KEY, Health.healthy())
@@ -72,7 +73,7 @@ async def test_health_comes_after_the_inventory_that_has_its_device_and_the_last
 
 async def test_a_receiver_that_works_long_gets_the_next_update_later():
     loop = asyncio.get_running_loop()
-    cell = LatestValue[Inventory](pace_of)
+    cell = LatestValue[Inventory]()
     updates = updates_of(cell)
     cell.replace(Inventory(devices=()))
     await anext(updates)
@@ -114,7 +115,7 @@ async def test_a_thread_that_writes_without_end_wakes_the_loop_once_for_each_tak
         return wake(*arguments)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-    cell = LatestValue[int](lambda _: 0.01)
+    cell = LatestValue[int](pace_seconds=0.01)
 
     def write() -> None:
         for number in range(100_000):

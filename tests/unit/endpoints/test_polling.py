@@ -11,7 +11,7 @@ from drakit import Device, Driver, DriverError
 from drakit.device import Health, Inventory
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.python.reports import HealthPolling
+from drakit_nodeplugin.endpoints.python.polling import HealthPolling
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import CLAIM, DEVICE, Behaviour, Camera, new_endpoint, running
 

@@ -9,13 +9,8 @@ import pytest
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.python import reports as stream
-from drakit_nodeplugin.endpoints.python.reports import (
-    FloodError,
-    UnreadableError,
-    read_inventories,
-    snapshots_of,
-)
+from drakit_nodeplugin.endpoints.python import thread as stream
+from drakit_nodeplugin.endpoints.python.thread import FloodError, read_inventories
 from drakit_nodeplugin.endpoints.snapshot import inventory_of
 
 CAM = Device(name="cam-0")
@@ -121,10 +116,12 @@ async def test_the_last_of_many_fast_inventories_is_read_although_the_driver_the
         yield [CAM]
 
     async def take() -> None:
-        async for _, ours in snapshots_of(latest):
-            taken.append(ours.devices[0].name)
+        while True:
+            given, _ = await latest.next()
+            assert given is not None
+            taken.append(given.devices[0].name)
 
-    latest = LatestValue[Inventory](lambda _: stream.SNAPSHOT_SECONDS)
+    latest = LatestValue[Inventory](pace_seconds=stream.SNAPSHOT_SECONDS)
     copying = asyncio.create_task(take())
     await read_inventories(generate(), latest)
     copying.cancel()
@@ -257,17 +254,6 @@ async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_othe
     assert await read(generate()) == 10
     other.cancel()
     assert len(others) >= 9, "between two inventories it is their turn"
-
-
-async def test_an_inventory_that_cannot_be_copied_raises_at_once():
-    class Failing(dict):
-        def copy(self):
-            raise ValueError("the bus is gone")
-
-    latest = LatestValue[Inventory]()
-    latest.replace(inventory_of([Device(name="cam-0", attributes=Failing(n=1))]))
-    with pytest.raises(UnreadableError, match="ValueError: the bus is gone"):
-        await anext(snapshots_of(latest))
 
 
 def test_a_driver_whose_devices_is_no_generator_is_refused_with_the_reason():

@@ -92,7 +92,7 @@ class Host:
             source,
             self._environment,
             events=self.events,
-            registration=Registration(DRIVER, dra_socket=None, versions=(), backoff=None),
+            registration=Registration(DRIVER, dra_socket=None, versions=()),
         )
         await active.start()
         parts = [

@@ -7,8 +7,13 @@ import pytest
 from blockbuster import BlockingError
 
 from drakit_daemon.kube import ApiError, UnauthorizedError, connect
-from drakit_daemon.kube.config import Credentials, ServiceAccount, _read_token, find_cluster
-from drakit_daemon.kube.session import Session
+from drakit_daemon.kube.session import (
+    Credentials,
+    ServiceAccount,
+    Session,
+    _read_token,
+    find_cluster,
+)
 
 PATH = "/api/v1/nodes"
 

@@ -47,9 +47,8 @@ async def test_an_object_lives_and_changes(session, api_server):
 
 
 async def test_applying_creates_what_is_missing(session, api_server):
-    await session.apply(CLAIM, {"spec": {}}, field_manager="me", force=False)
+    await session.apply(CLAIM, {"spec": {}}, field_manager="me")
     assert api_server.object(CLAIM)["metadata"]["name"] == "cam"
-    assert api_server.queries[-1]["force"] == "false"
 
 
 async def test_a_dry_run_is_answered_and_stores_nothing(session, api_server):

@@ -14,6 +14,7 @@ import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.scheduler import Scheduler
+from drakit_nodeplugin.kubelet import server as servers
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
 from drakit_nodeplugin.kubelet.server import DriverServer, SocketGuard
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
@@ -404,8 +405,9 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
         await reading
 
 
-async def test_a_rejection_is_logged_and_the_socket_recreated(serve, kubelet, caplog):
-    async with serve(first_retry_seconds=0.05) as server:
+async def test_a_rejection_is_logged_and_the_socket_recreated(serve, kubelet, caplog, monkeypatch):
+    monkeypatch.setattr(servers, "RETRY_SECONDS", (0.05, 60))
+    async with serve() as server:
         running = asyncio.create_task(with_poller(server.run))
         (path,) = kubelet.sockets()
         first = path.stat().st_ino, path.stat().st_ctime_ns
@@ -424,7 +426,7 @@ async def test_a_rejection_is_logged_and_the_socket_recreated(serve, kubelet, ca
 
 
 async def test_retries_of_a_rejection_back_off(serve, kubelet):
-    async with serve(first_retry_seconds=1, max_retry_seconds=60) as server:
+    async with serve() as server:
         (path,) = kubelet.sockets()
         waits = []
         for _ in range(8):
@@ -483,8 +485,11 @@ async def test_a_replaced_socket_is_taken_back(serve, kubelet):
         running.cancel()
 
 
-async def test_a_socket_that_cannot_be_recreated_is_tried_again(serve, kubelet, caplog):
-    async with serve(first_retry_seconds=0.01) as server:
+async def test_a_socket_that_cannot_be_recreated_is_tried_again(
+    serve, kubelet, caplog, monkeypatch
+):
+    monkeypatch.setattr(servers, "RETRY_SECONDS", (0.01, 60))
+    async with serve() as server:
         await kubelet.register()
         path = server.paths.registration
         path.unlink()

@@ -8,11 +8,10 @@ import pytest
 
 from drakit import Device
 from drakit.device import Capacity, Taint
-from drakit_formats.resource.device import device_body
-from drakit_formats.resource.features import (
+from drakit_formats.resource.device import (
     Feature,
     Refusal,
-    dropped_fields,
+    device_body,
     dropped_from_slice,
     refusal,
     without,
@@ -68,11 +67,12 @@ def stored(*dropped: str, **changed: object) -> dict:
     ],
 )
 def test_what_was_dropped_of_a_device(answer, features):
-    assert dropped_fields(BODY, answer) == features
+    assert dropped_from_slice(spec(devices=[BODY]), spec(devices=[answer])) == features
 
 
 def test_a_field_that_we_know_no_gate_of():
-    (feature,) = dropped_fields({"name": "c", "newField": {"a": 1}}, {"name": "c"})
+    sent, answer = {"name": "c", "newField": {"a": 1}}, {"name": "c"}
+    (feature,) = dropped_from_slice(spec(devices=[sent]), spec(devices=[answer]))
     assert feature is Feature.OTHER
     assert feature.gate == ""
 

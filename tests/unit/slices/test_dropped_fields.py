@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drakit.device import Capacity
-from drakit_formats.resource.features import Feature
+from drakit_formats.resource.device import Feature
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite

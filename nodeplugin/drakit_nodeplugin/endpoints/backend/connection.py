@@ -191,8 +191,7 @@ class BackendConnection(BackendClaims):
 
     async def _watch_health(self) -> None:
         """Receive messages of health while the connection lives; failures end nothing else."""
-        first, longest = HEALTH_AGAIN_SECONDS
-        backoff = Backoff(first_seconds=first, limit_seconds=longest, jitter=0)
+        backoff = Backoff(*HEALTH_AGAIN_SECONDS, jitter=0)
         problems = ProblemLog(
             logger, "backend's stream of health ended", facts={"driver": self._driver}
         )

@@ -202,9 +202,7 @@ class _Candidate:
         """The last problem that was reported; None after success."""
         self.task: asyncio.Task[None] | None = None
         self.due_at = 0.0
-        self.backoff = Backoff(
-            first_seconds=AGAIN_SECONDS[0], limit_seconds=AGAIN_SECONDS[1], jitter=0
-        )
+        self.backoff = Backoff(*AGAIN_SECONDS, jitter=0)
 
     def ask_soon(self) -> None:
         self.due_at = 0.0

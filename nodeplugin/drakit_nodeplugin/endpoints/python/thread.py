@@ -5,7 +5,12 @@ Vendor code never runs in the loop that answers the kubelet: a driver that block
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
 those need a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides about the next connection.
 :mod:`.loop` calls into the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's
-methods, and :mod:`.reports` reads its inventories.
+methods, and :mod:`.polling` polls the health of its devices.
+
+A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
+here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are taken only of the newest
+inventory. The device manager checks each device, and leaves out only those that cannot be
+published.
 
 It must not depend on claims beyond their identity, slices, gRPC or the kubelet.
 """
@@ -13,38 +18,40 @@ It must not depend on claims beyond their identity, slices, gRPC or the kubelet.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Edits, Inventory
-from drakit.driver import DriverError
+from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
 from drakit_nodeplugin.endpoints.failures import (
     CallCancelledError,
     DeviceFailedError,
     kind_and_text,
+    kind_of,
     text_of,
     traceback_of,
 )
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
+from drakit_nodeplugin.endpoints.latest_value import LatestValue, updates_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed, held_nodes
 from drakit_nodeplugin.endpoints.python.calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.loop import DriverLoop, Watchdog, end_loop, where_is
-from drakit_nodeplugin.endpoints.python.reports import (
-    SNAPSHOT_SECONDS,
-    FloodError,
-    HealthPolling,
-    UnreadableError,
-    open_stream,
-    read_inventories,
-    snapshots_of,
-)
+from drakit_nodeplugin.endpoints.python.polling import HealthPolling
+from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of
 
-__all__ = ("PythonConnection", "PythonConnector")
+__all__ = (
+    "FloodError",
+    "PythonConnection",
+    "PythonConnector",
+    "UnreadableError",
+    "open_stream",
+    "read_inventories",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +71,93 @@ POLICIES_RETRY_SECONDS = 60.0
 
 CLOSE_SECONDS = 5.0
 """The time that a driver has to end. Its thread does not delay the process."""
+
+
+# ---------------------------------------------------------------- inventories
+
+MAX_YIELDS = 2000
+"""Inventories a second, and as many at once. A bus that reports each event stays far below; a loop
+that does not wait is far above."""
+
+COUNTED_DEVICES = 8_192
+"""This many devices count as one more inventory: processing them takes as long."""
+
+SNAPSHOT_SECONDS = 0.05
+"""Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
+times a second."""
+
+TURN_SECONDS = 0.005
+"""The time for which a stream that does not wait may keep the driver's loop from its calls."""
+
+
+class FloodError(DriverError):
+    """A driver yields faster than the node plugin can process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a bug in "
+            "the driver, which must wait for a change before it yields again"
+        )
+
+
+class UnreadableError(DriverError):
+    """The value that a driver yielded raises when it is read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"the value that it yielded cannot be read: {kind_and_text(error)}; this is a "
+            "bug in the driver"
+        )
+
+
+def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
+    """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
+    stream = cast("object", driver.devices())
+    if isinstance(stream, AsyncIterator):
+        return cast("AsyncIterator[object]", stream)
+    if inspect.iscoroutine(stream):
+        stream.close()
+        raise DriverError("its devices() never yields; it must be an async generator")
+    raise DriverError(
+        f"its devices() returned {kind_of(stream)}; it must be an async generator, defined with "
+        f"'async def' and yield"
+    )
+
+
+async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[Inventory]) -> None:
+    """
+    Read a driver's stream until it ends, into a cell of the same loop.
+
+    Raises what the stream raises, and :class:`DriverError` for a value that is not an inventory or
+    cannot be read, and for a flood. The stream is not closed.
+    """
+    loop = asyncio.get_running_loop()
+    allowed = float(MAX_YIELDS)
+    turned_at = loop.time()
+    while True:
+        asked_at = loop.time()
+        try:
+            listed = await anext(stream)
+        except StopAsyncIteration:
+            return
+        # Only the driver's own time counts: ours would hide the flood of an endless stream.
+        allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
+        try:
+            given = inventory_of(listed)
+        except DriverError:
+            raise
+        except Exception as error:
+            raise UnreadableError(error) from error
+        allowed -= 1 + len(given.devices) // COUNTED_DEVICES
+        if allowed < 0:
+            raise FloodError
+        latest.replace(given)
+        if loop.time() - turned_at > TURN_SECONDS:
+            await asyncio.sleep(0)
+            turned_at = loop.time()
+
+
+# ---------------------------------------------------------------- connections
 
 
 class PythonConnector:
@@ -121,7 +215,7 @@ class PythonConnection:
         self._traits = traits
         self._policies = policies
         self._home = asyncio.get_running_loop()
-        self._latest = LatestValue[Inventory](pace_of)
+        self._latest = LatestValue[Inventory]()
         # Written in the daemon's loop, from reports of the thread.
         self._started: asyncio.Future[tuple[DriverCalls, DriverLoop]] = self._home.create_future()
         self._gone: asyncio.Future[None] = self._home.create_future()
@@ -350,7 +444,7 @@ class PythonConnection:
         """Run the parts of the connection; the first that ends cancels the others."""
         if self._policies is not None:
             await self._configured.wait()
-        latest = LatestValue[Inventory](lambda _: SNAPSHOT_SECONDS)
+        latest = LatestValue[Inventory](pace_seconds=SNAPSHOT_SECONDS)
         polling: HealthPolling | None = None
         if self._traits.polls_health:
             polling = HealthPolling(self._name, driver, self._latest.report)
@@ -369,8 +463,19 @@ class PythonConnection:
     async def _list(
         self, latest: LatestValue[Inventory], calls: DriverCalls, polling: HealthPolling | None
     ) -> None:
-        async for given, ours in snapshots_of(latest):
-            calls.published(given)
+        """Pass on a snapshot of the newest inventory, until canceled. The driver's own objects are
+        for the driver alone."""
+        snapshots = InventorySnapshots()
+        while True:
+            given, _ = await latest.next()
+            assert given is not None  # the cell has no health
+            try:
+                ours = await snapshots.of(given)
+            except DriverError:
+                raise
+            except Exception as error:
+                raise UnreadableError(error) from error
+            calls.inventory = given
             self._has_listed = True
             self._latest.replace(ours)
             if polling is not None:

@@ -1,13 +1,7 @@
 """
-Reads a driver's reports in its own loop: the inventories that it yields, and the health of each
-device if the driver is polled.
+Polls the health of a Python driver's devices, in the driver's own loop.
 
-A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
-here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are taken only of the newest
-inventory. The device manager checks each device, and leaves out only those that cannot be
-published.
-
-It must not depend on threads, the effects of health, or the receiver of inventories and reports.
+It must not depend on threads, the effects of health, or the receiver of reports.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import heapq
 import inspect
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -25,124 +19,11 @@ from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.failures import kind_and_text, kind_of, text_of, traceback_of
-from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of, snapshot_of
+from drakit_nodeplugin.endpoints.snapshot import snapshot_of
 
-__all__ = (
-    "FloodError",
-    "HealthPolling",
-    "UnreadableError",
-    "open_stream",
-    "read_inventories",
-    "snapshots_of",
-)
+__all__ = ("HealthPolling",)
 
 logger = logging.getLogger(__name__)
-
-# ---------------------------------------------------------------- inventories
-
-MAX_YIELDS = 2000
-"""Inventories a second, and as many at once. A bus that reports each event stays far below; a loop
-that does not wait is far above."""
-
-COUNTED_DEVICES = 8_192
-"""This many devices count as one more inventory: processing them takes as long."""
-
-SNAPSHOT_SECONDS = 0.05
-"""Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
-times a second."""
-
-TURN_SECONDS = 0.005
-"""The time for which a stream that does not wait may keep the driver's loop from its calls."""
-
-
-class FloodError(DriverError):
-    """A driver yields faster than the node plugin can process."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a bug in "
-            "the driver, which must wait for a change before it yields again"
-        )
-
-
-class UnreadableError(DriverError):
-    """The value that a driver yielded raises when it is read."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(
-            f"the value that it yielded cannot be read: {kind_and_text(error)}; this is a "
-            "bug in the driver"
-        )
-
-
-def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
-    """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
-    stream = cast("object", driver.devices())
-    if isinstance(stream, AsyncIterator):
-        return cast("AsyncIterator[object]", stream)
-    if inspect.iscoroutine(stream):
-        stream.close()
-        raise DriverError("its devices() never yields; it must be an async generator")
-    raise DriverError(
-        f"its devices() returned {kind_of(stream)}; it must be an async generator, defined with "
-        f"'async def' and yield"
-    )
-
-
-async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[Inventory]) -> None:
-    """
-    Read a driver's stream until it ends, into a cell of the same loop.
-
-    Raises what the stream raises, and :class:`DriverError` for a value that is not an inventory or
-    cannot be read, and for a flood. The stream is not closed.
-    """
-    loop = asyncio.get_running_loop()
-    allowed = float(MAX_YIELDS)
-    turned_at = loop.time()
-    while True:
-        asked_at = loop.time()
-        try:
-            listed = await anext(stream)
-        except StopAsyncIteration:
-            return
-        # Only the driver's own time counts: ours would hide the flood of an endless stream.
-        allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
-        try:
-            given = inventory_of(listed)
-        except DriverError:
-            raise
-        except Exception as error:
-            raise UnreadableError(error) from error
-        allowed -= 1 + len(given.devices) // COUNTED_DEVICES
-        if allowed < 0:
-            raise FloodError
-        latest.replace(given)
-        if loop.time() - turned_at > TURN_SECONDS:
-            await asyncio.sleep(0)
-            turned_at = loop.time()
-
-
-async def snapshots_of(
-    latest: LatestValue[Inventory],
-) -> AsyncIterator[tuple[Inventory, Inventory]]:
-    """Yield the newest inventory twice, until canceled: with the driver's own objects, which are
-    for the driver alone, and as a snapshot."""
-    snapshots = InventorySnapshots()
-    while True:
-        given, _ = await latest.next()
-        if given is None:
-            continue
-        try:
-            ours = await snapshots.of(given)
-        except DriverError:
-            raise
-        except Exception as error:
-            raise UnreadableError(error) from error
-        yield given, ours
-
-
-# ---------------------------------------------------------------- health
 
 CONCURRENCY = 16
 """Concurrent calls: enough to hide a slow bus, few enough to leave the loop to claims."""
