@@ -27,21 +27,6 @@ from bench.plugin import HOSTDEV, NODE, Plugin, running, running_skeleton
 from bench.rows import Row, compared, median_ms, percentile
 from drakit.device import ClaimReference
 
-__all__ = (
-    "BATCHES",
-    "FULL",
-    "PODS",
-    "QUICK",
-    "WARM_UP",
-    "Bench",
-    "Plan",
-    "Samples",
-    "fill",
-    "growth_mib",
-    "no_collection",
-    "times_row",
-)
-
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
 """The claims that are measured, and the size of the batches in which the others are prepared."""

@@ -21,8 +21,6 @@ from bench.plugin import HOSTDEV, Plugin, running, running_skeleton
 from bench.rows import Row, compared, median_ms
 from drakit.device import ClaimReference
 
-__all__ = ("footprint", "measure_cost")
-
 START_BUDGET = 3.0
 """Budget of the start, as a multiple of the skeleton's."""
 

@@ -48,8 +48,6 @@ from drakit_daemon.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
 
-__all__ = ("measure_operator",)
-
 START_SECONDS = 20.0
 
 MEMORY_MIB = 320.0

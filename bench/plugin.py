@@ -26,8 +26,6 @@ from bench.kubelet import Kubelet, register
 from bench.machine import Folders, folders, memory_mib
 from drakit.testing.conformance.podlist import OWN_POD
 
-__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running", "running_skeleton", "stop")
-
 NODE = "bench-node"
 
 START_SECONDS = 60.0

@@ -16,8 +16,6 @@ from typing import Any
 
 from bench.apiserver import Body
 
-__all__ = ("ABSENT_CLASS", "DRIVER", "NAMESPACE", "Scene")
-
 DRIVER = "explain.bench.drakit.dev"
 CLASS = DRIVER
 NAMESPACE = "default"

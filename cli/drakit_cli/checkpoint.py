@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.state.records import StoredDevice, StoredEndpoint
 
-__all__ = ("as_text", "show", "verify")
-
 SETTLE_SECONDS = 2.5
 """Until CDI files are checked again: a running node plugin restores them within 2 s, and writes the
 file of a new claim a moment after its row."""

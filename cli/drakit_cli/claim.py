@@ -21,8 +21,6 @@ from drakit_cli.place import Checkpoint, Entry, find_place, read_checkpoints, sp
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("forget",)
-
 _STATES = {
     "preparing": "being prepared",
     "prepared": "prepared",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("as_json", "candidates", "devices", "policies_text", "read_hostdev")
-
 # ---------------------------------------------------------------- configuration and policies
 
 _DRIVER = "hostdev.drakit.dev"

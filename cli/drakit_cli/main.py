@@ -19,8 +19,6 @@ from typing import TypeAlias, cast
 
 from drakit_cli.answers import CommandError
 
-__all__ = ("main",)
-
 # argparse has no public name for it.
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 

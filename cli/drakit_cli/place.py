@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.state.inspection import Inspection
     from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = (
-    "Checkpoint",
-    "Entry",
-    "drivers",
-    "find_place",
-    "read_checkpoint",
-    "read_checkpoints",
-    "spec_path",
-)
-
 # ---------------------------------------------------------------- directories
 
 

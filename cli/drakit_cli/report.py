@@ -37,8 +37,6 @@ from drakit_cli.place import drivers, find_place, read_checkpoint
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("report", "versions")
-
 # ---------------------------------------------------------------- the report
 
 MAX_PART_BYTES = 512 * 1024

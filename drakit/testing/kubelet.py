@@ -35,8 +35,6 @@ from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health_v1alpha
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as health_v1alpha1_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("FakeKubelet", "HealthSubscriber", "health_version")
-
 # ---------------------------------------------------------------- health
 
 _HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {

@@ -36,29 +36,6 @@ from drakit_explain.model import (
 )
 from drakit_explain.pools import Counter, NodePool
 
-__all__ = (
-    "MAX_RESULTS",
-    "Allocated",
-    "Answer",
-    "Consumed",
-    "NotEvaluatedError",
-    "Outcome",
-    "SearchedClaim",
-    "SearchedConstraint",
-    "SearchedCounters",
-    "Selected",
-    "Selections",
-    "consumed_by",
-    "consumed_of",
-    "counters_of",
-    "fits_capacity",
-    "not_supported",
-    "requested_names",
-    "short_capacities",
-    "summed",
-    "tolerates",
-)
-
 # ---------------------------------------------------------------- capacities
 
 Consumed = Mapping[str, int]

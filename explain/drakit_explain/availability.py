@@ -36,8 +36,6 @@ from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
 from drakit_explain.world import Reachable, World
 
-__all__ = ("Analysis", "Availability", "Hardware", "Obstacle", "SelectorError", "analyze", "needed")
-
 _OPERATORS = ("", "Equal", "Exists")
 
 MAX_PLACEMENTS = 8

@@ -32,18 +32,6 @@ from drakit_explain.pools import NodeView, place_includes
 from drakit_explain.world import World
 from drakit_formats.resource.raw import children
 
-__all__ = (
-    "MAX_CONSUMERS",
-    "broken_claim",
-    "broken_pod",
-    "device_of_result",
-    "is_placed",
-    "node_of_claim",
-    "node_problem",
-    "not_bindable",
-    "published_device",
-)
-
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
 

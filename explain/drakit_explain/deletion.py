@@ -16,8 +16,6 @@ from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
 from drakit_explain.world import World
 
-__all__ = ("claim_stays", "pod_stays")
-
 _PROTECTION = "resource.kubernetes.io/delete-protection"
 _UNPREPARING = "drakit.dev/unpreparing"
 

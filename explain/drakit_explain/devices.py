@@ -19,25 +19,6 @@ from typing import NamedTuple, TypeVar, overload
 
 from drakit_formats.resource.raw import Object
 
-__all__ = (
-    "NO_DEVICES",
-    "Amount",
-    "AttributeFact",
-    "CapacityFacts",
-    "CapacityPolicy",
-    "CounterSetFacts",
-    "DeviceFacts",
-    "DeviceKind",
-    "Devices",
-    "Group",
-    "ListValue",
-    "Place",
-    "TaintFacts",
-    "Version",
-    "bits",
-    "unpacked",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Amount:

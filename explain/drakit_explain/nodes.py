@@ -30,8 +30,6 @@ from drakit_explain.pools import NodeView
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node
 
-__all__ = ("NodeProblem", "Nodes", "Unusable", "UsableNodes")
-
 # ---------------------------------------------------------------- one node
 
 

@@ -20,8 +20,6 @@ from drakit_explain.model import NodeFacts, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, NodeView, PoolState
 from drakit_explain.world import World
 
-__all__ = ("PoolCondition", "node_of_slice", "node_problems", "pool_conditions", "slice_problems")
-
 
 class PoolCondition(StrEnum):
     """The state of a pool; of several, the first in this order."""

@@ -19,8 +19,6 @@ from drakit.quantity import quantity_units
 from drakit_explain.model import Place, PoolID, SliceFacts
 from drakit_formats.resource.nodes import selects_node
 
-__all__ = ("Counter", "NodePool", "NodeView", "PoolState", "place_includes", "pools_of_node")
-
 
 class Counter(NamedTuple):
     """A counter of a pool."""

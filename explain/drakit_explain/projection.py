@@ -55,19 +55,6 @@ from drakit_explain.model import (
 from drakit_formats.resource.raw import Object, child, children, text
 from drakit_formats.resource.versions import VERSIONS, from_version, requests_from_version
 
-__all__ = (
-    "ADMIN_ACCESS",
-    "project_claim",
-    "project_class",
-    "project_namespace",
-    "project_node",
-    "project_pod",
-    "project_quota",
-    "project_slice",
-    "project_taint_rule",
-    "project_template",
-)
-
 # ---------------------------------------------------------------- resource.k8s.io
 
 Shared = TypeVar("Shared")

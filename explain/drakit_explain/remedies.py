@@ -38,8 +38,6 @@ from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
 from drakit_explain.wording import named_holder, shown
 
-__all__ = ("names_of_claims", "proven_remedies")
-
 MAX_DEVICES = 20_000
 """Devices that all searches for the remedies of one pod look at: about 50 ms."""
 

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 
 from drakit_formats.resource.raw import Object, child, children, text
 
-__all__ = (
-    "DeviceConflict",
-    "PolicyFacts",
-    "PolicyReport",
-    "ReportFacts",
-    "project_policy",
-    "project_report",
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts:

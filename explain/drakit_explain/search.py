@@ -35,8 +35,6 @@ from drakit_explain.devices import bits
 from drakit_explain.model import DeviceFacts, DeviceID, Request, TaintFacts
 from drakit_explain.pools import NodePool, PoolState
 
-__all__ = ("MAX_STEPS", "allocate")
-
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""
 

@@ -27,22 +27,6 @@ from drakit_explain.devices import (
 )
 from drakit_explain.model import SliceFacts
 
-__all__ = (
-    "OWN_SELECTOR",
-    "THE_REQUEST",
-    "Evaluated",
-    "FeatureGates",
-    "Outcome",
-    "Reads",
-    "SelectorIndex",
-    "Selectors",
-    "Work",
-    "bring_up_to_date",
-    "evaluate",
-    "only_driver",
-    "selector_of",
-)
-
 MAX_EXPRESSIONS = 512
 """Different expressions whose outcomes are kept; the oldest go first."""
 

@@ -27,8 +27,6 @@ from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, how_taints_end, shown, state
 from drakit_explain.world import World
 
-__all__ = ("RequestReport", "findings_of_shortage")
-
 MAX_NAMED = 3
 """Pools that are named, and nodes on which a cause is searched."""
 

@@ -33,8 +33,6 @@ from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
 from drakit_explain.world import World
 
-__all__ = ("class_problems", "expressions_of", "template_problems")
-
 MAX_NODES = 64
 """Nodes that are searched for one template."""
 

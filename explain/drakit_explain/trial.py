@@ -37,8 +37,6 @@ from drakit_explain.pools import NodePool
 from drakit_explain.search import MAX_STEPS, allocate
 from drakit_explain.world import World
 
-__all__ = ("Position", "Released", "Trial", "WithoutErrors", "WithoutSelector")
-
 
 class Position(NamedTuple):
     """An exact request among the claims of a pod: a request, or one alternative of a request."""

@@ -15,8 +15,6 @@ from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
 from drakit_explain.nodes import NodeProblem
 
-__all__ = ("advice", "how_taints_end", "named_holder", "shown", "state")
-
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
 

@@ -36,8 +36,6 @@ from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
 from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
 
-__all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
-
 Fact = (
     PodFacts
     | ClaimFacts

@@ -26,16 +26,6 @@ from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, T
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store
 
-__all__ = (
-    "claims_affected",
-    "classes_affected",
-    "nodes_affected",
-    "pods_affected",
-    "policies_affected",
-    "slices_affected",
-    "templates_affected",
-)
-
 # ---------------------------------------------------------------- pods and claims
 
 

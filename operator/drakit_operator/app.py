@@ -39,8 +39,6 @@ from drakit_operator.reconciler import URGENT, Key, Reconciler
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
-__all__ = ("App", "Identity")
-
 logger = logging.getLogger(__name__)
 
 USER_AGENT = "drakit-operator"

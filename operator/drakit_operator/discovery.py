@@ -18,8 +18,6 @@ from drakit_daemon.kube.discovery import served_versions, version_of
 from drakit_formats.resource.raw import child
 from drakit_operator.kinds import Kind, Served
 
-__all__ = ("Absence", "find")
-
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 VERBS = ("list", "watch")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ("Metrics",)
-
 
 class Metrics:
     """One instance a process or test: the registry is private."""

@@ -27,18 +27,6 @@ from drakit_explain.reports import ReportFacts
 from drakit_explain.world import World
 from drakit_operator.kinds import Name
 
-__all__ = (
-    "expressions_of_class",
-    "expressions_of_template",
-    "problems_of_claim",
-    "problems_of_class",
-    "problems_of_node",
-    "problems_of_pod",
-    "problems_of_slice",
-    "problems_of_template",
-)
-
-
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
 """The kubelet's own Events on the same pod have the cause, which no fact of the store has."""
 

@@ -57,8 +57,6 @@ from drakit_operator.problems import (
 from drakit_operator.selecting import SelectorEvaluation
 from drakit_operator.store import Change, Store
 
-__all__ = ("URGENT", "Concern", "Key", "Reconciler", "concerns_of")
-
 logger = logging.getLogger(__name__)
 
 

@@ -31,8 +31,6 @@ from drakit_operator.kinds import Fact, Kind, Served, name_of
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Change, Store
 
-__all__ = ("LoadWatch", "Sources")
-
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05

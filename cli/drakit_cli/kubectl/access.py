@@ -19,8 +19,6 @@ from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, Release, Releases,
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_formats.resource.raw import child
 
-__all__ = ("Denied", "Permission", "find_denied")
-
 _REVIEWS = resource_path("authorization.k8s.io/v1", "subjectaccessreviews")
 
 _READ = ("list", "watch")

@@ -18,8 +18,6 @@ from drakit_daemon.kube import ApiError, Session
 from drakit_explain.cel.gates import PATH, GatesUnknownError, gates_of, read_all_gates
 from drakit_explain.selectors import FeatureGates
 
-__all__ = ("Capabilities", "find_capabilities")
-
 PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
 """Names, or their beginnings, of the feature gates that concern devices."""
 

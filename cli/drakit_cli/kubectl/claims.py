@@ -14,8 +14,6 @@ from drakit_cli.kubectl.output import Output
 from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts
 
-__all__ = ("ClaimRow", "body", "rows", "show")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimRow:

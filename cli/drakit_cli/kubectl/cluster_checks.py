@@ -18,8 +18,6 @@ from drakit_explain.availability import analyze
 from drakit_explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts
 from drakit_explain.pending_claims import missing_classes
 
-__all__ = ("check_cluster", "check_gaps")
-
 STOPPED = "drakit.dev/stopped"
 
 _HELPER_FIX = (

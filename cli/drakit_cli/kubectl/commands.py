@@ -45,8 +45,6 @@ from drakit_explain import cel
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
 
-__all__ = ("run",)
-
 Answer = TypeVar("Answer")
 
 _OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES)

@@ -21,8 +21,6 @@ from drakit_explain.model import ClaimFacts, DeviceFacts, DeviceID, PoolID, Slic
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.world import World
 
-__all__ = ("PoolRow", "body", "pool_rows", "show")
-
 # ---------------------------------------------------------------- rows
 
 _PLACES = ("all", "selected", "by device")

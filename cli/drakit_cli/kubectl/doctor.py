@@ -24,8 +24,6 @@ from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.release_checks import check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
 
-__all__ = ("Diagnosis", "Examined", "diagnose")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:

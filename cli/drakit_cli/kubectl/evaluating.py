@@ -18,8 +18,6 @@ from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.world import World
 
-__all__ = ("evaluate_selectors", "lacks_helper", "with_gates")
-
 
 def lacks_helper() -> bool:
     """Return whether Kubernetes' own compiler is missing, so that a Python library is used."""

@@ -30,8 +30,6 @@ from drakit_explain.pending import (
     waits,
 )
 
-__all__ = ("Report", "explain_claim", "explain_pod", "selectors_of")
-
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
     NodeProblem.TAINT: "taint {} is not tolerated",

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ("Finding", "is_or_are", "shortened")
-
 MAX_NAMES = 3
 """Names in one sentence."""
 

@@ -54,25 +54,6 @@ from drakit_explain.world import Fact, World
 from drakit_formats.resource.raw import Object, child, children
 from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
-__all__ = (
-    "CLAIMS",
-    "CLASSES",
-    "NAMESPACES",
-    "NODES",
-    "PODS",
-    "QUOTAS",
-    "RULES",
-    "SLICES",
-    "TEMPLATES",
-    "Gap",
-    "Gathered",
-    "Kind",
-    "UnreachableError",
-    "gather",
-    "read_pod",
-    "unread",
-)
-
 # ---------------------------------------------------------------- kinds
 
 

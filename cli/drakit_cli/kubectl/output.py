@@ -20,8 +20,6 @@ import yaml
 
 from drakit_cli.answers import table, visible
 
-__all__ = ("Output", "plural")
-
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 
 

@@ -25,8 +25,6 @@ from drakit_cli.kubectl.releases import (
     Workload,
 )
 
-__all__ = ("check_releases",)
-
 OLDEST = (1, 34)
 """The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
 

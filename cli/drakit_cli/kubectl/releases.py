@@ -18,16 +18,6 @@ from drakit_cli.kubectl.gather import Gap
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_formats.resource.raw import Object, child, children, text
 
-__all__ = (
-    "NODEPLUGIN",
-    "OPERATOR",
-    "Release",
-    "Releases",
-    "UnpulledImage",
-    "Workload",
-    "find_releases",
-)
-
 # ---------------------------------------------------------------- values
 
 _DRIVERS = {

@@ -17,8 +17,6 @@ from drakit.device import ClaimReference
 from drakit.testing.apiserver import FakeApiServer
 from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, PublishedDevice
 
-__all__ = ("NAMESPACE", "Cluster", "default_share", "result_for")
-
 NAMESPACE = "lab"
 
 PUBLISH_SECONDS = 10.0

@@ -40,8 +40,6 @@ from drakit.testing.conformance.podlist import PodList
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
 
-__all__ = ("Kit", "open_kit")
-
 NODE = "node-1"
 
 ValueT = TypeVar("ValueT")

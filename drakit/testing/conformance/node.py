@@ -33,8 +33,6 @@ from drakit.testing.conformance.programs import (
 from drakit.testing.conformance.targets import Setup, Target
 from drakit.testing.kubelet import FakeKubelet
 
-__all__ = ("FakeNode", "unready")
-
 START_SECONDS = 30.0
 """Time limit until a driver is registered and its devices can be used."""
 

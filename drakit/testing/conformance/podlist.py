@@ -18,8 +18,6 @@ from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
-__all__ = ("OWN_POD", "PodList")
-
 OWN_POD: Mapping[str, str] = {"POD_NAMESPACE": "drakit-system", "POD_NAME": "drakit-nodeplugin-kit"}
 """The node plugin's own pod, as its environment names it."""
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from drakit.testing.conformance.facts import ConformanceError
 
-__all__ = ("Program", "python_environment", "python_path", "run_command")
-
 END_SECONDS = 20.0
 """Grace period after SIGTERM, before a program is killed."""
 

@@ -11,8 +11,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-__all__ = ("relay",)
-
 CHUNK_BYTES = 65_536
 
 

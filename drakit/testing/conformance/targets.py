@@ -28,18 +28,6 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
 
-__all__ = (
-    "BackendSocketTarget",
-    "BackendTarget",
-    "Command",
-    "DevicePluginTarget",
-    "PythonTarget",
-    "Setup",
-    "Target",
-    "parse_target",
-    "remapped",
-)
-
 Setup: TypeAlias = "Callable[[Path], object] | str"
 """The set-up before the first start on a node and after each reboot: a function that gets the kit's
 folder, or a shell command, which has it as ``$DRAKIT_ROOT``."""

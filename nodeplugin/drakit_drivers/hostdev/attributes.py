@@ -17,8 +17,6 @@ from drakit import AttributeValue, Capacity, CapacityRange
 from drakit_drivers.hostdev.hardware import HostDevice
 from drakit_drivers.hostdev.policy_devices import Published
 
-__all__ = ("MAX_STRING_BYTES", "attributes", "capacity", "left_out")
-
 MAX_STRING_BYTES = 64
 """The API's limit for a string value; it counts bytes."""
 

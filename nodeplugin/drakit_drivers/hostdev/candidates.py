@@ -33,8 +33,6 @@ from drakit_drivers.hostdev.policy import (
 from drakit_drivers.hostdev.policy_devices import Published, Selection
 from drakit_drivers.hostdev.sysfs import Sysfs
 
-__all__ = ("Candidate", "find_candidates")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:

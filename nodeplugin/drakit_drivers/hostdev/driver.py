@@ -51,8 +51,6 @@ from drakit_drivers.hostdev.policy import (
 )
 from drakit_drivers.hostdev.policy_devices import Published
 
-__all__ = ("HostDevices",)
-
 logger = logging.getLogger(__name__)
 
 _FIRST_LABELS_SECONDS = 0.1

@@ -24,21 +24,6 @@ from drakit_drivers.hostdev.container import HARMLESS_MOUNTS, Container, is_belo
 from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
 from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
-__all__ = (
-    "MAX_EXTRA_ATTRIBUTES",
-    "OWN_ATTRIBUTES",
-    "Allow",
-    "Attribute",
-    "DeviceClass",
-    "HostDevicePolicySpec",
-    "HostDevicesConfig",
-    "HostPolicy",
-    "PolicyName",
-    "Sharing",
-    "policies_of_node",
-    "policy_of_file",
-)
-
 MAX_EXTRA_ATTRIBUTES = 4
 """Attributes that a policy can add: the API allows 32 of a device with its capacities."""
 

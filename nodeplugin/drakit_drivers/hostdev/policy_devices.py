@@ -32,8 +32,6 @@ from drakit_drivers.hostdev.matching import is_matched
 from drakit_drivers.hostdev.naming import Holds, NameRequest, Number, Numbers, assign, name_request
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
-__all__ = ("Doubt", "Overlap", "Published", "Refusal", "Refused", "Selection", "select")
-
 _MAX_DEVICES = 2048
 """Devices of a policy on a node, copies included. A policy with more matches too much."""
 

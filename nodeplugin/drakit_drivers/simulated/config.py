@@ -15,8 +15,6 @@ from pydantic import AfterValidator, Field, model_validator
 from drakit import DriverConfig
 from drakit.layout import driver_directory
 
-__all__ = ("DRIVER_NAME", "CpuProfile", "GpuProfile", "NicProfile", "SimulatedConfig")
-
 DRIVER_NAME = "simulated.drakit.dev"
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

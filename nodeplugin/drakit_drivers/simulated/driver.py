@@ -35,8 +35,6 @@ from drakit_drivers.simulated.control import Control, ControlFile, matches
 from drakit_drivers.simulated.inventory import all_devices, commanded, names_of, without_device
 from drakit_drivers.simulated.parameters import OUR_VARIABLES, SimulatedParameters
 
-__all__ = ("Simulated",)
-
 Allocated = AllocatedDevice[SimulatedParameters]
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,6 @@ from drakit_drivers.simulated.profiles import (
     whole_nics,
 )
 
-__all__ = ("all_devices", "commanded", "names_of", "without_device")
-
 
 def all_devices(config: SimulatedConfig) -> Inventory:
     """Combine the profiles' devices; the fallback needs no optional feature of the API."""

@@ -14,8 +14,6 @@ from pydantic import Field, model_validator
 
 from drakit import DeviceParameters
 
-__all__ = ("OUR_VARIABLES", "SimulatedParameters")
-
 OUR_VARIABLES = "SIMULATED_"
 """The prefix of the driver's own environment variables."""
 

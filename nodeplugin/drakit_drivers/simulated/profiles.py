@@ -25,16 +25,6 @@ from drakit import (
 )
 from drakit_drivers.simulated.config import CpuProfile, GpuProfile, NicProfile
 
-__all__ = (
-    "counter_sets",
-    "cpus",
-    "gpus",
-    "nics",
-    "single_cpus",
-    "whole_gpus",
-    "whole_nics",
-)
-
 _GPU_FUNCTION, _NIC_FUNCTION = 0, 1
 """PCI functions, which distinguish devices of two kinds with the same number."""
 

@@ -33,8 +33,6 @@ from drakit_operator.policies.status import (
     status_of,
 )
 
-__all__ = ("PolicyController",)
-
 Object = dict[str, Any]
 
 _OWN_FIELDS = ("selectors", "extendedResourceName")

@@ -23,8 +23,6 @@ from drakit_operator.kopf_import import Insights, kopf
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.store import Store
 
-__all__ = ("PoliciesNotFoundError", "PolicyHandlers")
-
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0

@@ -17,15 +17,6 @@ from drakit_explain.model import DeviceID, SliceFacts
 from drakit_explain.reports import PolicyFacts, PolicyReport, ReportFacts
 from drakit_explain.world import World
 
-__all__ = (
-    "DRIVER",
-    "POLICY_LABEL",
-    "Status",
-    "desired_class",
-    "owns",
-    "status_of",
-)
-
 DRIVER = "hostdev.drakit.dev"
 """The driver of HostDevicePolicies."""
 

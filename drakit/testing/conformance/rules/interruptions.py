@@ -13,8 +13,6 @@ from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 UNPREPARE_SECONDS = 15.0
 """The time limit of an unprepare in the middle of a prepare, besides the prepare's own time: the
 pod terminates only then."""

@@ -15,8 +15,6 @@ from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 EVENT_SECONDS = 1.0
 """From a device's publication to the Event about devices that are left out."""
 

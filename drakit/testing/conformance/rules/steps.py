@@ -31,28 +31,6 @@ from drakit.testing.conformance.facts import (
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.targets import PythonTarget, Target
 
-__all__ = (
-    "GONE",
-    "STOPPED",
-    "answer_of",
-    "check_sentence",
-    "class_of",
-    "edits_of",
-    "free_again",
-    "going_on",
-    "host_paths",
-    "missing_paths",
-    "must_prepare",
-    "must_unprepare",
-    "prepared",
-    "skip_if_missing",
-    "stop_reasons",
-    "stopped",
-    "untainted",
-    "usable",
-    "within",
-)
-
 ResultT = TypeVar("ResultT")
 
 GROUP = "drakit.drivers"

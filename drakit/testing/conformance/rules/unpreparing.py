@@ -17,8 +17,6 @@ from drakit.testing.conformance.facts import ClaimUnderTest
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 
 @rule(
     "unprepare",
