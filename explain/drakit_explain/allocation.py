@@ -20,18 +20,20 @@ from enum import Enum
 from typing import Protocol
 
 from drakit.quantity import quantity_units
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
-    Constraint,
     DeviceFacts,
-    DeviceID,
     ListValue,
+    TaintFacts,
+)
+from drakit_explain.model import (
+    Constraint,
+    DeviceID,
     Request,
     Share,
     SliceFacts,
-    TaintFacts,
     Toleration,
 )
 from drakit_explain.pools import Counter, NodePool

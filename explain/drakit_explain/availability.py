@@ -21,15 +21,18 @@ from drakit_explain.allocation import (
     short_capacities,
     tolerates,
 )
-from drakit_explain.devices import DeviceKind, bits
+from drakit_explain.devices import (
+    DeviceFacts,
+    DeviceKind,
+    TaintFacts,
+    bits,
+)
 from drakit_explain.model import (
     ClaimFacts,
-    DeviceFacts,
     DeviceID,
     PoolID,
     Request,
     SliceFacts,
-    TaintFacts,
     Toleration,
 )
 from drakit_explain.nodes import Unusable

@@ -16,57 +16,12 @@ from typing import NamedTuple
 from drakit_explain.devices import (
     NO_DEVICES,
     Amount,
-    AttributeFact,
-    CapacityFacts,
-    CapacityPolicy,
     CounterSetFacts,
-    DeviceFacts,
-    DeviceKind,
     Devices,
-    ListValue,
     Place,
     TaintFacts,
-    Version,
 )
 from drakit_formats.resource.raw import Object
-
-__all__ = (
-    "PREVENTING",
-    "Amount",
-    "AttributeFact",
-    "CapacityFacts",
-    "CapacityPolicy",
-    "ClaimFacts",
-    "ClassFacts",
-    "Constraint",
-    "Consumer",
-    "CounterSetFacts",
-    "DeviceFacts",
-    "DeviceID",
-    "DeviceKind",
-    "Devices",
-    "ExtendedRequest",
-    "ListValue",
-    "NamespaceFacts",
-    "NodeFacts",
-    "ObjectReference",
-    "Place",
-    "Placement",
-    "PodClaim",
-    "PodFacts",
-    "PodToleration",
-    "PoolID",
-    "QuotaFacts",
-    "Request",
-    "Result",
-    "Share",
-    "SliceFacts",
-    "TaintFacts",
-    "TaintRuleFacts",
-    "TemplateFacts",
-    "Toleration",
-    "Version",
-)
 
 
 class PoolID(NamedTuple):
@@ -88,15 +43,15 @@ class DeviceID(NamedTuple):
         return PoolID(self.driver, self.pool)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ObjectReference:
     """The object that an Event regards."""
 
-    api_version: str
     kind: str
     name: str
     uid: str
     namespace: str = ""
+    api_version: str = "resource.k8s.io/v1"
 
     def body(self) -> dict[str, str]:
         """Write it as ``core/v1 ObjectReference``."""
@@ -176,7 +131,7 @@ class NodeFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(api_version="v1", kind="Node", name=self.name, uid=self.uid)
+        return ObjectReference("Node", self.name, self.uid, api_version="v1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,9 +200,7 @@ class PodFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="v1", kind="Pod", namespace=self.namespace, name=self.name, uid=self.uid
-        )
+        return ObjectReference("Pod", self.name, self.uid, self.namespace, api_version="v1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,13 +331,7 @@ class ClaimFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-        )
+        return ObjectReference("ResourceClaim", self.name, self.uid, self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,13 +344,7 @@ class TemplateFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaimTemplate",
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-        )
+        return ObjectReference("ResourceClaimTemplate", self.name, self.uid, self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -419,9 +360,7 @@ class ClassFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1", kind="DeviceClass", name=self.name, uid=self.uid
-        )
+        return ObjectReference("DeviceClass", self.name, self.uid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -474,9 +413,7 @@ class SliceFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1", kind="ResourceSlice", name=self.name, uid=self.uid
-        )
+        return ObjectReference("ResourceSlice", self.name, self.uid)
 
     @property
     def of_pool(self) -> PoolID:

@@ -17,6 +17,9 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
+from drakit_explain.devices import (
+    TaintFacts,
+)
 from drakit_explain.loads import Requests
 from drakit_explain.model import (
     ClaimFacts,
@@ -24,7 +27,6 @@ from drakit_explain.model import (
     Placement,
     PodFacts,
     PodToleration,
-    TaintFacts,
 )
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World

@@ -45,15 +45,6 @@ from drakit_explain.shortage import RequestReport, findings_of_shortage
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
 
-__all__ = (
-    "ClaimReport",
-    "Explainer",
-    "Explanation",
-    "RequestReport",
-    "Verdict",
-    "waits",
-)
-
 MAX_NODES = 64
 """Nodes that are searched for one pod; with more candidates, the answer may be undecided."""
 

@@ -16,27 +16,31 @@ from functools import lru_cache
 from sys import intern
 from typing import TypeVar
 
-from drakit_explain.loads import requests_of_pod
-from drakit_explain.model import (
-    PREVENTING,
+from drakit_explain.devices import (
     Amount,
     AttributeFact,
     CapacityFacts,
     CapacityPolicy,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceKind,
+    Devices,
+    ListValue,
+    Place,
+    TaintFacts,
+    Version,
+)
+from drakit_explain.loads import requests_of_pod
+from drakit_explain.model import (
+    PREVENTING,
     ClaimFacts,
     ClassFacts,
     Constraint,
     Consumer,
-    CounterSetFacts,
-    DeviceFacts,
     DeviceID,
-    DeviceKind,
-    Devices,
     ExtendedRequest,
-    ListValue,
     NamespaceFacts,
     NodeFacts,
-    Place,
     Placement,
     PodClaim,
     PodFacts,
@@ -46,11 +50,9 @@ from drakit_explain.model import (
     Result,
     Share,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
     TemplateFacts,
     Toleration,
-    Version,
 )
 from drakit_formats.resource.raw import Object, child, children, text
 from drakit_formats.resource.versions import VERSIONS, from_version, requests_from_version

@@ -25,12 +25,14 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.availability import needed
-from drakit_explain.devices import bits
+from drakit_explain.devices import (
+    TaintFacts,
+    bits,
+)
 from drakit_explain.model import (
     ClaimFacts,
     DeviceID,
     Request,
-    TaintFacts,
     Toleration,
 )
 from drakit_explain.nodes import NodeProblem, Unusable

@@ -23,13 +23,15 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.availability import Analysis, needed
+from drakit_explain.devices import (
+    DeviceFacts,
+    TaintFacts,
+)
 from drakit_explain.model import (
     ClaimFacts,
-    DeviceFacts,
     DeviceID,
     Request,
     SliceFacts,
-    TaintFacts,
 )
 from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
-from drakit_explain.devices import bits
+from drakit_explain.devices import (
+    DeviceFacts,
+    TaintFacts,
+    bits,
+)
 from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     NamespaceFacts,
     NodeFacts,
@@ -28,7 +31,6 @@ from drakit_explain.model import (
     QuotaFacts,
     Request,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
     TemplateFacts,
 )

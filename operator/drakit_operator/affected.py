@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
+from drakit_explain.devices import (
+    DeviceFacts,
+)
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     PodFacts,
     PoolID,

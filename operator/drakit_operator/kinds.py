@@ -36,25 +36,6 @@ from drakit_explain.world import Fact, Name
 from drakit_formats.resource.raw import Object, child
 from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS
 
-__all__ = (
-    "CLAIMS",
-    "CLASSES",
-    "KINDS",
-    "NODES",
-    "PODS",
-    "POLICIES",
-    "REPORTS",
-    "RULES",
-    "SLICES",
-    "TEMPLATES",
-    "Fact",
-    "Kind",
-    "Name",
-    "OnSkipped",
-    "Served",
-    "name_of",
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit_explain.cel.library import Library
-from drakit_explain.model import (
+from drakit_explain.devices import (
     AttributeFact,
     CapacityFacts,
     DeviceFacts,
     DeviceKind,
-    NodeFacts,
     Place,
+)
+from drakit_explain.model import (
+    NodeFacts,
     PodFacts,
 )
 from drakit_explain.pending import Explainer, Explanation

@@ -14,14 +14,16 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.cel.helper import Helper, HelperError
+from drakit_explain.devices import (
+    DeviceFacts,
+    TaintFacts,
+)
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     Request,
     SliceFacts,
-    TaintFacts,
 )
 from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice

@@ -6,19 +6,21 @@ import pytest
 
 from drakit_explain.availability import analyze
 from drakit_explain.cel.library import Library
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
+    Place,
+    TaintFacts,
+)
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
     NodeFacts,
-    Place,
     PodClaim,
     PodFacts,
     Request,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
 )
 from drakit_explain.pending import Verdict

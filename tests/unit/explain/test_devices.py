@@ -2,8 +2,14 @@
 
 import pytest
 
-from drakit_explain.devices import Devices
-from drakit_explain.model import CounterSetFacts, DeviceKind, Place, TaintFacts, Version
+from drakit_explain.devices import (
+    CounterSetFacts,
+    DeviceKind,
+    Devices,
+    Place,
+    TaintFacts,
+    Version,
+)
 from tests.fakes.world import device
 
 TAINT = TaintFacts(key="k", effect="NoSchedule")

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.cel.library import Library
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
+)
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     ExtendedRequest,

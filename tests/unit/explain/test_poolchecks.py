@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.codes import Code
-from drakit_explain.model import DeviceFacts, Place, SliceFacts
+from drakit_explain.devices import (
+    DeviceFacts,
+    Place,
+)
+from drakit_explain.model import (
+    SliceFacts,
+)
 from drakit_explain.poolchecks import (
     PoolCondition,
     node_problems,

@@ -4,23 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
-    Consumer,
     CounterSetFacts,
     DeviceFacts,
-    DeviceID,
     DeviceKind,
     Place,
+    TaintFacts,
+    Version,
+)
+from drakit_explain.model import (
+    Consumer,
+    DeviceID,
     PodClaim,
     Request,
     Result,
     Share,
-    TaintFacts,
     Toleration,
-    Version,
 )
 from drakit_explain.projection import (
     project_claim,

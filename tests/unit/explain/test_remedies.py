@@ -7,13 +7,16 @@ import pytest
 from drakit_explain import trial
 from drakit_explain.allocation import Outcome
 from drakit_explain.cel.library import Library
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
+    CounterSetFacts,
+    TaintFacts,
+)
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     Constraint,
-    CounterSetFacts,
     DeviceID,
     Placement,
     PodClaim,
@@ -21,7 +24,6 @@ from drakit_explain.model import (
     Request,
     Share,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
     TemplateFacts,
     Toleration,

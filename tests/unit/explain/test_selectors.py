@@ -3,13 +3,15 @@
 import pytest
 
 from drakit_explain import selectors as module
-from drakit_explain.model import (
+from drakit_explain.devices import (
     CapacityFacts,
     DeviceFacts,
     DeviceKind,
     ListValue,
-    SliceFacts,
     Version,
+)
+from drakit_explain.model import (
+    SliceFacts,
 )
 from drakit_explain.selectors import (
     BATCH,

@@ -5,20 +5,22 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.allocation import tolerates
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
+    CounterSetFacts,
+    TaintFacts,
+)
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    CounterSetFacts,
     DeviceID,
     PodClaim,
     PodFacts,
     Request,
     Share,
     SliceFacts,
-    TaintFacts,
     Toleration,
 )
 from tests.fakes.world import device as make_device

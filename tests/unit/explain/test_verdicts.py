@@ -4,23 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
+    CounterSetFacts,
+    ListValue,
+    TaintFacts,
+)
+from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     Constraint,
     Consumer,
-    CounterSetFacts,
     DeviceID,
-    ListValue,
     Placement,
     PodClaim,
     PodFacts,
     PodToleration,
     Request,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
 )
 from drakit_explain.pending import Explainer, Verdict
