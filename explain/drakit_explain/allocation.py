@@ -28,14 +28,7 @@ from drakit_explain.devices import (
     ListValue,
     TaintFacts,
 )
-from drakit_explain.model import (
-    Constraint,
-    DeviceID,
-    Request,
-    Share,
-    SliceFacts,
-    Toleration,
-)
+from drakit_explain.model import Constraint, DeviceID, Request, Share, SliceFacts, Toleration
 from drakit_explain.pools import Counter, NodePool
 
 # ---------------------------------------------------------------- capacities

@@ -21,20 +21,8 @@ from drakit_explain.allocation import (
     short_capacities,
     tolerates,
 )
-from drakit_explain.devices import (
-    DeviceFacts,
-    DeviceKind,
-    TaintFacts,
-    bits,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    PoolID,
-    Request,
-    SliceFacts,
-    Toleration,
-)
+from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
 from drakit_explain.world import Reachable, World

@@ -15,19 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.devices import (
-    DeviceFacts,
-    TaintFacts,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    NodeFacts,
-    PodClaim,
-    PodFacts,
-    PoolID,
-    Result,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.world import World

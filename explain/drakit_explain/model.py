@@ -13,14 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drakit_explain.devices import (
-    NO_DEVICES,
-    Amount,
-    CounterSetFacts,
-    Devices,
-    Place,
-    TaintFacts,
-)
+from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.raw import Object
 
 

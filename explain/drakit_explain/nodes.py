@@ -17,17 +17,9 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from drakit_explain.devices import (
-    TaintFacts,
-)
+from drakit_explain.devices import TaintFacts
 from drakit_explain.loads import Requests
-from drakit_explain.model import (
-    ClaimFacts,
-    NodeFacts,
-    Placement,
-    PodFacts,
-    PodToleration,
-)
+from drakit_explain.model import ClaimFacts, NodeFacts, Placement, PodFacts, PodToleration
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node

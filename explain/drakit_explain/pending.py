@@ -25,20 +25,9 @@ from drakit_explain.availability import Analysis, analyze
 from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
 from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
-from drakit_explain.model import (
-    ClaimFacts,
-    NodeFacts,
-    PodFacts,
-    Request,
-)
+from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
-from drakit_explain.pending_claims import (
-    Wanted,
-    classes_missing,
-    exact_requests,
-    extended,
-    resolve,
-)
+from drakit_explain.pending_claims import Wanted, classes_missing, exact_requests, extended, resolve
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
 from drakit_explain.shortage import RequestReport, findings_of_shortage

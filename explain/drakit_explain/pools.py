@@ -16,13 +16,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from drakit.quantity import quantity_units
-from drakit_explain.devices import (
-    Place,
-)
-from drakit_explain.model import (
-    PoolID,
-    SliceFacts,
-)
+from drakit_explain.devices import Place
+from drakit_explain.model import PoolID, SliceFacts
 from drakit_formats.resource.nodes import selects_node
 
 

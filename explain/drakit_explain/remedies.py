@@ -25,16 +25,8 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.availability import needed
-from drakit_explain.devices import (
-    TaintFacts,
-    bits,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    Request,
-    Toleration,
-)
+from drakit_explain.devices import TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector

@@ -31,15 +31,8 @@ from drakit_explain.allocation import (
     requested_names,
     tolerates,
 )
-from drakit_explain.devices import (
-    DeviceFacts,
-    TaintFacts,
-    bits,
-)
-from drakit_explain.model import (
-    DeviceID,
-    Request,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
+from drakit_explain.model import DeviceID, Request
 from drakit_explain.pools import NodePool, PoolState
 
 MAX_STEPS = 20_000

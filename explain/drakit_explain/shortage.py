@@ -19,12 +19,8 @@ from drakit_explain.allocation import Answer, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import (
-    DeviceFacts,
-)
-from drakit_explain.model import (
-    Request,
-)
+from drakit_explain.devices import DeviceFacts
+from drakit_explain.model import Request
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.selectors import only_driver

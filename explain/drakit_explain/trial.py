@@ -23,16 +23,8 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.availability import Analysis, needed
-from drakit_explain.devices import (
-    DeviceFacts,
-    TaintFacts,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    Request,
-    SliceFacts,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
 from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool

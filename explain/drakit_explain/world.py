@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
-from drakit_explain.devices import (
-    DeviceFacts,
-    TaintFacts,
-    bits,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,

@@ -11,17 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
-from drakit_explain.devices import (
-    DeviceFacts,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    DeviceID,
-    PodFacts,
-    PoolID,
-    SliceFacts,
-)
+from drakit_explain.devices import DeviceFacts
+from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, PodFacts, PoolID, SliceFacts
 from drakit_explain.poolchecks import node_of_slice
 from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit_explain.cel.library import Library
-from drakit_explain.devices import (
-    AttributeFact,
-    CapacityFacts,
-    DeviceFacts,
-    DeviceKind,
-    Place,
-)
-from drakit_explain.model import (
-    NodeFacts,
-    PodFacts,
-)
+from drakit_explain.devices import AttributeFact, CapacityFacts, DeviceFacts, DeviceKind, Place
+from drakit_explain.model import NodeFacts, PodFacts
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.selectors import Selectors, bring_up_to_date
 from drakit_explain.world import Fact, World

@@ -17,15 +17,8 @@ from typing import Any
 from drakit_cli.kubectl.gather import NODES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.availability import Hardware
-from drakit_explain.devices import (
-    DeviceFacts,
-)
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    PoolID,
-    SliceFacts,
-)
+from drakit_explain.devices import DeviceFacts
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.world import World
 

@@ -21,13 +21,7 @@ from drakit_explain.codes import Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
-from drakit_explain.pending import (
-    ClaimReport,
-    Explainer,
-    Explanation,
-    Verdict,
-    waits,
-)
+from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.shortage import RequestReport
 
 _NODE_RULES = {

@@ -6,12 +6,7 @@ import pytest
 
 from drakit_explain.availability import analyze
 from drakit_explain.cel.library import Library
-from drakit_explain.devices import (
-    Amount,
-    CapacityFacts,
-    Place,
-    TaintFacts,
-)
+from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

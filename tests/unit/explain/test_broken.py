@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.broken import broken_claim, node_of_claim
-from drakit_explain.devices import (
-    TaintFacts,
-)
+from drakit_explain.devices import TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.deletion import claim_stays, pod_stays
-from drakit_explain.devices import (
-    TaintFacts,
-)
+from drakit_explain.devices import TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,

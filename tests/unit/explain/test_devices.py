@@ -2,14 +2,7 @@
 
 import pytest
 
-from drakit_explain.devices import (
-    CounterSetFacts,
-    DeviceKind,
-    Devices,
-    Place,
-    TaintFacts,
-    Version,
-)
+from drakit_explain.devices import CounterSetFacts, DeviceKind, Devices, Place, TaintFacts, Version
 from tests.fakes.world import device
 
 TAINT = TaintFacts(key="k", effect="NoSchedule")

@@ -15,15 +15,7 @@ from drakit_explain.devices import (
     TaintFacts,
     Version,
 )
-from drakit_explain.model import (
-    Consumer,
-    DeviceID,
-    PodClaim,
-    Request,
-    Result,
-    Share,
-    Toleration,
-)
+from drakit_explain.model import Consumer, DeviceID, PodClaim, Request, Result, Share, Toleration
 from drakit_explain.projection import (
     project_claim,
     project_class,

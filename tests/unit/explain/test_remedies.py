@@ -7,12 +7,7 @@ import pytest
 from drakit_explain import trial
 from drakit_explain.allocation import Outcome
 from drakit_explain.cel.library import Library
-from drakit_explain.devices import (
-    Amount,
-    CapacityFacts,
-    CounterSetFacts,
-    TaintFacts,
-)
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

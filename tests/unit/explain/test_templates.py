@@ -6,11 +6,7 @@ import pytest
 
 from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
-from drakit_explain.devices import (
-    Amount,
-    CapacityFacts,
-    TaintFacts,
-)
+from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

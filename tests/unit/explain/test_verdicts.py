@@ -4,13 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import (
-    Amount,
-    CapacityFacts,
-    CounterSetFacts,
-    ListValue,
-    TaintFacts,
-)
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, ListValue, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
