@@ -35,8 +35,7 @@ from drakit.testing.conformance.facts import (
     RuleSkippedError,
     merged,
 )
-from drakit.testing.conformance.node import FakeNode
-from drakit.testing.conformance.podlist import PodList
+from drakit.testing.conformance.node import FakeNode, PodList
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
 

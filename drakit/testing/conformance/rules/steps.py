@@ -15,8 +15,7 @@ import contextlib
 import os
 import re
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -253,16 +252,3 @@ def missing_paths(edits: Mapping[str, Any]) -> list[str]:
     return [
         f"{path} ({what})" for path, what in host_paths(edits).items() if not Path(path).exists()
     ]
-
-
-# ------------------------------------------------------------ waiting
-
-
-async def within(seconds: float, condition: Callable[[], bool], *, every: float = 0.05) -> bool:
-    """Poll until a condition holds, or the time is over; return whether it holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(every)
-    return True
