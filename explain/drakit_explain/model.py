@@ -75,13 +75,16 @@ class PodClaim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodToleration:
-    """A taint of nodes in spite of which a pod may run there."""
+class Toleration:
+    """A taint in spite of which a device may be allocated, or a pod may run on a node; an empty key
+    or effect means all."""
 
     key: str = ""
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    seconds: int | None = None
+    """How long a taint with effect NoExecute is tolerated; None means without end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +95,7 @@ class Placement:
     affinity: Object | None = None
     """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
 
-    tolerations: tuple[PodToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -194,18 +197,6 @@ class PodFacts:
     @property
     def reference(self) -> ObjectReference:
         return ObjectReference("Pod", self.name, self.uid, self.namespace, api_version="v1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Toleration:
-    """A taint in spite of which a device may be allocated; an empty key or effect means all."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-    seconds: int | None = None
-    """How long a taint with effect NoExecute is tolerated; None means without end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,6 @@ from drakit_explain.model import (
     Placement,
     PodClaim,
     PodFacts,
-    PodToleration,
     QuotaFacts,
     Request,
     Result,
@@ -458,15 +457,7 @@ def _placement(spec: Object) -> Placement:
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
         affinity=affinity,
-        tolerations=tuple(
-            PodToleration(
-                key=text(each, "key"),
-                operator=text(each, "operator") or "Equal",
-                value=text(each, "value"),
-                effect=text(each, "effect"),
-            )
-            for each in children(spec, "tolerations")
-        ),
+        tolerations=tuple(_toleration(each) for each in children(spec, "tolerations")),
     )
     return placement if affinity is not None else once(placement)
 

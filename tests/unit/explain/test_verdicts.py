@@ -14,10 +14,10 @@ from drakit_explain.model import (
     Placement,
     PodClaim,
     PodFacts,
-    PodToleration,
     Request,
     SliceFacts,
     TaintRuleFacts,
+    Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.selectors import Reads
@@ -98,7 +98,7 @@ def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
 
 
 def test_a_pod_that_tolerates_the_taint_fits():
-    tolerating = Placement(tolerations=(PodToleration(key="gpus-only", operator="Exists"),))
+    tolerating = Placement(tolerations=(Toleration(key="gpus-only", operator="Exists"),))
     world = world_of(
         ANY, node("n1", taints=(GPU_TAINT,)), slice_on("n1", device("g0")), claim(request())
     )
