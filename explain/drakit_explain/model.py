@@ -1,5 +1,6 @@
 """
-The facts of a cluster that explain a pending claim: small frozen types, no raw objects.
+The facts of a cluster that explain a pending claim, or that the status of a HostDevicePolicy needs:
+small frozen types, no raw objects.
 
 They hold a fraction of an object, because the operator keeps one for every claim and device of the
 cluster. :mod:`.projection` reads them from JSON.
@@ -402,3 +403,54 @@ class SliceFacts:
     @property
     def of_pool(self) -> PoolID:
         return PoolID(self.driver, self.pool)
+
+
+# ---- drakit's own resources
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyFacts:
+    """A HostDevicePolicy, as far as its DeviceClass and its status need it."""
+
+    name: str
+    uid: str
+    generation: int
+    deleting: bool = False
+    create_class: bool = True
+    class_name: str = ""
+    """The name of its DeviceClass."""
+
+    extended_resource: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConflict:
+    """A device that another policy matches, too."""
+
+    device: str
+    policy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyReport:
+    """The outcome of a policy on one node."""
+
+    name: str
+    observed_generation: int
+    matched: int
+    published: int
+    problem: str = ""
+    conflicts: tuple[DeviceConflict, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportFacts:
+    """A NodeDeviceReport."""
+
+    name: str
+    uid: str
+    node: str
+    driver: str
+    policies: tuple[PolicyReport, ...] = ()
+    refused: str = ""
+    """Why the driver refused its policies."""

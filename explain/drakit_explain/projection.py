@@ -1,6 +1,7 @@
 """
-From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, and of the core API
-(``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on them.
+From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, drakit's own, and of
+the core API (``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on
+them.
 
 Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
 repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
@@ -37,6 +38,7 @@ from drakit_explain.model import (
     ClassFacts,
     Constraint,
     Consumer,
+    DeviceConflict,
     DeviceID,
     ExtendedRequest,
     NamespaceFacts,
@@ -44,7 +46,10 @@ from drakit_explain.model import (
     Placement,
     PodClaim,
     PodFacts,
+    PolicyFacts,
+    PolicyReport,
     QuotaFacts,
+    ReportFacts,
     Request,
     Result,
     Share,
@@ -512,4 +517,48 @@ def _pod_claim(claim: Object, made: Object | None) -> PodClaim:
         template=claim.get("resourceClaimTemplateName") or None,
         generated=generated or None,
         needless=made is not None and not generated,
+    )
+
+
+# ---------------------------------------------------------------- drakit's own resources
+
+
+def project_policy(body: Object) -> PolicyFacts:
+    """Read a HostDevicePolicy."""
+    metadata, device_class = child(body, "metadata"), child(body, "spec", "deviceClass")
+    name = text(metadata, "name")
+    return PolicyFacts(
+        name=name,
+        uid=text(metadata, "uid"),
+        generation=int(metadata.get("generation") or 0),
+        deleting=bool(text(metadata, "deletionTimestamp")),
+        create_class=device_class.get("create") is not False,
+        class_name=text(device_class, "name") or f"{name}.drakit.dev",
+        extended_resource=text(device_class, "extendedResourceName"),
+    )
+
+
+def project_report(body: Object) -> ReportFacts:
+    """Read a NodeDeviceReport."""
+    return ReportFacts(
+        name=text(body, "metadata", "name"),
+        uid=text(body, "metadata", "uid"),
+        node=text(body, "spec", "nodeName"),
+        driver=text(body, "spec", "driver"),
+        policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
+        refused=text(body, "status", "policiesRefused"),
+    )
+
+
+def _outcome(body: Object) -> PolicyReport:
+    return PolicyReport(
+        name=text(body, "name"),
+        observed_generation=int(body.get("observedGeneration") or 0),
+        matched=int(body.get("matched") or 0),
+        published=int(body.get("published") or 0),
+        problem=text(body, "problem"),
+        conflicts=tuple(
+            DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
+            for each in children(body, "conflicts")
+        ),
     )

@@ -23,15 +23,16 @@ from drakit_explain.model import (
     NamespaceFacts,
     NodeFacts,
     PodFacts,
+    PolicyFacts,
     PoolID,
     QuotaFacts,
+    ReportFacts,
     Request,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
 )
 from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
-from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
 
 Fact = (

@@ -12,9 +12,17 @@ from collections.abc import Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, PodFacts, PoolID, SliceFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceID,
+    PodFacts,
+    PolicyFacts,
+    PoolID,
+    ReportFacts,
+    SliceFacts,
+)
 from drakit_explain.poolchecks import node_of_slice
-from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store

@@ -22,6 +22,8 @@ from drakit_explain.model import (
     ClassFacts,
     NodeFacts,
     PodFacts,
+    PolicyFacts,
+    ReportFacts,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
@@ -31,11 +33,12 @@ from drakit_explain.projection import (
     project_class,
     project_node,
     project_pod,
+    project_policy,
+    project_report,
     project_slice,
     project_taint_rule,
     project_template,
 )
-from drakit_explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.raw import Object, child
 from drakit_formats.resource.versions import GROUP, RULE_VERSIONS, VERSIONS

@@ -14,10 +14,9 @@ from dataclasses import replace
 
 from drakit_explain.broken import broken_claim
 from drakit_explain.codes import Code, Reason, certain, with_limits
-from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
-from drakit_explain.reports import ReportFacts
 from drakit_explain.world import World
 from drakit_operator.kinds import Name
 
