@@ -267,12 +267,7 @@ def _compared(samples: Mapping[tuple[str, int, int], Samples]) -> Iterator[Row]:
 
 
 def times_row(
-    samples: Samples,
-    *,
-    operation: str,
-    batch: int,
-    resident: int,
-    none_resident: Samples | None,
+    samples: Samples, *, operation: str, batch: int, resident: int, none_resident: Samples | None
 ) -> Row:
     """Return the row of one operation, one size of batch and one number of prepared claims."""
     p50_ms = median_ms(samples.seconds)

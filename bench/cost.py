@@ -56,9 +56,7 @@ def footprint(kubeconfig: Path, *, idle_seconds: float) -> Row:
                     rss_mib = plugin.resident_mib()
     figures = {"served_ms": median_ms(times), **compared(times, skeletons), "rss_mib": rss_mib}
     return Row(
-        "idle resident=0",
-        figures,
-        at_most={"multiple": START_BUDGET, "rss_mib": IDLE_BUDGET_MIB},
+        "idle resident=0", figures, at_most={"multiple": START_BUDGET, "rss_mib": IDLE_BUDGET_MIB}
     )
 
 
@@ -85,20 +83,11 @@ def measure_cost(
         for resident in RESIDENT:
             fill(kubelet, others, prepared=prepared, wanted=resident)
             prepared = resident
-            yield _throughput(
-                kubelet,
-                reference,
-                claims[:PODS],
-                resident,
-                repetitions[8],
-            )
+            yield _throughput(kubelet, reference, claims[:PODS], resident, repetitions[8])
 
 
 def _costs(
-    both: Sequence[tuple[Plugin, Kubelet]],
-    claims: Sequence[ClaimReference],
-    *,
-    count: int,
+    both: Sequence[tuple[Plugin, Kubelet]], claims: Sequence[ClaimReference], *, count: int
 ) -> Iterator[Row]:
     """Measure the plugin and the skeleton in turns."""
     # Milliseconds of both, by operation.

@@ -71,11 +71,7 @@ class Scene:
             resources = {"cpu": "96", "memory": "1Ti", "pods": "110", "ephemeral-storage": "1Ti"}
             yield {
                 "metadata": {"name": name, "labels": labels},
-                "status": {
-                    "capacity": resources,
-                    "allocatable": resources,
-                    "conditions": [ready],
-                },
+                "status": {"capacity": resources, "allocatable": resources, "conditions": [ready]},
             }
 
     def slice_bodies(self) -> Iterator[Body]:

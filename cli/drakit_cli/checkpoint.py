@@ -185,11 +185,7 @@ def _entry_as_json(entry: Entry) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- forget
 
-_STATES = {
-    "preparing": "being prepared",
-    "prepared": "prepared",
-    "unpreparing": "being unprepared",
-}
+_STATES = {"preparing": "being prepared", "prepared": "prepared", "unpreparing": "being unprepared"}
 """The states of a claim, as they are printed after "was"."""
 
 

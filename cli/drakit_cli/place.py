@@ -134,11 +134,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
         path=path,
         inspection=inspection,
         entries=tuple(
-            Entry(
-                claim=claim,
-                boot=_boot(claim, boot),
-                cdi=_cdi(directory, driver, claim, boot),
-            )
+            Entry(claim=claim, boot=_boot(claim, boot), cdi=_cdi(directory, driver, claim, boot))
             for claim in inspection.claims
         ),
         orphans=tuple(directory.path / f"{prefix}{uid}.json" for uid in sorted(orphans)),

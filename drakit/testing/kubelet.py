@@ -145,10 +145,7 @@ class HealthSubscriber:
 
 # ---------------------------------------------------------------- the kubelet
 
-_VERSIONS: Mapping[str, tuple[Any, Any]] = {
-    "v1": (v1, v1_grpc),
-    "v1beta1": (v1beta1, v1beta1_grpc),
-}
+_VERSIONS: Mapping[str, tuple[Any, Any]] = {"v1": (v1, v1_grpc), "v1beta1": (v1beta1, v1beta1_grpc)}
 
 GET_INFO_SECONDS = 1.0
 """A kubelet's deadline for GetInfo."""
@@ -255,11 +252,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ DRA
 
     async def prepare(
-        self,
-        dra: Path,
-        *claims: ClaimReference,
-        version: str = "v1",
-        timeout_seconds: float = 10,
+        self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, Any]:
         """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
         messages, stubs = _VERSIONS[version]
@@ -271,11 +264,7 @@ class FakeKubelet:
         return dict(answer.claims)
 
     async def unprepare(
-        self,
-        dra: Path,
-        *claims: ClaimReference,
-        version: str = "v1",
-        timeout_seconds: float = 10,
+        self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, str]:
         """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
         success."""

@@ -359,11 +359,7 @@ class Explainer:
         )
 
 
-def _undecided(
-    unknown: Sequence[str],
-    reports: Sequence[ClaimReport],
-    nodes: Nodes,
-) -> Explanation:
+def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: Nodes) -> Explanation:
     return Explanation(
         verdict=Verdict.UNDECIDED, claims=tuple(reports), nodes=nodes, unknown=tuple(unknown)
     )

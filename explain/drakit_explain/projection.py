@@ -123,10 +123,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         allocated=allocation is not None,
         devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
         shares=tuple(
-            Share(
-                device=_device_id(result),
-                consumed=amounts(child(result, "consumedCapacity")),
-            )
+            Share(device=_device_id(result), consumed=amounts(child(result, "consumedCapacity")))
             for result in taken
             if result.get("shareID")
         ),

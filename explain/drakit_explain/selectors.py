@@ -223,11 +223,7 @@ class SelectorIndex:
             del self._expressions[next(iter(self._expressions))]
 
     def work(
-        self,
-        expressions: Iterable[str],
-        slices: Collection[SliceFacts],
-        *,
-        version: object = None,
+        self, expressions: Iterable[str], slices: Collection[SliceFacts], *, version: object = None
     ) -> Work:
         """
         Return what must be evaluated next; false if all outcomes for these slices are known.

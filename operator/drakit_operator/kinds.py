@@ -116,12 +116,7 @@ PODS = Kind(
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
 )
-CLAIMS = Kind(
-    group=GROUP,
-    plural="resourceclaims",
-    type=ClaimFacts,
-    project=project_claim,
-)
+CLAIMS = Kind(group=GROUP, plural="resourceclaims", type=ClaimFacts, project=project_claim)
 TEMPLATES = Kind(
     group=GROUP,
     plural="resourceclaimtemplates",

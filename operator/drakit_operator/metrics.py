@@ -30,10 +30,7 @@ class Metrics:
             registry=self.registry,
         )
         self.events = Counter(
-            "drakit_operator_events",
-            "Events written",
-            ["reason"],
-            registry=self.registry,
+            "drakit_operator_events", "Events written", ["reason"], registry=self.registry
         )
         self.pools = Gauge(
             "drakit_operator_pools",

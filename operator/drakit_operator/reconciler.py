@@ -133,9 +133,7 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             expressions=expressions_of_pod,
         ),
         "claim": Concern(
-            kind=CLAIMS,
-            affected=claims_affected,
-            problems=problems_of(ClaimFacts, claim_problems),
+            kind=CLAIMS, affected=claims_affected, problems=problems_of(ClaimFacts, claim_problems)
         ),
         # Templates and classes are checked when they appear, not whenever devices change: a pod
         # that waits gets Events then.

@@ -104,11 +104,7 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
             )
         for key, state, fix in (
             (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),
-            (
-                STOPPED,
-                "unavailable, because the driver has stopped",
-                f"{log} on node {row.node}",
-            ),
+            (STOPPED, "unavailable, because the driver has stopped", f"{log} on node {row.node}"),
         ):
             names = [each.name for each in row.devices if key in each.taints]
             if names:

@@ -277,9 +277,7 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
 
 def _releases(
-    workloads: Iterable[Workload],
-    pods: Iterable[_Pod],
-    configurations: Iterable[_Configuration],
+    workloads: Iterable[Workload], pods: Iterable[_Pod], configurations: Iterable[_Configuration]
 ) -> Iterable[Release]:
     by_release: dict[tuple[str, str], list[Workload]] = {}
     for each in sorted(workloads, key=lambda each: each.name):

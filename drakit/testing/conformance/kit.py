@@ -77,13 +77,7 @@ class Kit:
     """
 
     def __init__(
-        self,
-        target: Target,
-        root: Path,
-        *,
-        api: FakeApiServer,
-        kubelet: FakeKubelet,
-        pods: PodList,
+        self, target: Target, root: Path, *, api: FakeApiServer, kubelet: FakeKubelet, pods: PodList
     ) -> None:
         self.target = target
         """The driver under test."""

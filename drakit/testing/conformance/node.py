@@ -410,9 +410,7 @@ class PodList:
         container = pb.ContainerResources(name="main", dynamic_resources=[resource])
         self._pods.append(
             pb.PodResources(
-                name=f"pod-{claim.uid}",
-                namespace=claim.reference.namespace,
-                containers=[container],
+                name=f"pod-{claim.uid}", namespace=claim.reference.namespace, containers=[container]
             )
         )
 

@@ -212,11 +212,7 @@ def without_device(inventory: Inventory, control: Control) -> list[str]:
 
 def _commanded(devices: Collection[Device], control: Control, driver: str) -> tuple[Device, ...]:
     return tuple(
-        replace(
-            device,
-            health=_health(device, control),
-            taints=_taints(device, control, driver),
-        )
+        replace(device, health=_health(device, control), taints=_taints(device, control, driver))
         for device in devices
         if not any(matches(pattern, names_of(device)) for pattern in control.missing)
     )

@@ -199,9 +199,7 @@ def check_sentence(kit: Kit, error: str, what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def going_on(
-    work: Coroutine[Any, Any, ResultT],
-) -> AsyncGenerator[asyncio.Task[ResultT]]:
+async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio.Task[ResultT]]:
     """Run work beside the rule; cancel it if it has not ended with the rule."""
     task = asyncio.create_task(work)
     try:
