@@ -112,7 +112,6 @@ class DeviceKind:
     binding: bool = False
     """It has binding conditions: its pool comes after those without."""
 
-    binds_to_node: bool = False
     unusual: bool = False
     """A value is a list, or of a type that this version does not know: selectors may fail on it."""
 

@@ -319,7 +319,6 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
                 ),
                 shareable=bool(device.get("allowMultipleAllocations")),
                 binding=device.get("bindingConditions") is not None,
-                binds_to_node=bool(device.get("bindsToNode")),
                 unusual=any(value is None or isinstance(value, ListValue) for value in values),
             )
         ),
