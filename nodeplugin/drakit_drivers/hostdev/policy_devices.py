@@ -54,9 +54,6 @@ class Refusal:
     """Whether a rule cannot be checked, because something is unreadable. Then no new device is
     published, but one that was published before stays, with a taint."""
 
-    def __str__(self) -> str:
-        return self.message
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doubt:
