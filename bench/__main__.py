@@ -78,10 +78,7 @@ def _measure(
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     if "cost" in parts:
         yield from measure_cost(
-            bench.measured,
-            bench.others,
-            kubeconfig=kubeconfig,
-            repetitions=plan.repetitions,
+            bench.measured, bench.others, kubeconfig=kubeconfig, repetitions=plan.repetitions
         )
     if "times" in parts:
         yield from bench.times()

@@ -18,8 +18,6 @@ from drakit.device import ClaimReference
 from drakit_daemon.kube import Session, connect, resource_path
 from drakit_daemon.kube.session import Timeouts
 
-__all__ = ("ApiServer", "Body", "connected", "each_of")
-
 Body = dict[str, Any]
 
 NAMESPACE = "default"

@@ -18,8 +18,6 @@ import grpc.aio
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 
-__all__ = ("DEVICES", "DRIVER")
-
 DRIVER = "backend.bench.drakit.dev"
 DEVICES = 8
 

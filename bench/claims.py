@@ -27,21 +27,6 @@ from bench.plugin import HOSTDEV, NODE, Plugin, running, running_skeleton
 from bench.rows import Row, compared, median_ms, percentile
 from drakit.device import ClaimReference
 
-__all__ = (
-    "BATCHES",
-    "FULL",
-    "PODS",
-    "QUICK",
-    "WARM_UP",
-    "Bench",
-    "Plan",
-    "Samples",
-    "fill",
-    "growth_mib",
-    "no_collection",
-    "times_row",
-)
-
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
 """The claims that are measured, and the size of the batches in which the others are prepared."""
@@ -282,12 +267,7 @@ def _compared(samples: Mapping[tuple[str, int, int], Samples]) -> Iterator[Row]:
 
 
 def times_row(
-    samples: Samples,
-    *,
-    operation: str,
-    batch: int,
-    resident: int,
-    none_resident: Samples | None,
+    samples: Samples, *, operation: str, batch: int, resident: int, none_resident: Samples | None
 ) -> Row:
     """Return the row of one operation, one size of batch and one number of prepared claims."""
     p50_ms = median_ms(samples.seconds)

@@ -21,8 +21,6 @@ from bench.plugin import HOSTDEV, Plugin, running, running_skeleton
 from bench.rows import Row, compared, median_ms
 from drakit.device import ClaimReference
 
-__all__ = ("footprint", "measure_cost")
-
 START_BUDGET = 3.0
 """Budget of the start, as a multiple of the skeleton's."""
 
@@ -58,9 +56,7 @@ def footprint(kubeconfig: Path, *, idle_seconds: float) -> Row:
                     rss_mib = plugin.resident_mib()
     figures = {"served_ms": median_ms(times), **compared(times, skeletons), "rss_mib": rss_mib}
     return Row(
-        "idle resident=0",
-        figures,
-        at_most={"multiple": START_BUDGET, "rss_mib": IDLE_BUDGET_MIB},
+        "idle resident=0", figures, at_most={"multiple": START_BUDGET, "rss_mib": IDLE_BUDGET_MIB}
     )
 
 
@@ -87,20 +83,11 @@ def measure_cost(
         for resident in RESIDENT:
             fill(kubelet, others, prepared=prepared, wanted=resident)
             prepared = resident
-            yield _throughput(
-                kubelet,
-                reference,
-                claims[:PODS],
-                resident,
-                repetitions[8],
-            )
+            yield _throughput(kubelet, reference, claims[:PODS], resident, repetitions[8])
 
 
 def _costs(
-    both: Sequence[tuple[Plugin, Kubelet]],
-    claims: Sequence[ClaimReference],
-    *,
-    count: int,
+    both: Sequence[tuple[Plugin, Kubelet]], claims: Sequence[ClaimReference], *, count: int
 ) -> Iterator[Row]:
     """Measure the plugin and the skeleton in turns."""
     # Milliseconds of both, by operation.

@@ -16,8 +16,6 @@ from typing import ClassVar
 from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Driver, DriverConfig, Edits
 from drakit.settings import Duration
 
-__all__ = ("DEVICES", "DRIVER", "EFFECTS", "SHARED", "BenchConfig", "Changing", "Effects")
-
 DRIVER = "bench.drakit.dev"
 
 EFFECTS = {"driver": "bench.drivers:Effects"}

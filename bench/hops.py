@@ -38,8 +38,6 @@ from drakit.testing import FakeApiServer
 from drakit_nodeplugin.app import Launch, serve
 from drakit_nodeplugin.config import load_config
 
-__all__ = ("measure_hops",)
-
 WARM_UP = 3
 """Rounds before the first that counts: modules are imported, and connections opened."""
 

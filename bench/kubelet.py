@@ -18,8 +18,6 @@ from drakit.device import ClaimReference
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("Kubelet", "register")
-
 CALL_SECONDS = 45.0
 """The kubelet's timeout for the claims of a pod."""
 

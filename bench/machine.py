@@ -20,8 +20,6 @@ from pathlib import Path
 
 from bench import REPOSITORY
 
-__all__ = ("Folders", "describe", "folders", "memory_mib")
-
 DISKS = ("/var/tmp", "/tmp")
 """Candidates for a disk. The paths are short: those of sockets have at most 107 bytes."""
 

@@ -16,17 +16,6 @@ from pathlib import Path
 
 from drakit import Device, Driver, DriverConfig, Topology
 
-__all__ = (
-    "DRIVER",
-    "LEVEL",
-    "RATE",
-    "Many",
-    "ManyConfig",
-    "levels",
-    "names",
-    "order",
-)
-
 DRIVER = "many.drakit.dev"
 
 RATE = 1_000

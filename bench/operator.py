@@ -48,8 +48,6 @@ from drakit_daemon.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
 
-__all__ = ("measure_operator",)
-
 START_SECONDS = 20.0
 
 MEMORY_MIB = 320.0
@@ -338,11 +336,7 @@ def _measure_hostile(api: ApiServer, cluster: Cluster) -> Row:
 
 
 def _wait(
-    operator: OperatorProcess,
-    limit_seconds: float,
-    is_done: Callable[[], bool],
-    *,
-    began: float,
+    operator: OperatorProcess, limit_seconds: float, is_done: Callable[[], bool], *, began: float
 ) -> float | None:
     """Return the seconds until something is done, or None if that is too late."""
     while time.monotonic() - began < limit_seconds:
@@ -424,11 +418,7 @@ def _running_operator(kubeconfig: Path) -> Generator[OperatorProcess]:
         election = {"leaseDuration": "120s", "renewDeadline": "100s"}
         config.write_text(yaml.safe_dump({"listen": listen, "election": election}))
         argv = [sys.executable, "-m", "drakit_operator", "--config", str(config)]
-        place = {
-            "POD_NAME": "bench",
-            "POD_NAMESPACE": "default",
-            "DRAKIT_CEL": str(cel_program()),
-        }
+        place = {"POD_NAME": "bench", "POD_NAMESPACE": "default", "DRAKIT_CEL": str(cel_program())}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*argv, "--kubeconfig", str(kubeconfig)],
@@ -474,11 +464,7 @@ def _measure_command(command: str, kubeconfig: Path) -> Row:
         time.sleep(0.02)
     return Row(
         f'kubectl-drakit command="{command}"',
-        {
-            "seconds": time.monotonic() - began,
-            "rss_peak_mib": peak_mib,
-            "code": process.returncode,
-        },
+        {"seconds": time.monotonic() - began, "rss_peak_mib": peak_mib, "code": process.returncode},
         at_least={"code": 0},
         at_most={"code": 1},
     )

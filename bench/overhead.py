@@ -23,8 +23,6 @@ from bench.machine import folders
 from bench.plugin import NODE, environment, running
 from bench.rows import Row, median_ms, percentile
 
-__all__ = ("measure_overhead",)
-
 BUDGET = 1.5
 """Budget of the p50, as a multiple of that in the plugin's process."""
 

@@ -24,9 +24,7 @@ import yaml
 from bench import FOLDERS, REPOSITORY, SOURCES
 from bench.kubelet import Kubelet, register
 from bench.machine import Folders, folders, memory_mib
-from drakit.testing.conformance.podlist import OWN_POD
-
-__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running", "running_skeleton", "stop")
+from drakit.testing.conformance.node import OWN_POD
 
 NODE = "bench-node"
 

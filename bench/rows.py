@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ("Row", "compared", "median_ms", "percentile")
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

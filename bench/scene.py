@@ -16,8 +16,6 @@ from typing import Any
 
 from bench.apiserver import Body
 
-__all__ = ("ABSENT_CLASS", "DRIVER", "NAMESPACE", "Scene")
-
 DRIVER = "explain.bench.drakit.dev"
 CLASS = DRIVER
 NAMESPACE = "default"
@@ -73,11 +71,7 @@ class Scene:
             resources = {"cpu": "96", "memory": "1Ti", "pods": "110", "ephemeral-storage": "1Ti"}
             yield {
                 "metadata": {"name": name, "labels": labels},
-                "status": {
-                    "capacity": resources,
-                    "allocatable": resources,
-                    "conditions": [ready],
-                },
+                "status": {"capacity": resources, "allocatable": resources, "conditions": [ready]},
             }
 
     def slice_bodies(self) -> Iterator[Body]:

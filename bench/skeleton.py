@@ -34,8 +34,6 @@ import yaml
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("NAME",)
-
 NAME = "skeleton.bench.drakit.dev"
 
 _WRITE = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?)"

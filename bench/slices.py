@@ -20,8 +20,6 @@ from bench.many import DRIVER, LEVEL, RATE, levels, names, order
 from bench.plugin import Plugin, running
 from bench.rows import Row
 
-__all__ = ("measure_slices",)
-
 DEVICES = 1_000
 SLICES_BUDGET = 18
 """Slices of that number of devices, with room in each slice and taints possible."""

@@ -64,10 +64,7 @@ class Settings(BaseModel):
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        alias_generator=to_camel,
-        populate_by_name=True,
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True
     )
 
 

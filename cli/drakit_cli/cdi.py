@@ -17,8 +17,6 @@ from drakit_formats.cdi import Problem, lint_directories, lint_spec
 from drakit_formats.cdi.checks import has_errors
 from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
-__all__ = ("lint",)
-
 
 def lint(options: argparse.Namespace) -> int:
     """Print the problems of files and directories; return 1 if there are errors."""

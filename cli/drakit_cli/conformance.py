@@ -23,8 +23,6 @@ from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import parse_target
 from drakit_cli.answers import UsageError
 
-__all__ = ("conformance", "print_result")
-
 WIDTH = 96
 """Columns of explanations."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("as_json", "candidates", "devices", "policies_text", "read_hostdev")
-
 # ---------------------------------------------------------------- configuration and policies
 
 _DRIVER = "hostdev.drakit.dev"
@@ -78,11 +76,7 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
             found[each.name] = checked.policy
     for name, spec in config.policies.items():
         found[name] = policy_of_file(name, spec)
-    return HostdevOnNode(
-        config=config,
-        policies=list(found.values()),
-        problems=problems,
-    )
+    return HostdevOnNode(config=config, policies=list(found.values()), problems=problems)
 
 
 def parse_labels(text: str | None) -> Mapping[str, str] | None:
@@ -164,10 +158,7 @@ def devices(options: argparse.Namespace) -> int:
 
 
 def candidates(
-    hostdev: HostdevOnNode,
-    *,
-    labels: Mapping[str, str] | None = None,
-    subsystem: str | None = None,
+    hostdev: HostdevOnNode, *, labels: Mapping[str, str] | None = None, subsystem: str | None = None
 ) -> list[Candidate]:
     """Find the devices of this node; raise CommandError."""
     from drakit import DriverError
@@ -178,9 +169,7 @@ def candidates(
         raise UsageError(f"--subsystem: {subsystem!r} is not a subsystem, such as tty or block")
     try:
         return find_candidates(
-            hostdev.config,
-            policies_of_node(hostdev.policies, labels),
-            subsystem=subsystem,
+            hostdev.config, policies_of_node(hostdev.policies, labels), subsystem=subsystem
         )
     except DriverError as error:
         raise CommandError(str(error)) from error

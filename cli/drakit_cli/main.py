@@ -19,8 +19,6 @@ from typing import TypeAlias, cast
 
 from drakit_cli.answers import CommandError
 
-__all__ = ("main",)
-
 # argparse has no public name for it.
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
@@ -245,7 +243,7 @@ def _add_checkpoint(group: _Group) -> None:
         action="store_true",
         help="also release devices that a container uses or might use",
     )
-    forget.set_defaults(command="claim.forget")
+    forget.set_defaults(command="checkpoint.forget")
     for command in (show, verify):
         _add_json(command)
     for command in (show, verify, forget):

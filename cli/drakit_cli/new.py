@@ -26,8 +26,6 @@ from pathlib import Path
 from drakit_cli.answers import CommandError, UsageError
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 
-__all__ = ("Project", "new", "project_of", "render")
-
 MAX_NAME = 40
 """Characters of a project's name: the chart makes longer names of it, which have 63 at most."""
 

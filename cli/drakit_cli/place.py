@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.state.inspection import Inspection
     from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = (
-    "Checkpoint",
-    "Entry",
-    "drivers",
-    "find_place",
-    "read_checkpoint",
-    "read_checkpoints",
-    "spec_path",
-)
-
 # ---------------------------------------------------------------- directories
 
 
@@ -144,11 +134,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
         path=path,
         inspection=inspection,
         entries=tuple(
-            Entry(
-                claim=claim,
-                boot=_boot(claim, boot),
-                cdi=_cdi(directory, driver, claim, boot),
-            )
+            Entry(claim=claim, boot=_boot(claim, boot), cdi=_cdi(directory, driver, claim, boot))
             for claim in inspection.claims
         ),
         orphans=tuple(directory.path / f"{prefix}{uid}.json" for uid in sorted(orphans)),

@@ -37,8 +37,6 @@ from drakit_cli.place import drivers, find_place, read_checkpoint
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
 
-__all__ = ("report", "versions")
-
 # ---------------------------------------------------------------- the report
 
 MAX_PART_BYTES = 512 * 1024
@@ -207,10 +205,7 @@ async def _reports_of(node: str, names: Sequence[str]) -> str:
     from drakit_nodeplugin.host.report import PLURAL, report_name
 
     texts: list[str] = []
-    async with (
-        asyncio.timeout(_API_SECONDS),
-        await connect(user_agent="drakit-report") as session,
-    ):
+    async with asyncio.timeout(_API_SECONDS), await connect(user_agent="drakit-report") as session:
         for name in filter(None, (report_name(node, driver) for driver in names)):
             try:
                 body = await session.get(resource_path("drakit.dev/v1alpha1", PLURAL, name=name))

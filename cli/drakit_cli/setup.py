@@ -26,8 +26,6 @@ import yaml
 from drakit_cli.answers import CommandError, UsageError
 from drakit_daemon.kube import ApiError, ConfigError, NotFoundError, Session, connect, resource_path
 
-__all__ = ("crds", "policies")
-
 FIELD_MANAGER = "drakit-setup"
 CRDS = ("apiextensions.k8s.io/v1", "customresourcedefinitions")
 POLICIES = ("drakit.dev/v1alpha1", "hostdevicepolicies")

@@ -31,14 +31,7 @@ _HOMES = {
     "parse_target": "drakit.testing.conformance.targets",
 }
 
-__all__ = (
-    "FakeApiServer",
-    "FakeKubelet",
-    "Kit",
-    "conformance_tests",
-    "open_kit",
-    "parse_target",
-)
+__all__ = ("FakeApiServer", "FakeKubelet", "Kit", "conformance_tests", "open_kit", "parse_target")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,8 +32,6 @@ from aiohttp import web
 
 from drakit.testing.cluster import Change, FakeCluster, Object, ObjectPath, StatusError, merge
 
-__all__ = ("FakeApiServer", "Fault")
-
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 _VERBS = {"POST": "create", "PUT": "update"}

@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-__all__ = ("Change", "FakeCluster", "Object", "ObjectPath", "StatusError", "merge")
-
 # ---------------------------------------------------------------- objects
 
 Object: TypeAlias = dict[str, Any]

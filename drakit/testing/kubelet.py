@@ -35,8 +35,6 @@ from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health_v1alpha
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as health_v1alpha1_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("FakeKubelet", "HealthSubscriber", "health_version")
-
 # ---------------------------------------------------------------- health
 
 _HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
@@ -147,10 +145,7 @@ class HealthSubscriber:
 
 # ---------------------------------------------------------------- the kubelet
 
-_VERSIONS: Mapping[str, tuple[Any, Any]] = {
-    "v1": (v1, v1_grpc),
-    "v1beta1": (v1beta1, v1beta1_grpc),
-}
+_VERSIONS: Mapping[str, tuple[Any, Any]] = {"v1": (v1, v1_grpc), "v1beta1": (v1beta1, v1beta1_grpc)}
 
 GET_INFO_SECONDS = 1.0
 """A kubelet's deadline for GetInfo."""
@@ -257,11 +252,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ DRA
 
     async def prepare(
-        self,
-        dra: Path,
-        *claims: ClaimReference,
-        version: str = "v1",
-        timeout_seconds: float = 10,
+        self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, Any]:
         """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
         messages, stubs = _VERSIONS[version]
@@ -273,11 +264,7 @@ class FakeKubelet:
         return dict(answer.claims)
 
     async def unprepare(
-        self,
-        dra: Path,
-        *claims: ClaimReference,
-        version: str = "v1",
-        timeout_seconds: float = 10,
+        self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, str]:
         """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
         success."""

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ("drakit_root",)
-
 
 @pytest.fixture
 def drakit_root() -> Iterator[Path]:

@@ -18,8 +18,6 @@ from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
 from drakit.testing.conformance.targets import Setup, Target, parse_target
 
-__all__ = ("conformance_tests",)
-
 
 def conformance_tests(
     target: str | Target,

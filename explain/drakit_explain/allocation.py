@@ -20,44 +20,16 @@ from enum import Enum
 from typing import Protocol
 
 from drakit.quantity import quantity_units
-from drakit_explain.model import (
+from drakit_explain.devices import (
     Amount,
     CapacityFacts,
     CapacityPolicy,
-    Constraint,
     DeviceFacts,
-    DeviceID,
     ListValue,
-    Request,
-    Share,
-    SliceFacts,
     TaintFacts,
-    Toleration,
 )
+from drakit_explain.model import Constraint, DeviceID, Request, Share, SliceFacts, Toleration
 from drakit_explain.pools import Counter, NodePool
-
-__all__ = (
-    "MAX_RESULTS",
-    "Allocated",
-    "Answer",
-    "Consumed",
-    "NotEvaluatedError",
-    "Outcome",
-    "SearchedClaim",
-    "SearchedConstraint",
-    "SearchedCounters",
-    "Selected",
-    "Selections",
-    "consumed_by",
-    "consumed_of",
-    "counters_of",
-    "fits_capacity",
-    "not_supported",
-    "requested_names",
-    "short_capacities",
-    "summed",
-    "tolerates",
-)
 
 # ---------------------------------------------------------------- capacities
 

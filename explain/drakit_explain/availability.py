@@ -21,22 +21,11 @@ from drakit_explain.allocation import (
     short_capacities,
     tolerates,
 )
-from drakit_explain.devices import DeviceKind, bits
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceFacts,
-    DeviceID,
-    PoolID,
-    Request,
-    SliceFacts,
-    TaintFacts,
-    Toleration,
-)
+from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
 from drakit_explain.world import Reachable, World
-
-__all__ = ("Analysis", "Availability", "Hardware", "Obstacle", "SelectorError", "analyze", "needed")
 
 _OPERATORS = ("", "Equal", "Exists")
 

@@ -11,38 +11,16 @@ how devices are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceFacts,
-    DeviceID,
-    NodeFacts,
-    PodClaim,
-    PodFacts,
-    PoolID,
-    Result,
-    SliceFacts,
-    TaintFacts,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
 from drakit_explain.pending_claims import of_other_pod
-from drakit_explain.pools import NodeView, place_includes
+from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.world import World
 from drakit_formats.resource.raw import children
-
-__all__ = (
-    "MAX_CONSUMERS",
-    "broken_claim",
-    "broken_pod",
-    "device_of_result",
-    "is_placed",
-    "node_of_claim",
-    "node_problem",
-    "not_bindable",
-    "published_device",
-)
 
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
@@ -273,7 +251,7 @@ def _of_result(
     if device is not None:
         taints = world.taints(result.device, device)
         yield from _of_taints(result, taints, claim, node)
-    elif _is_complete(slices):
+    elif is_complete(slices):
         yield Finding(
             code=Code.DEVICE_GONE,
             what=f"{device_of_result(result, claim)} is no longer published; connect the "
@@ -356,20 +334,10 @@ def device_of_result(result: Result, claim: ClaimFacts) -> str:
 
 def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
     """Return a device as its pool's newest generation has it."""
-    current = _newest(world.slices_of_pool(device.of_pool))
+    current = newest(world.slices_of_pool(device.of_pool))
     return next(
         (one for each in current for one in each.devices if one.name == device.device), None
     )
-
-
-def _newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
-    newest = max((each.generation for each in slices), default=0)
-    return [each for each in slices if each.generation == newest]
-
-
-def _is_complete(slices: Collection[SliceFacts]) -> bool:
-    current = _newest(slices)
-    return bool(current) and len(current) == current[0].pool_slices
 
 
 # ---- the node

@@ -24,8 +24,6 @@ from drakit_explain.model import (
 )
 from drakit_explain.world import Fact, World
 
-__all__ = ("Code", "Finding", "Reason", "certain", "no_remedy", "with_limits")
-
 # ---------------------------------------------------------------- codes
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from drakit_explain.broken import device_of_result, node_problem, published_device
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
+from drakit_explain.wording import cut
 from drakit_explain.world import World
-
-__all__ = ("claim_stays", "pod_stays")
 
 _PROTECTION = "resource.kubernetes.io/delete-protection"
 _UNPREPARING = "drakit.dev/unpreparing"
@@ -105,7 +104,8 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
     if users:
         yield Finding(
             code=Code.CLAIM_IN_USE,
-            what=f"it is reserved for {_cut(users)}; delete them, and Kubernetes deletes the claim",
+            what=f"it is reserved for {cut(users, _MAX_NAMED)}; delete them, and Kubernetes "
+            "deletes the claim",
         )
     if not claim.consumers:
         state = "is still allocated" if claim.allocated else "still has its finalizer"
@@ -131,11 +131,6 @@ def _stale(consumer: Consumer) -> Finding:
         what=f"it is reserved for pod {consumer.name}, which no longer exists; "
         f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is running",
     )
-
-
-def _cut(words: list[str]) -> str:
-    rest = len(words) - _MAX_NAMED
-    return ", ".join(words[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # ---- the pod

@@ -19,25 +19,6 @@ from typing import NamedTuple, TypeVar, overload
 
 from drakit_formats.resource.raw import Object
 
-__all__ = (
-    "NO_DEVICES",
-    "Amount",
-    "AttributeFact",
-    "CapacityFacts",
-    "CapacityPolicy",
-    "CounterSetFacts",
-    "DeviceFacts",
-    "DeviceKind",
-    "Devices",
-    "Group",
-    "ListValue",
-    "Place",
-    "TaintFacts",
-    "Version",
-    "bits",
-    "unpacked",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -131,7 +112,6 @@ class DeviceKind:
     binding: bool = False
     """It has binding conditions: its pool comes after those without."""
 
-    binds_to_node: bool = False
     unusual: bool = False
     """A value is a list, or of a type that this version does not know: selectors may fail on it."""
 

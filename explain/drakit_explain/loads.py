@@ -21,8 +21,6 @@ from drakit.quantity import quantity_units
 from drakit_explain.model import NodeFacts, PodFacts
 from drakit_formats.resource.raw import Object, child, children, text
 
-__all__ = ("Load", "Loads", "Requests", "load_of_pod", "loads_of", "requests_of_pod")
-
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
 

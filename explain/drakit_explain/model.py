@@ -1,5 +1,6 @@
 """
-The facts of a cluster that explain a pending claim: small frozen types, no raw objects.
+The facts of a cluster that explain a pending claim, or that the status of a HostDevicePolicy needs:
+small frozen types, no raw objects.
 
 They hold a fraction of an object, because the operator keeps one for every claim and device of the
 cluster. :mod:`.projection` reads them from JSON.
@@ -13,60 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drakit_explain.devices import (
-    NO_DEVICES,
-    Amount,
-    AttributeFact,
-    CapacityFacts,
-    CapacityPolicy,
-    CounterSetFacts,
-    DeviceFacts,
-    DeviceKind,
-    Devices,
-    ListValue,
-    Place,
-    TaintFacts,
-    Version,
-)
+from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.raw import Object
-
-__all__ = (
-    "PREVENTING",
-    "Amount",
-    "AttributeFact",
-    "CapacityFacts",
-    "CapacityPolicy",
-    "ClaimFacts",
-    "ClassFacts",
-    "Constraint",
-    "Consumer",
-    "CounterSetFacts",
-    "DeviceFacts",
-    "DeviceID",
-    "DeviceKind",
-    "Devices",
-    "ExtendedRequest",
-    "ListValue",
-    "NamespaceFacts",
-    "NodeFacts",
-    "ObjectReference",
-    "Place",
-    "Placement",
-    "PodClaim",
-    "PodFacts",
-    "PodToleration",
-    "PoolID",
-    "QuotaFacts",
-    "Request",
-    "Result",
-    "Share",
-    "SliceFacts",
-    "TaintFacts",
-    "TaintRuleFacts",
-    "TemplateFacts",
-    "Toleration",
-    "Version",
-)
 
 
 class PoolID(NamedTuple):
@@ -88,15 +37,15 @@ class DeviceID(NamedTuple):
         return PoolID(self.driver, self.pool)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ObjectReference:
     """The object that an Event regards."""
 
-    api_version: str
     kind: str
     name: str
     uid: str
     namespace: str = ""
+    api_version: str = "resource.k8s.io/v1"
 
     def body(self) -> dict[str, str]:
         """Write it as ``core/v1 ObjectReference``."""
@@ -127,13 +76,16 @@ class PodClaim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodToleration:
-    """A taint of nodes in spite of which a pod may run there."""
+class Toleration:
+    """A taint in spite of which a device may be allocated, or a pod may run on a node; an empty key
+    or effect means all."""
 
     key: str = ""
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    seconds: int | None = None
+    """How long a taint with effect NoExecute is tolerated; None means without end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +96,7 @@ class Placement:
     affinity: Object | None = None
     """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
 
-    tolerations: tuple[PodToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -176,7 +128,7 @@ class NodeFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(api_version="v1", kind="Node", name=self.name, uid=self.uid)
+        return ObjectReference("Node", self.name, self.uid, api_version="v1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,21 +197,7 @@ class PodFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="v1", kind="Pod", namespace=self.namespace, name=self.name, uid=self.uid
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Toleration:
-    """A taint in spite of which a device may be allocated; an empty key or effect means all."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-    seconds: int | None = None
-    """How long a taint with effect NoExecute is tolerated; None means without end."""
+        return ObjectReference("Pod", self.name, self.uid, self.namespace, api_version="v1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,13 +316,7 @@ class ClaimFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-        )
+        return ObjectReference("ResourceClaim", self.name, self.uid, self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,13 +329,7 @@ class TemplateFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaimTemplate",
-            namespace=self.namespace,
-            name=self.name,
-            uid=self.uid,
-        )
+        return ObjectReference("ResourceClaimTemplate", self.name, self.uid, self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -419,9 +345,7 @@ class ClassFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1", kind="DeviceClass", name=self.name, uid=self.uid
-        )
+        return ObjectReference("DeviceClass", self.name, self.uid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -474,10 +398,59 @@ class SliceFacts:
 
     @property
     def reference(self) -> ObjectReference:
-        return ObjectReference(
-            api_version="resource.k8s.io/v1", kind="ResourceSlice", name=self.name, uid=self.uid
-        )
+        return ObjectReference("ResourceSlice", self.name, self.uid)
 
     @property
     def of_pool(self) -> PoolID:
         return PoolID(self.driver, self.pool)
+
+
+# ---- drakit's own resources
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyFacts:
+    """A HostDevicePolicy, as far as its DeviceClass and its status need it."""
+
+    name: str
+    uid: str
+    generation: int
+    deleting: bool = False
+    create_class: bool = True
+    class_name: str = ""
+    """The name of its DeviceClass."""
+
+    extended_resource: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConflict:
+    """A device that another policy matches, too."""
+
+    device: str
+    policy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyReport:
+    """The outcome of a policy on one node."""
+
+    name: str
+    observed_generation: int
+    matched: int
+    published: int
+    problem: str = ""
+    conflicts: tuple[DeviceConflict, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportFacts:
+    """A NodeDeviceReport."""
+
+    name: str
+    uid: str
+    node: str
+    driver: str
+    policies: tuple[PolicyReport, ...] = ()
+    refused: str = ""
+    """Why the driver refused its policies."""

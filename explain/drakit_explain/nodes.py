@@ -17,20 +17,13 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
+from drakit_explain.allocation import tolerates
+from drakit_explain.devices import TaintFacts
 from drakit_explain.loads import Requests
-from drakit_explain.model import (
-    ClaimFacts,
-    NodeFacts,
-    Placement,
-    PodFacts,
-    PodToleration,
-    TaintFacts,
-)
+from drakit_explain.model import ClaimFacts, NodeFacts, Placement, PodFacts, Toleration
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node
-
-__all__ = ("NodeProblem", "Nodes", "Unusable", "UsableNodes")
 
 # ---------------------------------------------------------------- one node
 
@@ -75,7 +68,7 @@ def resolved(
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
-            added = PodToleration(key=problem.detail, operator="Exists")
+            added = Toleration(key=problem.detail, operator="Exists")
             return replace(placement, tolerations=(*placement.tolerations, added)), node
         case NodeProblem.CORDONED:
             taints = tuple(each for each in node.taints if each.key != _CORDON.key)
@@ -105,18 +98,8 @@ def _selected(placement: Placement, node: NodeFacts) -> bool:
     )
 
 
-def _tolerated(taint: TaintFacts, tolerations: tuple[PodToleration, ...]) -> bool:
-    return any(_tolerates(each, taint) for each in tolerations)
-
-
-def _tolerates(toleration: PodToleration, taint: TaintFacts) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    if toleration.operator == "Exists":
-        return True
-    return toleration.operator in ("", "Equal") and toleration.value == taint.value
+def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
+    return any(tolerates(each, taint) for each in tolerations)
 
 
 # ---------------------------------------------------------------- all nodes

@@ -25,34 +25,14 @@ from drakit_explain.availability import Analysis, analyze
 from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
 from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
-from drakit_explain.model import (
-    ClaimFacts,
-    NodeFacts,
-    PodFacts,
-    Request,
-)
+from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
-from drakit_explain.pending_claims import (
-    Wanted,
-    classes_missing,
-    exact_requests,
-    extended,
-    resolve,
-)
+from drakit_explain.pending_claims import Wanted, classes_missing, exact_requests, extended, resolve
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
 from drakit_explain.shortage import RequestReport, findings_of_shortage
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
-
-__all__ = (
-    "ClaimReport",
-    "Explainer",
-    "Explanation",
-    "RequestReport",
-    "Verdict",
-    "waits",
-)
 
 MAX_NODES = 64
 """Nodes that are searched for one pod; with more candidates, the answer may be undecided."""
@@ -379,11 +359,7 @@ class Explainer:
         )
 
 
-def _undecided(
-    unknown: Sequence[str],
-    reports: Sequence[ClaimReport],
-    nodes: Nodes,
-) -> Explanation:
+def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: Nodes) -> Explanation:
     return Explanation(
         verdict=Verdict.UNDECIDED, claims=tuple(reports), nodes=nodes, unknown=tuple(unknown)
     )

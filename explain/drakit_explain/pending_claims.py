@@ -31,16 +31,6 @@ from drakit_explain.model import (
 from drakit_explain.projection import ADMIN_ACCESS
 from drakit_explain.world import Name, World
 
-__all__ = (
-    "Wanted",
-    "classes_missing",
-    "exact_requests",
-    "extended",
-    "missing_classes",
-    "of_other_pod",
-    "resolve",
-)
-
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resource that each DeviceClass provides by its name."""
 

@@ -17,10 +17,8 @@ from enum import StrEnum
 
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import NodeFacts, PoolID, SliceFacts
-from drakit_explain.pools import NodePool, NodeView, PoolState
+from drakit_explain.pools import NodePool, NodeView, PoolState, is_complete, newest
 from drakit_explain.world import World
-
-__all__ = ("PoolCondition", "node_of_slice", "node_problems", "pool_conditions", "slice_problems")
 
 
 class PoolCondition(StrEnum):
@@ -198,13 +196,13 @@ def _rivals(identity: PoolID, world: World) -> list[str]:
             by_node.setdefault(name, []).append(each)
     if len(by_node) < 2:
         return []
-    if any(map(_is_complete, by_node.values())) or _has_one_device_twice(by_node.values()):
+    if any(map(is_complete, by_node.values())) or _has_one_device_twice(by_node.values()):
         return sorted(by_node)
     return []
 
 
 def _has_one_device_twice(pools: Iterable[Collection[SliceFacts]]) -> bool:
-    names = [device.name for slices in pools for of in _newest(slices) for device in of.devices]
+    names = [device.name for slices in pools for of in newest(slices) for device in of.devices]
     return len(set(names)) < len(names)
 
 
@@ -216,15 +214,5 @@ def _pool_of_node(identity: PoolID, view: NodeView, world: World) -> NodePool | 
     return next((each for each in world.pools_of_node(view) if each.identity == identity), None)
 
 
-def _newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
-    newest = max(each.generation for each in slices)
-    return [each for each in slices if each.generation == newest]
-
-
-def _is_complete(slices: Collection[SliceFacts]) -> bool:
-    current = _newest(slices)
-    return len(current) == current[0].pool_slices
-
-
 def _has_older(slices: Collection[SliceFacts]) -> bool:
-    return len(_newest(slices)) < len(slices)
+    return len(newest(slices)) < len(slices)

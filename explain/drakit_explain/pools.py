@@ -10,16 +10,15 @@ It must not know clients, claims, selectors, or the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from drakit.quantity import quantity_units
-from drakit_explain.model import Place, PoolID, SliceFacts
+from drakit_explain.devices import Place
+from drakit_explain.model import PoolID, SliceFacts
 from drakit_formats.resource.nodes import selects_node
-
-__all__ = ("Counter", "NodePool", "NodeView", "PoolState", "place_includes", "pools_of_node")
 
 
 class Counter(NamedTuple):
@@ -187,3 +186,15 @@ def _missing_counters(slices: Iterable[SliceFacts], sets: Mapping[str, set[str]]
 
 def _has_binding(pool: NodePool) -> bool:
     return any(group.kind.binding for each in pool.slices for group in each.devices.groups)
+
+
+def newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
+    """Return the slices of the highest generation."""
+    generation = max((each.generation for each in slices), default=0)
+    return [each for each in slices if each.generation == generation]
+
+
+def is_complete(slices: Collection[SliceFacts]) -> bool:
+    """Return whether the slices of the highest generation are as many as they state."""
+    current = newest(slices)
+    return bool(current) and len(current) == current[0].pool_slices

@@ -1,6 +1,7 @@
 """
-From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, and of the core API
-(``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on them.
+From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, drakit's own, and of
+the core API (``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on
+them.
 
 Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
 repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
@@ -16,41 +17,46 @@ from functools import lru_cache
 from sys import intern
 from typing import TypeVar
 
-from drakit_explain.loads import requests_of_pod
-from drakit_explain.model import (
-    PREVENTING,
+from drakit_explain.devices import (
     Amount,
     AttributeFact,
     CapacityFacts,
     CapacityPolicy,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceKind,
+    Devices,
+    ListValue,
+    Place,
+    TaintFacts,
+    Version,
+)
+from drakit_explain.loads import requests_of_pod
+from drakit_explain.model import (
+    PREVENTING,
     ClaimFacts,
     ClassFacts,
     Constraint,
     Consumer,
-    CounterSetFacts,
-    DeviceFacts,
+    DeviceConflict,
     DeviceID,
-    DeviceKind,
-    Devices,
     ExtendedRequest,
-    ListValue,
     NamespaceFacts,
     NodeFacts,
-    Place,
     Placement,
     PodClaim,
     PodFacts,
-    PodToleration,
+    PolicyFacts,
+    PolicyReport,
     QuotaFacts,
+    ReportFacts,
     Request,
     Result,
     Share,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
     TemplateFacts,
     Toleration,
-    Version,
 )
 from drakit_formats.resource.raw import (
     VERSIONS,
@@ -60,19 +66,6 @@ from drakit_formats.resource.raw import (
     from_version,
     requests_from_version,
     text,
-)
-
-__all__ = (
-    "ADMIN_ACCESS",
-    "project_claim",
-    "project_class",
-    "project_namespace",
-    "project_node",
-    "project_pod",
-    "project_quota",
-    "project_slice",
-    "project_taint_rule",
-    "project_template",
 )
 
 # ---------------------------------------------------------------- resource.k8s.io
@@ -137,10 +130,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         allocated=allocation is not None,
         devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
         shares=tuple(
-            Share(
-                device=_device_id(result),
-                consumed=amounts(child(result, "consumedCapacity")),
-            )
+            Share(device=_device_id(result), consumed=amounts(child(result, "consumedCapacity")))
             for result in taken
             if result.get("shareID")
         ),
@@ -336,7 +326,6 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
                 ),
                 shareable=bool(device.get("allowMultipleAllocations")),
                 binding=device.get("bindingConditions") is not None,
-                binds_to_node=bool(device.get("bindsToNode")),
                 unusual=any(value is None or isinstance(value, ListValue) for value in values),
             )
         ),
@@ -476,15 +465,7 @@ def _placement(spec: Object) -> Placement:
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
         affinity=affinity,
-        tolerations=tuple(
-            PodToleration(
-                key=text(each, "key"),
-                operator=text(each, "operator") or "Equal",
-                value=text(each, "value"),
-                effect=text(each, "effect"),
-            )
-            for each in children(spec, "tolerations")
-        ),
+        tolerations=tuple(_toleration(each) for each in children(spec, "tolerations")),
     )
     return placement if affinity is not None else once(placement)
 
@@ -539,4 +520,48 @@ def _pod_claim(claim: Object, made: Object | None) -> PodClaim:
         template=claim.get("resourceClaimTemplateName") or None,
         generated=generated or None,
         needless=made is not None and not generated,
+    )
+
+
+# ---------------------------------------------------------------- drakit's own resources
+
+
+def project_policy(body: Object) -> PolicyFacts:
+    """Read a HostDevicePolicy."""
+    metadata, device_class = child(body, "metadata"), child(body, "spec", "deviceClass")
+    name = text(metadata, "name")
+    return PolicyFacts(
+        name=name,
+        uid=text(metadata, "uid"),
+        generation=int(metadata.get("generation") or 0),
+        deleting=bool(text(metadata, "deletionTimestamp")),
+        create_class=device_class.get("create") is not False,
+        class_name=text(device_class, "name") or f"{name}.drakit.dev",
+        extended_resource=text(device_class, "extendedResourceName"),
+    )
+
+
+def project_report(body: Object) -> ReportFacts:
+    """Read a NodeDeviceReport."""
+    return ReportFacts(
+        name=text(body, "metadata", "name"),
+        uid=text(body, "metadata", "uid"),
+        node=text(body, "spec", "nodeName"),
+        driver=text(body, "spec", "driver"),
+        policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
+        refused=text(body, "status", "policiesRefused"),
+    )
+
+
+def _outcome(body: Object) -> PolicyReport:
+    return PolicyReport(
+        name=text(body, "name"),
+        observed_generation=int(body.get("observedGeneration") or 0),
+        matched=int(body.get("matched") or 0),
+        published=int(body.get("published") or 0),
+        problem=text(body, "problem"),
+        conflicts=tuple(
+            DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
+            for each in children(body, "conflicts")
+        ),
     )

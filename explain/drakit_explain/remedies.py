@@ -25,20 +25,12 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.availability import needed
-from drakit_explain.devices import bits
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    Request,
-    TaintFacts,
-    Toleration,
-)
+from drakit_explain.devices import TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
 from drakit_explain.wording import named_holder, shown
-
-__all__ = ("names_of_claims", "proven_remedies")
 
 MAX_DEVICES = 20_000
 """Devices that all searches for the remedies of one pod look at: about 50 ms."""

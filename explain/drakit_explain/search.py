@@ -31,11 +31,9 @@ from drakit_explain.allocation import (
     requested_names,
     tolerates,
 )
-from drakit_explain.devices import bits
-from drakit_explain.model import DeviceFacts, DeviceID, Request, TaintFacts
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
+from drakit_explain.model import DeviceID, Request
 from drakit_explain.pools import NodePool, PoolState
-
-__all__ = ("MAX_STEPS", "allocate")
 
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""

@@ -27,22 +27,6 @@ from drakit_explain.devices import (
 )
 from drakit_explain.model import SliceFacts
 
-__all__ = (
-    "OWN_SELECTOR",
-    "THE_REQUEST",
-    "Evaluated",
-    "FeatureGates",
-    "Outcome",
-    "Reads",
-    "SelectorIndex",
-    "Selectors",
-    "Work",
-    "bring_up_to_date",
-    "evaluate",
-    "only_driver",
-    "selector_of",
-)
-
 MAX_EXPRESSIONS = 512
 """Different expressions whose outcomes are kept; the oldest go first."""
 
@@ -239,11 +223,7 @@ class SelectorIndex:
             del self._expressions[next(iter(self._expressions))]
 
     def work(
-        self,
-        expressions: Iterable[str],
-        slices: Collection[SliceFacts],
-        *,
-        version: object = None,
+        self, expressions: Iterable[str], slices: Collection[SliceFacts], *, version: object = None
     ) -> Work:
         """
         Return what must be evaluated next; false if all outcomes for these slices are known.

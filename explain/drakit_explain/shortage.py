@@ -19,15 +19,14 @@ from drakit_explain.allocation import Answer, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
-from drakit_explain.model import DeviceFacts, Request
+from drakit_explain.devices import DeviceFacts
+from drakit_explain.model import Request
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, how_taints_end, shown, state
 from drakit_explain.world import World
-
-__all__ = ("RequestReport", "findings_of_shortage")
 
 MAX_NAMED = 3
 """Pools that are named, and nodes on which a cause is searched."""

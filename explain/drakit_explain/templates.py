@@ -17,23 +17,14 @@ from dataclasses import dataclass, field
 from drakit_explain.allocation import MAX_RESULTS, NotEvaluatedError, Outcome, SearchedClaim
 from drakit_explain.availability import needed
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.model import (
-    ClassFacts,
-    Constraint,
-    DeviceFacts,
-    DeviceID,
-    Request,
-    TaintFacts,
-    TemplateFacts,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
 from drakit_explain.pending_claims import exact_requests, missing_classes
 from drakit_explain.pools import PoolState
 from drakit_explain.search import allocate
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
 from drakit_explain.world import World
-
-__all__ = ("class_problems", "expressions_of", "template_problems")
 
 MAX_NODES = 64
 """Nodes that are searched for one template."""

@@ -23,21 +23,13 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.availability import Analysis, needed
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceFacts,
-    DeviceID,
-    Request,
-    SliceFacts,
-    TaintFacts,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
 from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool
 from drakit_explain.search import MAX_STEPS, allocate
 from drakit_explain.world import World
-
-__all__ = ("Position", "Released", "Trial", "WithoutErrors", "WithoutSelector")
 
 
 class Position(NamedTuple):

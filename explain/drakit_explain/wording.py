@@ -15,8 +15,6 @@ from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
 from drakit_explain.nodes import NodeProblem
 
-__all__ = ("advice", "how_taints_end", "named_holder", "shown", "state")
-
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
 
@@ -136,7 +134,7 @@ def _nodes(found: Availability) -> str:
         kind, _, detail = word.partition(" ")
         kinds.setdefault(kind, []).append(detail)
     return "; ".join(
-        _RULES[kind].format(_cut([each for each in details if each], NAMED_WORDS))
+        _RULES[kind].format(cut([each for each in details if each], NAMED_WORDS))
         for kind, details in kinds.items()
     )
 
@@ -148,7 +146,7 @@ def _amount(total: int, part: int) -> str:
 
 
 def _words(words: Collection[str]) -> str:
-    return _cut(sorted(words), NAMED_WORDS)
+    return cut(sorted(words), NAMED_WORDS)
 
 
 def _holders(obstacle: Obstacle, reader: str | None) -> str:
@@ -170,7 +168,8 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _cut(words: list[str], most: int) -> str:
+def cut(words: list[str], most: int) -> str:
+    """List some words, and count the others."""
     rest = len(words) - most
     return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
 

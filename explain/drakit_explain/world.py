@@ -14,29 +14,26 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
-from drakit_explain.devices import bits
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
+    PolicyFacts,
     PoolID,
     QuotaFacts,
+    ReportFacts,
     Request,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
     TemplateFacts,
 )
 from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
-from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
-
-__all__ = ("Change", "Fact", "Name", "World", "name_of_fact")
 
 Fact = (
     PodFacts

@@ -22,8 +22,6 @@ from drakit_explain.cel import NoEvaluatorError, installed_selectors
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config, ConfigError, Logging, read_config
 
-__all__ = ("main",)
-
 logger = logging.getLogger("drakit_operator")
 
 

@@ -11,30 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
+from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     PodFacts,
+    PolicyFacts,
     PoolID,
+    ReportFacts,
     SliceFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
-from drakit_explain.reports import PolicyFacts, ReportFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store
-
-__all__ = (
-    "claims_affected",
-    "classes_affected",
-    "nodes_affected",
-    "pods_affected",
-    "policies_affected",
-    "slices_affected",
-    "templates_affected",
-)
 
 # ---------------------------------------------------------------- pods and claims
 

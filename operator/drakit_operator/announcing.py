@@ -27,18 +27,6 @@ from drakit_daemon.rate_limiter import RateLimiter
 from drakit_explain.codes import Code, Reason
 from drakit_explain.model import ObjectReference
 
-__all__ = (
-    "Announced",
-    "Announcement",
-    "Announcer",
-    "Decision",
-    "EventWriter",
-    "NotWrittenError",
-    "Recorder",
-    "Timing",
-    "decide",
-)
-
 logger = logging.getLogger(__name__)
 
 CONTROLLER = "drakit.dev/operator"

@@ -39,8 +39,6 @@ from drakit_operator.reconciler import URGENT, Key, Reconciler
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
-__all__ = ("App", "Identity")
-
 logger = logging.getLogger(__name__)
 
 USER_AGENT = "drakit-operator"
@@ -81,12 +79,7 @@ class App:
     """One replica. Run it once; set ``stop`` to end it."""
 
     def __init__(
-        self,
-        *,
-        config: Config,
-        kubeconfig: Path | None,
-        identity: Identity,
-        selectors: Selectors,
+        self, *, config: Config, kubeconfig: Path | None, identity: Identity, selectors: Selectors
     ) -> None:
         self._config = config
         self._kubeconfig = kubeconfig
@@ -151,9 +144,7 @@ class App:
             session=session,
             connect=self._connect,
             writer=EventWriter(
-                session,
-                instance=self._identity.name,
-                may_write=lambda: self._leadership.is_leader,
+                session, instance=self._identity.name, may_write=lambda: self._leadership.is_leader
             ),
             metrics=self._metrics,
             selectors=self._selectors,
@@ -174,9 +165,7 @@ class App:
             name=self._config.election.lease_name,
         )
         log = ProblemLog(
-            logger,
-            "the API server does not answer",
-            recovered="the API server answers again",
+            logger, "the API server does not answer", recovered="the API server answers again"
         )
         while True:
             try:

@@ -18,8 +18,6 @@ from pydantic import Field, ValidationError, model_validator
 from drakit.settings import Listen, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
-__all__ = ("Config", "ConfigError", "read_config")
-
 
 class Election(Settings):
     """The election of the replica that writes Events."""

@@ -1,23 +1,29 @@
 """
-The kinds that the operator watches: in which versions they are known, and how they are read.
+The kinds that the operator watches: in which versions they are known, how they are read, whether
+the API server serves them, and whether the operator may list and watch them.
 
-One table for all; other modules decide what follows from the facts.
+One table for all; other modules decide what follows from the facts. The last two questions are
+repeated, so that an upgrade of the control plane and a change of permissions need no restart.
 
-It must not know sessions, or the store.
+It must not know the store, or what is explained without a kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_daemon.kube.request import resource_path
+from drakit_daemon.kube import ForbiddenError, Session, resource_path
+from drakit_daemon.kube.discovery import served_versions, version_of
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     NodeFacts,
     PodFacts,
+    PolicyFacts,
+    ReportFacts,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
@@ -27,32 +33,14 @@ from drakit_explain.projection import (
     project_class,
     project_node,
     project_pod,
+    project_policy,
+    project_report,
     project_slice,
     project_taint_rule,
     project_template,
 )
-from drakit_explain.reports import PolicyFacts, ReportFacts, project_policy, project_report
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child
-
-__all__ = (
-    "CLAIMS",
-    "CLASSES",
-    "KINDS",
-    "NODES",
-    "PODS",
-    "POLICIES",
-    "REPORTS",
-    "RULES",
-    "SLICES",
-    "TEMPLATES",
-    "Fact",
-    "Kind",
-    "Name",
-    "OnSkipped",
-    "Served",
-    "name_of",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +115,7 @@ PODS = Kind(
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
 )
-CLAIMS = Kind(
-    group=GROUP,
-    plural="resourceclaims",
-    type=ClaimFacts,
-    project=project_claim,
-)
+CLAIMS = Kind(group=GROUP, plural="resourceclaims", type=ClaimFacts, project=project_claim)
 TEMPLATES = Kind(
     group=GROUP,
     plural="resourceclaimtemplates",
@@ -196,3 +179,71 @@ def name_of(body: Object) -> Name:
     """Return an object's name within its kind."""
     metadata = body["metadata"]
     return Name(metadata.get("namespace") or "", metadata["name"])
+
+
+# ---------------------------------------------------------------- discovery
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+VERBS = ("list", "watch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Absence:
+    """Why a kind is left out."""
+
+    reason: str
+    forbidden: bool
+    """Objects of the kind may exist. Otherwise the cluster does not have the kind at all."""
+
+
+async def find(client: Session, kind: Kind) -> Served | Absence:
+    """Return the version of a kind, or why it cannot be listed and watched. Raises ApiError."""
+    served = await _group_versions(client, kind.group) if kind.group else ()
+    version: str | None = kind.versions[0]
+    if kind.group and served is not None:
+        known = [each for each in kind.versions if each in served]
+        version = await _version_of(client, kind, known)
+    if version is None:
+        wanted = ", ".join(kind.versions)
+        return Absence(
+            reason=f"the API server serves it in none of the versions {wanted}", forbidden=False
+        )
+    allowed = await asyncio.gather(*(_may(client, verb, kind) for verb in VERBS))
+    denied = [verb for verb, may in zip(VERBS, allowed, strict=True) if not may]
+    if denied:
+        verbs = " and ".join(denied)
+        return Absence(
+            reason=f"the operator may not {verbs} it; allow these verbs in all namespaces",
+            forbidden=True,
+        )
+    return Served(kind=kind, version=version)
+
+
+async def _group_versions(client: Session, group: str) -> tuple[str, ...] | None:
+    """Return the served versions; None if they may not be read."""
+    try:
+        return await served_versions(client, group)
+    except ForbiddenError:  # the role system:discovery has been restricted
+        return None
+
+
+async def _version_of(client: Session, kind: Kind, known: Sequence[str]) -> str | None:
+    try:
+        return await version_of(client, kind.group, kind.plural, known)
+    except ForbiddenError:
+        return next(iter(known), None)
+
+
+async def _may(client: Session, verb: str, kind: Kind) -> bool:
+    """Ask for a permission; without an answer about it, the list decides."""
+    attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    try:
+        answer = await client.create(REVIEWS, review)
+    except ForbiddenError:
+        return True
+    return bool(child(answer, "status").get("allowed"))

@@ -22,8 +22,6 @@ from drakit_daemon.kube import Session
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
 from drakit_operator.config import Election
 
-__all__ = ("Leadership",)
-
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0

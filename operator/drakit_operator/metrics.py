@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ("Metrics",)
-
 
 class Metrics:
     """One instance a process or test: the registry is private."""
@@ -32,10 +30,7 @@ class Metrics:
             registry=self.registry,
         )
         self.events = Counter(
-            "drakit_operator_events",
-            "Events written",
-            ["reason"],
-            registry=self.registry,
+            "drakit_operator_events", "Events written", ["reason"], registry=self.registry
         )
         self.pools = Gauge(
             "drakit_operator_pools",

@@ -1,11 +1,8 @@
 """
-The problems of one object, from the facts of the store. Pure.
+The problems of one pod or claim, from the facts of the store. Pure.
 
 Why a claim is not allocated depends on the pod that waits for it, so :func:`problems_of_pod` also
-reports the claims of the pod. :func:`problems_of_claim` reports problems that do not depend on a
-pod. Templates and classes are checked when they appear, not whenever devices change: a pod that
-waits gets Events then. Problems of pools are reported about their Node, because slices come and go
-with each update.
+reports the claims of the pod. :func:`claim_problems` reports problems that do not depend on a pod.
 
 :mod:`drakit_explain` makes the sentences, :mod:`drakit_operator.announcing` reports them. It must
 not know queues, clocks or sessions.
@@ -13,31 +10,15 @@ not know queues, clocks or sessions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from drakit_explain import templates
 from drakit_explain.broken import broken_claim
 from drakit_explain.codes import Code, Reason, certain, with_limits
-from drakit_explain.model import ClaimFacts, PodFacts, SliceFacts
+from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
-from drakit_explain.poolchecks import node_problems, slice_problems
-from drakit_explain.reports import ReportFacts
 from drakit_explain.world import World
 from drakit_operator.kinds import Name
-
-__all__ = (
-    "expressions_of_class",
-    "expressions_of_template",
-    "problems_of_claim",
-    "problems_of_class",
-    "problems_of_node",
-    "problems_of_pod",
-    "problems_of_slice",
-    "problems_of_template",
-)
-
 
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
 """The kubelet's own Events on the same pod have the cause, which no fact of the store has."""
@@ -95,14 +76,11 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
     return pod.name == min(waiting, default="")
 
 
-def problems_of_claim(name: Name, world: World) -> dict[str, list[Reason]]:
-    """Return by its UID what is wrong with a claim; empty if there is no such claim."""
-    claim = world.claim(name.namespace, name.name)
-    if claim is None:
-        return {}
+def claim_problems(claim: ClaimFacts, world: World) -> list[Reason]:
+    """Return what is wrong with a claim, whatever pod waits for it."""
     if claim.deleting:
-        return {claim.uid: []}
-    return {claim.uid: _broken(claim, world) if claim.allocated else missing_classes(claim, world)}
+        return []
+    return _broken(claim, world) if claim.allocated else missing_classes(claim, world)
 
 
 def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
@@ -113,43 +91,3 @@ def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
         for each in broken_claim(claim, world)
         if each.code not in _REPORTED_BY_KUBERNETES
     ]
-
-
-def problems_of_template(name: Name, world: World) -> dict[str, list[Reason]]:
-    """Return a template's problems by its UID; empty if there is no such template."""
-    template = world.template(name.namespace, name.name)
-    if template is None:
-        return {}
-    return {template.uid: templates.template_problems(template, world)}
-
-
-def problems_of_class(name: Name, world: World) -> dict[str, list[Reason]]:
-    """Return a class's problems by its UID; empty if there is no such class."""
-    device_class = world.device_class(name.name)
-    if device_class is None:
-        return {}
-    return {device_class.uid: templates.class_problems(device_class, world)}
-
-
-def expressions_of_template(name: Name, world: World) -> Sequence[str]:
-    """Return the selectors that must be evaluated before the problems of a template are found."""
-    template = world.template(name.namespace, name.name)
-    return templates.expressions_of(template.requests, world) if template is not None else ()
-
-
-def expressions_of_class(name: Name, world: World) -> Sequence[str]:
-    """Return the selectors that must be evaluated before the problems of a class are found."""
-    device_class = world.device_class(name.name)
-    return [each for each in device_class.selectors if each] if device_class is not None else ()
-
-
-def problems_of_node(name: Name, world: World) -> dict[str, list[Reason]]:
-    """Return the problems of a node's pools by the node's UID; empty if there is no such node."""
-    node = world.node(name.name)
-    return {} if node is None else {node.uid: node_problems(node, world)}
-
-
-def problems_of_slice(name: Name, world: World) -> dict[str, list[Reason]]:
-    """Return a slice's problems by its UID; empty if there is no such slice."""
-    of = world.of(SliceFacts).get(name)
-    return {} if of is None else {of.uid: slice_problems(of, world)}

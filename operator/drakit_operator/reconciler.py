@@ -19,9 +19,12 @@ from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import QueueFullError, WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
+from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
-from drakit_explain.poolchecks import pool_conditions
+from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
+from drakit_explain.templates import class_problems, expressions_of, template_problems
+from drakit_explain.world import AnyFact, World
 from drakit_operator.affected import (
     claims_affected,
     classes_affected,
@@ -44,20 +47,9 @@ from drakit_operator.kinds import (
     Name,
 )
 from drakit_operator.metrics import Metrics
-from drakit_operator.problems import (
-    expressions_of_class,
-    expressions_of_template,
-    problems_of_claim,
-    problems_of_class,
-    problems_of_node,
-    problems_of_pod,
-    problems_of_slice,
-    problems_of_template,
-)
+from drakit_operator.problems import claim_problems, problems_of_pod
 from drakit_operator.selecting import SelectorEvaluation
 from drakit_operator.store import Change, Store
-
-__all__ = ("URGENT", "Concern", "Key", "Reconciler", "concerns_of")
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +103,26 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
     world = store.world
     explainer = Explainer(world, name_all_holders=name_all_holders)
 
-    def expressions(name: Name) -> Sequence[str]:
+    def expressions_of_pod(name: Name) -> Sequence[str]:
         pod = world.pod(name.namespace, name.name)
         return explainer.expressions(pod) if pod is not None and waits(pod) else ()
+
+    def expressions_of_template(name: Name) -> Sequence[str]:
+        template = world.template(name.namespace, name.name)
+        return expressions_of(template.requests, world) if template is not None else ()
+
+    def expressions_of_class(name: Name) -> Sequence[str]:
+        found = world.device_class(name.name)
+        return [each for each in found.selectors if each] if found is not None else ()
+
+    def problems_of(
+        kind: type[AnyFact], check: Callable[[AnyFact, World], Sequence[Reason]]
+    ) -> Callable[[Name, bool], Problems]:
+        def problems(name: Name, _: bool) -> Problems:
+            fact = world.of(kind).get(name)
+            return {} if fact is None else {fact.uid: check(fact, world)}
+
+        return problems
 
     return {
         "pod": Concern(
@@ -121,36 +130,33 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             affected=pods_affected,
             problems=lambda name, settled: problems_of_pod(name, world, explainer, settled=settled),
             settles=True,
-            expressions=expressions,
+            expressions=expressions_of_pod,
         ),
         "claim": Concern(
-            kind=CLAIMS,
-            affected=claims_affected,
-            problems=lambda name, _: problems_of_claim(name, world),
+            kind=CLAIMS, affected=claims_affected, problems=problems_of(ClaimFacts, claim_problems)
         ),
+        # Templates and classes are checked when they appear, not whenever devices change: a pod
+        # that waits gets Events then.
         "template": Concern(
             kind=TEMPLATES,
             affected=templates_affected,
-            problems=lambda name, _: problems_of_template(name, world),
-            expressions=lambda name: expressions_of_template(name, world),
+            problems=problems_of(TemplateFacts, template_problems),
+            expressions=expressions_of_template,
             once=True,
         ),
         "class": Concern(
             kind=CLASSES,
             affected=classes_affected,
-            problems=lambda name, _: problems_of_class(name, world),
-            expressions=lambda name: expressions_of_class(name, world),
+            problems=problems_of(ClassFacts, class_problems),
+            expressions=expressions_of_class,
             once=True,
         ),
+        # Problems of pools are about their Node: slices come and go with each update.
         "node": Concern(
-            kind=NODES,
-            affected=nodes_affected,
-            problems=lambda name, _: problems_of_node(name, world),
+            kind=NODES, affected=nodes_affected, problems=problems_of(NodeFacts, node_problems)
         ),
         "slice": Concern(
-            kind=SLICES,
-            affected=slices_affected,
-            problems=lambda name, _: problems_of_slice(name, world),
+            kind=SLICES, affected=slices_affected, problems=problems_of(SliceFacts, slice_problems)
         ),
     }
 

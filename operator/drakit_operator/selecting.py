@@ -19,8 +19,6 @@ from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.selectors import FeatureGates, Selectors, Work, evaluate
 from drakit_explain.world import World
 
-__all__ = ("SelectorEvaluation",)
-
 logger = logging.getLogger(__name__)
 
 GATES_SECONDS = 5.0

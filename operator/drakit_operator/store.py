@@ -16,8 +16,6 @@ from drakit_explain.model import PodFacts
 from drakit_explain.world import Fact, Name, World
 from drakit_operator.kinds import Kind
 
-__all__ = ("Change", "Store")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit_explain.cel.library import Library
+from drakit_explain.devices import AttributeFact, CapacityFacts, DeviceFacts, DeviceKind, Place
 from drakit_explain.model import (
-    AttributeFact,
-    CapacityFacts,
     ClaimFacts,
     ClassFacts,
     Constraint,
-    DeviceFacts,
     DeviceID,
-    DeviceKind,
     NodeFacts,
-    Place,
     PodClaim,
     PodFacts,
     Request,

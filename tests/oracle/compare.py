@@ -14,15 +14,8 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.cel.helper import Helper, HelperError
-from drakit_explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    DeviceFacts,
-    DeviceID,
-    Request,
-    SliceFacts,
-    TaintFacts,
-)
+from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
 from drakit_explain.search import allocate

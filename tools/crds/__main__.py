@@ -14,15 +14,13 @@ import hashlib
 import json
 import re
 import sys
-from pathlib import Path
 
 import yaml
 
-from tools.crds import hostdevicepolicies
+from tools.crds.hostdevicepolicies import FILE, definition
 
-FOLDER = Path(__file__).resolve().parents[2] / "charts/drakit/crds"
-DEFINITIONS = {"hostdevicepolicies.yaml": hostdevicepolicies.definition}
-HEAD = "# Generated from the model that reads it: run 'make crds'.\n"
+FOLDER = FILE.parent
+HEAD = "# The schema of spec is generated from the model that reads it: run 'make crds'.\n"
 CHECKSUM = "drakit.dev/checksum"
 
 
@@ -40,14 +38,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a file is not up to date")
     check = parser.parse_args().check
     code = 0
-    for path in sorted({*FOLDER.glob("*.yaml"), *(FOLDER / name for name in DEFINITIONS)}):
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        if made := DEFINITIONS.get(path.name):
-            old = HEAD + yaml.dump(made(), Dumper=_Dumper, sort_keys=False, width=100)
-        text = with_checksum(old)
+    for path in sorted(FOLDER.glob("*.yaml")):
+        committed = text = path.read_text(encoding="utf-8")
+        if path == FILE:
+            text = HEAD + yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=100)
+        text = with_checksum(text)
         if not check:
             path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        elif committed != text:
             print(
                 f"charts/drakit/crds/{path.name} is not up to date: run 'make crds'",
                 file=sys.stderr,

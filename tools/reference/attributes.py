@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from drakit import AttributeValue, Device, Policy, Version
-from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.hardware import (
     Ancestor,
     BlockFacts,
@@ -27,7 +26,7 @@ from drakit_drivers.hostdev.hardware import (
 )
 from drakit_drivers.hostdev.matching import Matcher
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, Sharing
-from drakit_drivers.hostdev.policy_devices import Published
+from drakit_drivers.hostdev.policy_devices import Published, attributes, capacity
 from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_formats.resource.device import TOPOLOGY_FIELDS

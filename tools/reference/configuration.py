@@ -26,8 +26,7 @@ from pydantic_core import PydanticUndefined
 from drakit import settings
 from drakit_drivers.hostdev.container import _parse_mode as _PARSE_MODE
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostDevicesConfig
-from drakit_drivers.simulated.config import SimulatedConfig
-from drakit_drivers.simulated.parameters import SimulatedParameters
+from drakit_drivers.simulated.config import SimulatedConfig, SimulatedParameters
 from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_operator.config import Config

@@ -1,5 +1,6 @@
 """
-Checks of the API, pools, nodes, classes, and the permissions of the user.
+A finding of the doctor, and the checks of the API, pools, nodes, classes, and the permissions of
+the user.
 
 It must not know sessions, or releases.
 """
@@ -7,18 +8,16 @@ It must not know sessions, or releases.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.devices import UNHEALTHY, PoolRow
-from drakit_cli.kubectl.evaluating import evaluate_selectors, lacks_helper
-from drakit_cli.kubectl.finding import Finding, is_or_are, shortened
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
-from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze
 from drakit_explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts
 from drakit_explain.pending_claims import missing_classes
-
-__all__ = ("check_cluster", "check_gaps")
 
 STOPPED = "drakit.dev/stopped"
 
@@ -26,6 +25,25 @@ _HELPER_FIX = (
     "go build -o drakit-cel . (in the folder operator/cel of drakit's repository), and put the "
     "program on the PATH, or set DRAKIT_CEL to its path"
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something that is wrong, or that might be, and its remedy."""
+
+    object: str
+    """The kind and the name of the object."""
+
+    what: str
+    fix: str
+    """A command, or a value of the chart."""
+
+    problem: bool = True
+    """Pods cannot use devices, or a release does not work; otherwise the state may be intended."""
+
+    @property
+    def severity(self) -> str:
+        return "problem" if self.problem else "note"
 
 
 def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
@@ -86,17 +104,14 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
             )
         for key, state, fix in (
             (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),
-            (
-                STOPPED,
-                "unavailable, because the driver has stopped",
-                f"{log} on node {row.node}",
-            ),
+            (STOPPED, "unavailable, because the driver has stopped", f"{log} on node {row.node}"),
         ):
             names = [each.name for each in row.devices if key in each.taints]
             if names:
+                verb = "is" if len(names) == 1 else "are"
                 yield Finding(
                     object=subject,
-                    what=f"{plural(len(names), 'device')} of {where} {is_or_are(names)} {state}: "
+                    what=f"{plural(len(names), 'device')} of {where} {verb} {state}: "
                     f"{shortened(names)}",
                     fix=fix,
                 )

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit_cli.answers import CommandError, UsageError
-from drakit_cli.kubectl import claims, devices, doctor
+from drakit_cli.kubectl import devices, doctor
 from drakit_cli.kubectl import explain as explaining
-from drakit_cli.kubectl.access import find_denied
-from drakit_cli.kubectl.capabilities import find_capabilities
-from drakit_cli.kubectl.evaluating import with_gates
+from drakit_cli.kubectl.capabilities import find_capabilities, with_gates
 from drakit_cli.kubectl.gather import (
     CLAIMS,
     CLASSES,
@@ -37,15 +35,14 @@ from drakit_cli.kubectl.gather import (
     gather,
     read_pod,
 )
-from drakit_cli.kubectl.output import Output
-from drakit_cli.kubectl.releases import find_releases
+from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
+from drakit_cli.kubectl.releases import find_denied, find_releases
 from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
 from drakit_explain import cel
+from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
-
-__all__ = ("run",)
 
 Answer = TypeVar("Answer")
 
@@ -66,6 +63,7 @@ _COUNTS = (
     *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
     *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
 )
+_CLAIM = ("NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS", "CLASSES")
 _COLOURS = {
     Verdict.BLOCKED: "bad",
     Verdict.BROKEN: "bad",
@@ -188,11 +186,46 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
 
     namespace, found = _fetch(options, ask)
     only = None if options.all_namespaces else namespace
+    claims = sorted(found.world.of(ClaimFacts).values(), key=lambda one: (one.namespace, one.name))
+    rows = [_claim_row(each) for each in claims if only in (None, each.namespace)]
+    gaps = [
+        gap.what
+        for gap in found.gaps
+        if not (gap.kind == CLAIMS.plural and gap.where == "other namespaces" and only)
+    ]
     if output.for_programs:
-        output.data(claims.body(found, only))
+        output.data({"claims": rows, "notEvaluated": gaps})
+        return 0
+    if not rows:
+        output.line(f"No claims in namespace {only}." if only else "No claims.")
     else:
-        claims.show(found, only, output)
+        columns = len(_CLAIM) if output.wide else len(_CLAIM) - 1
+        cells = [
+            [cell if isinstance(cell, str) else ", ".join(cell) for cell in row.values()]
+            for row in rows
+        ]
+        output.table(_CLAIM[:columns], [row[:columns] for row in cells])
+    output.lines("Not evaluated", gaps)
     return 0
+
+
+def _claim_row(claim: ClaimFacts) -> dict[str, str | list[str]]:
+    requests = [each for one in claim.requests for each in (one.alternatives or (one,))]
+    state = "pending"
+    if claim.deleting:
+        state = "deleting"
+    elif claim.allocated:
+        state = "in use" if claim.consumers else "allocated"
+    return {
+        "namespace": claim.namespace,
+        "name": claim.name,
+        "state": state,
+        # Empty if several can use it, or if it is not allocated.
+        "node": node_of_claim(claim) or "",
+        "devices": list(dict.fromkeys("/".join(each.device) for each in claim.results)),
+        "pods": sorted(claim.reserved_for),
+        "deviceClasses": list(dict.fromkeys(each.device_class for each in requests)),
+    }
 
 
 def _doctor(options: argparse.Namespace, output: Output) -> int:
@@ -243,23 +276,16 @@ def _print_report(report: explaining.Report, output: Output) -> None:
             request = each.analysis.request
             numbers = [str(number) for number in explaining.counts(each).values()]
             rows.append([each.name, request.device_class, explaining.wanted(request), *numbers])
-        output.table(
-            _COUNTS,
-            rows,
-            indent=2,
-        )
+        output.table(_COUNTS, rows, indent=2)
         for each in claim.requests:
             for text in explaining.notes(each, wide=output.wide):
                 output.line(text, indent=2)
     output.lines(
         "Nodes that cannot be used",
-        (f"{_named(names, wide=output.wide)}: {why}" for why, names in report.nodes.items()),
+        (
+            f"{shortened(names, most=len(names) if output.wide else MAX_NAMES)}: {why}"
+            for why, names in report.nodes.items()
+        ),
     )
     output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
     output.lines("Not evaluated", report.unknown)
-
-
-def _named(names: tuple[str, ...], *, wide: bool) -> str:
-    most = len(names) if wide else 3
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -12,8 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ("main", "script")
-
 _COMMANDS = "explain devices claims doctor completion"
 _OPTIONS = "--context --kubeconfig --namespace --all-namespaces --output --help"
 

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from drakit_cli.kubectl.gather import NODES, Gathered
-from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.availability import Hardware
-from drakit_explain.model import ClaimFacts, DeviceFacts, DeviceID, PoolID, SliceFacts
+from drakit_explain.devices import DeviceFacts
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.world import World
-
-__all__ = ("PoolRow", "body", "pool_rows", "show")
 
 # ---------------------------------------------------------------- rows
 
@@ -210,9 +209,6 @@ _POOL = (
 )
 _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO")
 
-MAX_HOLDERS = 3
-"""Claims that are named for one pool, without ``-o wide``."""
-
 
 def body(found: Gathered) -> dict[str, Any]:
     """Return the pools for programs."""
@@ -236,7 +232,7 @@ def show(found: Gathered, output: Output) -> None:
 
 def _pool_cells(pool: PoolRow) -> list[str]:
     numbers = (len(pool.devices), pool.free, pool.allocated, pool.tainted, pool.unhealthy)
-    holders = _cut([_named(claim) for claim in pool.holders()])
+    holders = shortened([_named(claim) for claim in pool.holders()])
     return [*pool.identity, pool.node, *map(str, numbers), pool.state, holders]
 
 
@@ -251,11 +247,6 @@ def _state(pool: PoolRow, device: DeviceRow) -> str:
 
 def _named(claim: ClaimFacts) -> str:
     return f"{claim.namespace}/{claim.name}"
-
-
-def _cut(names: Sequence[str]) -> str:
-    rest = len(names) - MAX_HOLDERS
-    return ", ".join(names[:MAX_HOLDERS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _pool_body(pool: PoolRow) -> dict[str, Any]:

@@ -11,20 +11,18 @@ It must not know sessions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from drakit_cli.kubectl.access import Denied
 from drakit_cli.kubectl.capabilities import Capabilities
-from drakit_cli.kubectl.cluster_checks import check_cluster, check_gaps
+from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
-from drakit_cli.kubectl.finding import Finding
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.release_checks import check_releases
-from drakit_cli.kubectl.releases import Releases, Workload
+from drakit_cli.kubectl.releases import Denied, Releases, Workload
 
-__all__ = ("Diagnosis", "Examined", "diagnose")
+_OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", "desired", "ready")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,16 +96,7 @@ class Diagnosis:
                 for each in examined.releases.pods
             ],
             "releases": [
-                {
-                    "namespace": each.namespace,
-                    "release": each.release,
-                    "kind": each.kind,
-                    "name": each.name,
-                    "component": each.component,
-                    "version": each.version,
-                    "desired": each.desired,
-                    "ready": each.ready,
-                }
+                {key: getattr(each, key) for key in _OF_WORKLOAD}
                 for each in examined.releases.workloads
             ],
             "findings": [
@@ -128,19 +117,13 @@ class Diagnosis:
             output.line()
             output.table(
                 ("DRIVER", "NODES", "POOLS", "DEVICES"),
-                [
-                    [each.name, str(each.nodes), str(each.pools), str(each.devices)]
-                    for each in self.drivers
-                ],
+                [[*map(str, astuple(each))] for each in self.drivers],
             )
         if self.nodes and output.wide:
             output.line()
             output.table(
                 ("NODE", "DRIVER", "POOLS", "DEVICES", "REGISTERED"),
-                [
-                    [each.node, each.driver, str(each.pools), str(each.devices), each.registered]
-                    for each in self.nodes
-                ],
+                [[*map(str, astuple(each))] for each in self.nodes],
             )
         if self.examined.releases.workloads:
             output.line()

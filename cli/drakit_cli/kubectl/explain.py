@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drakit_cli.kubectl.evaluating import evaluate_selectors
+from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim
@@ -21,16 +21,8 @@ from drakit_explain.codes import Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
-from drakit_explain.pending import (
-    ClaimReport,
-    Explainer,
-    Explanation,
-    RequestReport,
-    Verdict,
-    waits,
-)
-
-__all__ = ("Report", "explain_claim", "explain_pod", "selectors_of")
+from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
+from drakit_explain.shortage import RequestReport
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",

@@ -53,25 +53,6 @@ from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child, children
 
-__all__ = (
-    "CLAIMS",
-    "CLASSES",
-    "NAMESPACES",
-    "NODES",
-    "PODS",
-    "QUOTAS",
-    "RULES",
-    "SLICES",
-    "TEMPLATES",
-    "Gap",
-    "Gathered",
-    "Kind",
-    "UnreachableError",
-    "gather",
-    "read_pod",
-    "unread",
-)
-
 # ---------------------------------------------------------------- kinds
 
 

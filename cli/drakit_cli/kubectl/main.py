@@ -18,8 +18,6 @@ from typing import TypeAlias
 
 from drakit_cli.answers import CommandError, UsageError
 
-__all__ = ("main",)
-
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
 _FORMATS = ("wide", "json", "yaml")

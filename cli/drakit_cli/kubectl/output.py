@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -20,9 +20,18 @@ import yaml
 
 from drakit_cli.answers import table, visible
 
-__all__ = ("Output", "plural")
-
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
+
+
+MAX_NAMES = 3
+"""Names in one sentence, or in one cell of a table."""
+
+
+def shortened(names: Collection[str], *, most: int = MAX_NAMES) -> str:
+    """List a few names, and count the others."""
+    listed = list(names)
+    rest = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def plural(number: int, word: str) -> str:

@@ -11,21 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from drakit_cli.kubectl.access import Denied
 from drakit_cli.kubectl.capabilities import Capabilities
+from drakit_cli.kubectl.cluster_checks import Finding
 from drakit_cli.kubectl.devices import PoolRow
-from drakit_cli.kubectl.finding import Finding, shortened
-from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.output import plural, shortened
 from drakit_cli.kubectl.releases import (
     NODEPLUGIN,
     OPERATOR,
+    Denied,
     Release,
     Releases,
     UnpulledImage,
     Workload,
 )
-
-__all__ = ("check_releases",)
 
 OLDEST = (1, 34)
 """The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""

@@ -17,8 +17,6 @@ from drakit.device import ClaimReference
 from drakit.testing.apiserver import FakeApiServer
 from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, PublishedDevice
 
-__all__ = ("NAMESPACE", "Cluster", "default_share", "result_for")
-
 NAMESPACE = "lab"
 
 PUBLISH_SECONDS = 10.0
@@ -81,7 +79,7 @@ class Cluster:
     async def until_published(self, driver: str, *, is_program: bool) -> None:
         """Wait for devices of a driver that pods could get, until their list is complete. Raises
         ConformanceError. `is_program`: the driver is a process of its own."""
-        if not await _within(PUBLISH_SECONDS, lambda: any(map(_usable, self.devices(driver)))):
+        if not await within(PUBLISH_SECONDS, lambda: any(map(_usable, self.devices(driver)))):
             raise ConformanceError(
                 f"{PUBLISH_SECONDS:g} s after its registration the driver has no published device "
                 f"that pods could get"
@@ -98,7 +96,7 @@ class Cluster:
 
     async def until_listed(self, driver: str, *, at_least: int) -> list[PublishedDevice]:
         """Wait a moment for this many devices, and return those that are published."""
-        await _within(LIST_SECONDS, lambda: len(self.devices(driver)) >= at_least)
+        await within(LIST_SECONDS, lambda: len(self.devices(driver)) >= at_least)
         return self.devices(driver)
 
     def _names(self, driver: str) -> frozenset[tuple[str, str]]:
@@ -176,7 +174,7 @@ def default_share(device: PublishedDevice) -> Mapping[str, str]:
     return taken
 
 
-async def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+async def within(seconds: float, condition: Callable[[], bool]) -> bool:
     """Wait until a condition holds, or the time is over; return whether it holds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds

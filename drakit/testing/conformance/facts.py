@@ -13,18 +13,6 @@ from typing import Any, cast
 
 from drakit.device import ClaimReference
 
-__all__ = (
-    "ClaimUnderTest",
-    "ConformanceError",
-    "DeviceHealth",
-    "PrepareResult",
-    "PublishedDevice",
-    "RuleFailedError",
-    "RuleSkippedError",
-    "TargetError",
-    "merged",
-)
-
 # ---------------------------------------------------------------- outcomes
 
 

@@ -35,12 +35,9 @@ from drakit.testing.conformance.facts import (
     RuleSkippedError,
     merged,
 )
-from drakit.testing.conformance.node import FakeNode
-from drakit.testing.conformance.podlist import PodList
+from drakit.testing.conformance.node import FakeNode, PodList
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
-
-__all__ = ("Kit", "open_kit")
 
 NODE = "node-1"
 
@@ -80,13 +77,7 @@ class Kit:
     """
 
     def __init__(
-        self,
-        target: Target,
-        root: Path,
-        *,
-        api: FakeApiServer,
-        kubelet: FakeKubelet,
-        pods: PodList,
+        self, target: Target, root: Path, *, api: FakeApiServer, kubelet: FakeKubelet, pods: PodList
     ) -> None:
         self.target = target
         """The driver under test."""

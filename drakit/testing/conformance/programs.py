@@ -1,7 +1,11 @@
 """
 Programs that a kit starts: the node plugin, and the target's own where it has one.
 
-What a program writes goes to a file. It must not know what the programs are for.
+What a program writes goes to a file. ``python -m drakit.testing.conformance.programs FROM TO`` is
+one of them: a socket that leads to another one, for a backend that runs already. Links in its
+directory are no sockets, and a socket cannot be moved.
+
+It must not know what the other programs are for.
 """
 
 from __future__ import annotations
@@ -16,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drakit.testing.conformance.facts import ConformanceError
-
-__all__ = ("Program", "python_environment", "python_path", "run_command")
 
 END_SECONDS = 20.0
 """Grace period after SIGTERM, before a program is killed."""
@@ -186,3 +188,48 @@ def python_path() -> str:
     """Give a PYTHONPATH with which another Python finds what this one does, and the modules of the
     working directory: a driver that is being written is not installed."""
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
+
+
+# ------------------------------------------------------------ the relay
+
+CHUNK_BYTES = 65_536
+
+
+async def relay(source: Path, target: Path) -> None:
+    """Listen at `source`, and pass on whatever comes to `target`, and back, until canceled."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_unix_connection(target)
+        except OSError as error:
+            sys.stderr.write(f"{target} cannot be reached: {error}\n")
+            writer.close()
+            return
+        # Whichever side ends takes the other one with it.
+        ways = [
+            asyncio.create_task(_pass_on(reader, back)),
+            asyncio.create_task(_pass_on(there, writer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        for end in (back, writer):
+            end.close()
+
+    source.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(connected, source)
+    async with server:
+        await server.serve_forever()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await reader.read(CHUNK_BYTES):
+            writer.write(chunk)
+            await writer.drain()
+    except ConnectionError:
+        return
+
+
+if __name__ == "__main__":
+    asyncio.run(relay(Path(sys.argv[1]), Path(sys.argv[2])))

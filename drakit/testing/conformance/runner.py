@@ -18,8 +18,6 @@ from drakit.testing.conformance.kit import Kit, open_kit
 from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.targets import Target
 
-__all__ = ("Outcome", "Report", "RuleResult", "check_rule", "run")
-
 EXCERPT_LINES = 12
 """Log lines that are shown with a failure."""
 

@@ -20,25 +20,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
-
-__all__ = (
-    "BackendSocketTarget",
-    "BackendTarget",
-    "Command",
-    "DevicePluginTarget",
-    "PythonTarget",
-    "Setup",
-    "Target",
-    "parse_target",
-    "remapped",
-)
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
 """The set-up before the first start on a node and after each reboot: a function that gets the kit's
@@ -153,30 +141,35 @@ ENTRY = "target"
 """The name of the entry, and of the directory, of a backend or device plugin."""
 
 
-def _allowing(entry: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
-    """Return an entry for this node. The kit's programs run as the user of the kit."""
-    return {ENTRY: {"owner": {"uid": os.geteuid()}, **_filled(entry, root=root)}}
-
-
 @dataclass(frozen=True, kw_only=True)
-class _BackendCommon(_Common):
+class _Allowed(_Common):
+    """A target with a directory, and an entry in the chart's values."""
+
     entry: Mapping[str, Any]
-    """Its entry of ``backends.allowed``; ``{root}`` in its texts is the kit's folder."""
+    """Its entry of ``backends.allowed`` or ``devicePlugins.plugins``; ``{root}`` in its texts is
+    the kit's folder."""
 
-    kind: Literal["backend"] = "backend"
+    def _directory(self, root: Path) -> Path:
+        return root / "backends" / ENTRY
 
-    def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable backends, with the entry."""
-        allowed = _allowing(self.entry, root)
-        directory = str(root / "backends")
-        return {"backends": {"enabled": True, "directory": directory, "allowed": allowed}}
+    def _entries(self, root: Path) -> Mapping[str, Any]:
+        # The kit's programs run as the user of the kit.
+        return {ENTRY: {"owner": {"uid": os.geteuid()}, **_filled(self.entry, root=root)}}
 
     def place(self, root: Path) -> None:
         """Create its directory."""
         self._directory(root).mkdir(parents=True, exist_ok=True)
 
-    def _directory(self, root: Path) -> Path:
-        return root / "backends" / ENTRY
+
+@dataclass(frozen=True, kw_only=True)
+class _BackendCommon(_Allowed):
+    kind: Literal["backend"] = "backend"
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Enable backends, with the entry."""
+        directory = str(root / "backends")
+        allowed = self._entries(root)
+        return {"backends": {"enabled": True, "directory": directory, "allowed": allowed}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,23 +211,20 @@ class BackendSocketTarget(_BackendCommon):
         ends = (str(self._directory(root) / "target.sock"), str(self.socket))
         return Command(
             line=shlex.join(
-                ["exec", sys.executable, "-m", "drakit.testing.conformance.relay", *ends]
+                ["exec", sys.executable, "-m", "drakit.testing.conformance.programs", *ends]
             ),
             environment=python_environment(),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicePluginTarget(_Common):
+class DevicePluginTarget(_Allowed):
     """A device plugin that the kit starts, with its directory in ``$DRAKIT_DEVICE_PLUGINS``."""
 
     line: str
     """A shell command; ``{directory}`` is the plugin's ``/var/lib/kubelet/device-plugins``,
     ``{root}`` the kit's folder. Where the kit can mount, the plugin finds the directory at that
     path as well."""
-
-    entry: Mapping[str, Any]
-    """Its entry of ``devicePlugins.plugins``; ``{root}`` in its texts is the kit's folder."""
 
     kind: Literal["device-plugin"] = "device-plugin"
 
@@ -245,13 +235,9 @@ class DevicePluginTarget(_Common):
 
     def config(self, root: Path) -> Mapping[str, Any]:
         """Enable device plugins, with the entry."""
-        plugins = _allowing(self.entry, root)
+        plugins = self._entries(root)
         directory = str(root / "device-plugins")
         return {"devicePlugins": {"enabled": True, "directory": directory, "plugins": plugins}}
-
-    def place(self, root: Path) -> None:
-        """Create its directory."""
-        self._directory(root).mkdir(parents=True, exist_ok=True)
 
     def command(self, root: Path) -> Command | None:
         """Return the plugin, which is started once it can register."""
@@ -348,41 +334,26 @@ def parse_target(
             )
         match form:
             case "backend":
-                return BackendTarget(
-                    line=rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
-                )
+                target: Target = BackendTarget(line=rest, entry=config)
             case "device-plugin":
-                return DevicePluginTarget(
-                    line=rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
-                )
+                target = DevicePluginTarget(line=rest, entry=config)
             case _:
-                return _socket_target(
-                    rest, entry=config, parameters=parameters, setup=setup, unplug=unplug
-                )
-    if not re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
+                target = BackendSocketTarget(socket=_socket(rest), entry=config)
+    elif re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
+        target = PythonTarget(reference=text, values=config or {})
+    else:
         raise TargetError(
             f"{text} is not a target; give module:Class, the name of an installed driver, "
             f"unix:/path/to.sock, backend:COMMAND or device-plugin:COMMAND"
         )
-    return PythonTarget(
-        reference=text, values=config or {}, parameters=parameters, setup=setup, unplug=unplug
-    )
+    return replace(target, parameters=parameters, setup=setup, unplug=unplug)
 
 
-def _socket_target(
-    path: str,
-    *,
-    entry: Mapping[str, Any],
-    parameters: Mapping[str, Any] | None,
-    setup: Setup | None,
-    unplug: Setup | None,
-) -> Target:
+def _socket(path: str) -> Path:
     socket = Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path).absolute()
     if not socket.is_socket():
         raise TargetError(f"unix:{path}: there is no socket; start the backend first")
-    return BackendSocketTarget(
-        socket=socket, entry=entry, parameters=parameters, setup=setup, unplug=unplug
-    )
+    return socket
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:

@@ -7,8 +7,6 @@ It must not know slices, claims, or why a selector is evaluated.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from importlib.util import find_spec
 
 from drakit_explain.cel.helper import Helper, find_helper
@@ -21,18 +19,18 @@ class NoEvaluatorError(Exception):
     """Neither of the two is installed; the text names the remedy."""
 
 
-def is_installed(environ: Mapping[str, str] = os.environ) -> bool:
+def is_installed() -> bool:
     """Return whether one of the two is installed, without loading it."""
-    return find_helper(environ) is not None or find_spec("cel_expr_python") is not None
+    return find_helper() is not None or find_spec("cel_expr_python") is not None
 
 
-def installed_selectors(environ: Mapping[str, str] = os.environ) -> tuple[Selectors, str]:
+def installed_selectors() -> tuple[Selectors, str]:
     """
     Return the evaluator, and a name for it.
 
     :raises NoEvaluatorError: none is installed.
     """
-    program = find_helper(environ)
+    program = find_helper()
     if program is not None:
         return Helper(program), str(program)
     try:

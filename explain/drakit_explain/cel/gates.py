@@ -17,8 +17,6 @@ from typing import Protocol
 
 from drakit_explain.selectors import FeatureGates
 
-__all__ = ("GatesUnknownError", "depend_on_gates", "gates_of", "read_all_gates", "read_gates")
-
 PATH = "/metrics"
 
 READ_SECONDS = 15.0

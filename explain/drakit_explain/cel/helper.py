@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 from drakit_daemon.backoff import Backoff
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
 
-__all__ = ("Helper", "HelperError", "QuestionError", "find_helper")
-
 NAME = "drakit-cel"
 
 ANSWER_SECONDS = 10.0

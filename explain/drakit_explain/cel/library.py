@@ -20,8 +20,6 @@ from cel_expr_python.ext import ext_bindings  # pyright: ignore[reportMissingTyp
 
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
 
-__all__ = ("Library",)
-
 NEEDS_KUBERNETES = "needs Kubernetes' own CEL compiler; install drakit-cel"
 
 _SHAREABLE = "allowMultipleAllocations"

@@ -5,7 +5,7 @@ hostdev: devices of the host, declared in policies and found in sysfs, for pods 
 :mod:`.container` (how they appear in containers). :mod:`.sysfs` reads the devices of the host, and
 :mod:`.hardware` defines their identity. :mod:`.host` combines them to a scan, with the rules of
 :mod:`.dangerous` and :mod:`.block_usage`. :mod:`.policy_devices` decides which devices to publish,
-under the names of :mod:`.naming`, with the :mod:`.attributes` that selectors see. :mod:`.events`
+under the names of :mod:`.naming`, with the attributes that selectors see. :mod:`.events`
 detects changes. :mod:`.driver` publishes, reports and prepares the devices. :mod:`.candidates`
 lists all devices for the command line.
 

@@ -24,8 +24,6 @@ from typing import TypeVar
 
 from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries, read_attribute
 
-__all__ = ("MountEntry", "parse_mountinfo", "parse_swaps", "read_usage", "unescape")
-
 T = TypeVar("T")
 
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})")

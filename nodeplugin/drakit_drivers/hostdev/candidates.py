@@ -19,7 +19,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from drakit import AttributeValue, DriverError
-from drakit_drivers.hostdev.attributes import attributes
 from drakit_drivers.hostdev.dangerous import danger_of_path
 from drakit_drivers.hostdev.hardware import HostDevice
 from drakit_drivers.hostdev.host import Host
@@ -30,10 +29,8 @@ from drakit_drivers.hostdev.policy import (
     HostPolicy,
     policy_of_file,
 )
-from drakit_drivers.hostdev.policy_devices import Published, Selection
+from drakit_drivers.hostdev.policy_devices import Published, Selection, attributes
 from drakit_drivers.hostdev.sysfs import Sysfs
-
-__all__ = ("Candidate", "find_candidates")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,15 +26,6 @@ from drakit import DeviceNode, DevicePolicy, DriverError, Edits, Mount
 from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity
 from drakit_drivers.hostdev.matching import check_text
 
-__all__ = (
-    "HARMLESS_MOUNTS",
-    "Container",
-    "PathMount",
-    "container_edits",
-    "is_below",
-    "shared_path",
-)
-
 HARMLESS_MOUNTS = ("/lib/firmware", "/run/udev/data", "/usr/lib/firmware", "/usr/share")
 """Directories of the host that contain neither secrets nor sockets."""
 

@@ -27,15 +27,6 @@ from pathlib import Path
 from drakit_drivers.hostdev.hardware import HostDevice, is_root_hub
 from drakit_drivers.hostdev.matching import matches
 
-__all__ = (
-    "DANGEROUS_NODES",
-    "MAX_DESCRIPTOR_BYTES",
-    "danger_of",
-    "danger_of_descriptors",
-    "danger_of_path",
-    "matches_everything",
-)
-
 # ------------------------------------------------------------ paths
 
 DANGEROUS_NODES: Mapping[tuple[str, ...], str] = {

@@ -38,7 +38,6 @@ from drakit import (
     PolicyResource,
     Taint,
 )
-from drakit_drivers.hostdev.attributes import attributes, capacity, left_out
 from drakit_drivers.hostdev.container import container_edits, shared_path
 from drakit_drivers.hostdev.events import HostEvents
 from drakit_drivers.hostdev.host import Host, Scan
@@ -49,9 +48,7 @@ from drakit_drivers.hostdev.policy import (
     policies_of_node,
     policy_of_file,
 )
-from drakit_drivers.hostdev.policy_devices import Published
-
-__all__ = ("HostDevices",)
+from drakit_drivers.hostdev.policy_devices import Published, attributes, capacity, left_out
 
 logger = logging.getLogger(__name__)
 

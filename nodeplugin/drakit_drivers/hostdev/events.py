@@ -26,8 +26,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ("HostEvents",)
-
 logger = logging.getLogger(__name__)
 
 _NETLINK_KOBJECT_UEVENT = 15

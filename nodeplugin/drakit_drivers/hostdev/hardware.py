@@ -37,22 +37,6 @@ from typing import Literal
 
 from drakit import AttributeValue
 
-__all__ = (
-    "Ancestor",
-    "BlockFacts",
-    "HostDevice",
-    "Identity",
-    "PciParent",
-    "UsbParent",
-    "address",
-    "hardware_identity",
-    "identity_of_node",
-    "identity_of_unit",
-    "is_root_hub",
-    "subsystem_of",
-    "usb_path",
-)
-
 _ADDRESSED_BUSES = ("pci", "platform", "pnp", "acpi", "amba", "ccw", "vmbus")
 """Buses whose devices have names with the address of the hardware. Others number their devices."""
 

@@ -35,8 +35,6 @@ from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
 from drakit_drivers.hostdev.policy_devices import Refusal, Selection, select
 from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries
 
-__all__ = ("Host", "Misplaced", "Scan", "reason_against_block_device")
-
 T = TypeVar("T")
 
 _IN_POLICY = "allow.dangerous: true in its policy"

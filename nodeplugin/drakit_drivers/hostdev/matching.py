@@ -20,20 +20,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from drakit import DevicePolicy
 from drakit_drivers.hostdev.hardware import Ancestor, HostDevice, PciParent, UsbParent
 
-__all__ = (
-    "RAW_DISK_SUBSYSTEMS",
-    "Matcher",
-    "ParentMatcher",
-    "PciMatcher",
-    "UsbMatcher",
-    "check_glob",
-    "check_text",
-    "has_wildcard",
-    "is_matched",
-    "matches",
-    "wanted_paths",
-)
-
 RAW_DISK_SUBSYSTEMS = ("bsg", "nvme", "nvme-generic", "scsi_generic")
 """Character devices that reach the blocks of a disk, mounted or not."""
 

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from drakit import HeldDevice, HeldNode
 from drakit_drivers.hostdev.hardware import Identity
 
-__all__ = ("Holds", "NameRequest", "Number", "Numbers", "assign", "name_request")
-
 _MAX_NAME = 63
 _HASH_DIGITS = 8
 

@@ -24,21 +24,6 @@ from drakit_drivers.hostdev.container import HARMLESS_MOUNTS, Container, is_belo
 from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
 from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
-__all__ = (
-    "MAX_EXTRA_ATTRIBUTES",
-    "OWN_ATTRIBUTES",
-    "Allow",
-    "Attribute",
-    "DeviceClass",
-    "HostDevicePolicySpec",
-    "HostDevicesConfig",
-    "HostPolicy",
-    "PolicyName",
-    "Sharing",
-    "policies_of_node",
-    "policy_of_file",
-)
-
 MAX_EXTRA_ATTRIBUTES = 4
 """Attributes that a policy can add: the API allows 32 of a device with its capacities."""
 
@@ -52,8 +37,8 @@ OWN_ATTRIBUTES = frozenset(
     videoOutput
     """.split()  # noqa: SIM905  (a list of strings would be one line for each)
 )
-"""The names without a domain of the driver's own attributes (:mod:`.attributes`), which a policy
-cannot give to others. docs/reference/attributes.md explains them."""
+"""The names without a domain of the driver's own attributes, which a policy cannot give to others:
+:mod:`.policy_devices` sets them, and docs/reference/attributes.md explains them."""
 
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"

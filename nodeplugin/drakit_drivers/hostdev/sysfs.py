@@ -38,8 +38,6 @@ from drakit_drivers.hostdev.hardware import (
     usb_path,
 )
 
-__all__ = ("Found", "Sysfs", "UnreadableError", "entries", "link_name", "read_attribute")
-
 ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))

@@ -1,7 +1,9 @@
 """
-The admin's configuration: kinds, numbers and names of the simulated devices.
+What people configure: the admin, kinds, numbers and names of the simulated devices; users, opaque
+parameters in a claim or a DeviceClass. The driver only shows the parameters to the container: they
+are typed to show the consequences of a mistake.
 
-It must not know the published devices, or the node.
+It must not know the published devices, claims, or the node.
 """
 
 from __future__ import annotations
@@ -12,10 +14,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from drakit import DriverConfig
+from drakit import DeviceParameters, DriverConfig
 from drakit.layout import driver_directory
-
-__all__ = ("DRIVER_NAME", "CpuProfile", "GpuProfile", "NicProfile", "SimulatedConfig")
 
 DRIVER_NAME = "simulated.drakit.dev"
 
@@ -156,4 +156,39 @@ class SimulatedConfig(DriverConfig):
                     f"{other}.prefix {second!r} starts with {one}.prefix: two devices could have "
                     "the same name"
                 )
+        return self
+
+
+# ------------------------------------------------------------ parameters
+
+OUR_VARIABLES = "SIMULATED_"
+"""The prefix of the driver's own environment variables."""
+
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+
+
+class SimulatedParameters(DeviceParameters):
+    """Opaque parameters of simulated devices. All of them are optional."""
+
+    sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
+    """The mode in which the containers of a claim share a device."""
+
+    time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
+    """The length of a time slice. Valid only with ``timeSlicing``."""
+
+    vlan: int | None = Field(default=None, ge=1, le=4094)
+    """The VLAN of an interface."""
+
+    env: dict[Variable, Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Environment variables of the containers. If two devices set the same variable in one
+    container, the last value applies."""
+
+    @model_validator(mode="after")
+    def _time_slices_are_for_time_slicing(self) -> Self:
+        if self.time_slice_milliseconds is not None and self.sharing != "timeSlicing":
+            raise ValueError("timeSliceMilliseconds needs sharing: timeSlicing")
+        if ours := [name for name in self.env if name.startswith(OUR_VARIABLES)]:
+            raise ValueError(f"env: {ours[0]} is one of the driver's own variables")
         return self

@@ -21,8 +21,6 @@ from pydantic import Field, ValidationError
 
 from drakit import DriverConfig, Health, TaintEffect
 
-__all__ = ("Control", "ControlFile", "Stamp", "TaintCommand")
-
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2

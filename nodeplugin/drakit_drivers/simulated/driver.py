@@ -30,12 +30,14 @@ from drakit import (
     Inventory,
     Node,
 )
-from drakit_drivers.simulated.config import DRIVER_NAME, SimulatedConfig
+from drakit_drivers.simulated.config import (
+    DRIVER_NAME,
+    OUR_VARIABLES,
+    SimulatedConfig,
+    SimulatedParameters,
+)
 from drakit_drivers.simulated.control import Control, ControlFile, matches
 from drakit_drivers.simulated.inventory import all_devices, commanded, names_of, without_device
-from drakit_drivers.simulated.parameters import OUR_VARIABLES, SimulatedParameters
-
-__all__ = ("Simulated",)
 
 Allocated = AllocatedDevice[SimulatedParameters]
 

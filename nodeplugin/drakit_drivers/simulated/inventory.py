@@ -1,46 +1,178 @@
 """
-The inventory: the profiles' devices, as the control file changes them.
+The inventory: GPUs with partitions, network interfaces and CPUs as the profiles describe them, with
+their places in the machine, and as the control file changes them.
 
-It must not know files, or the rules of the profiles.
+A GPU has a set of counters, for its compute slices and its memory. The whole GPU consumes all of
+them, a partition some: so the scheduler allocates the GPU, or partitions that fit beside each
+other. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each kind has
+a plain form as well, for API servers that know neither counters nor shares: whole GPUs, whole
+interfaces, single CPUs.
+
+It must not know claims or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from drakit import Device, Health, Inventory, Taint
-from drakit_drivers.simulated.config import SimulatedConfig
-from drakit_drivers.simulated.control import Control, matches
-from drakit_drivers.simulated.profiles import (
-    counter_sets,
-    cpus,
-    gpus,
-    nics,
-    single_cpus,
-    whole_gpus,
-    whole_nics,
+from drakit import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    CounterSet,
+    Device,
+    Health,
+    Inventory,
+    Taint,
+    Topology,
+    Version,
 )
+from drakit_drivers.simulated.config import CpuProfile, GpuProfile, NicProfile, SimulatedConfig
+from drakit_drivers.simulated.control import Control, matches
 
-__all__ = ("all_devices", "commanded", "names_of", "without_device")
+_SLOTS = 32
+"""Devices of a PCI bus."""
 
 
 def all_devices(config: SimulatedConfig) -> Inventory:
     """Combine the profiles' devices; the fallback needs no optional feature of the API."""
-    numa = config.numa_nodes
+    gpu, nic, cpu, numa = config.gpu, config.nic, config.cpu, config.numa_nodes
+    amounts = _amounts(gpu, gpu.compute_slices)
     return Inventory(
-        devices=(
-            *gpus(config.gpu, numa_nodes=numa),
-            *nics(config.nic, numa_nodes=numa),
-            *cpus(config.cpu, numa_nodes=numa),
+        devices=(*_gpus(gpu, numa), *_nics(nic, numa), *_cpus(cpu, numa)),
+        counter_sets=tuple(
+            CounterSet(name=f"{gpu.prefix}-{index}", counters=amounts, pool=gpu.pool)
+            for index in range(gpu.count if gpu.partitions else 0)
         ),
-        counter_sets=tuple(counter_sets(config.gpu)),
         fallback=(
-            *whole_gpus(config.gpu, numa_nodes=numa),
-            *whole_nics(config.nic, numa_nodes=numa),
-            *single_cpus(config.cpu, numa_nodes=numa),
+            *_gpus(gpu, numa, plain=True),
+            *_nics(nic, numa, plain=True),
+            *_single_cpus(cpu, numa),
         ),
     )
+
+
+def _gpus(profile: GpuProfile, numa_nodes: int, *, plain: bool = False) -> Iterator[Device]:
+    """List the GPUs, each followed by its partitions, the largest first."""
+    sizes = () if plain else sorted(profile.partitions, reverse=True)
+    for index in range(profile.count):
+        name = f"{profile.prefix}-{index}"
+        place = _pci_place(index, numa_nodes, function=0)
+        attributes: dict[str, AttributeValue] = {
+            "index": index,
+            "model": profile.model,
+            "architecture": profile.architecture,
+            "driverVersion": Version(profile.driver_version),
+        }
+        whole = {"type": "gpu", **attributes, "computeSlices": profile.compute_slices}
+        yield Device(
+            name=name,
+            pool=profile.pool,
+            attributes=whole,
+            capacity={"memory": f"{profile.memory_gi}Gi"},
+            topology=place,
+            consumes={name: _amounts(profile, profile.compute_slices)} if sizes else {},
+        )
+        for size in sizes:
+            amounts = _amounts(profile, size)
+            for number in range(profile.compute_slices // size):
+                yield Device(
+                    name=f"{name}-{size}g-{number}",
+                    pool=profile.pool,
+                    attributes={
+                        "type": "partition",
+                        **attributes,
+                        "parent": name,
+                        "profile": f"{size}g",
+                        "computeSlices": size,
+                    },
+                    capacity={"memory": amounts["memory"]},
+                    topology=place,
+                    consumes={name: amounts},
+                )
+
+
+def _amounts(profile: GpuProfile, size: int) -> dict[str, str]:
+    """Return what this many compute slices of a GPU consume of its counters."""
+    mebibytes = profile.memory_gi * 1024 * size // profile.compute_slices
+    return {"compute": str(size), "memory": f"{mebibytes}Mi"}
+
+
+def _nics(profile: NicProfile, numa_nodes: int, *, plain: bool = False) -> Iterator[Device]:
+    """List the interfaces; a claim that requests no bandwidth gets 1 Gbit/s."""
+    has_lists = profile.list_attributes and not plain
+    lists: dict[str, AttributeValue] = {"vlans": profile.vlans} if has_lists else {}
+    whole = f"{profile.bandwidth_gbps}G"
+    for index in range(profile.count):
+        yield Device(
+            name=f"{profile.prefix}-{index}",
+            pool=profile.pool,
+            attributes={
+                "type": "nic",
+                "index": index,
+                "model": profile.model,
+                "macAddress": f"02:00:00:00:{index >> 8:02x}:{index & 0xFF:02x}",
+                **lists,
+            },
+            capacity={"bandwidth": whole if plain else _in_steps(profile.bandwidth_gbps, "G")},
+            topology=_pci_place(index, numa_nodes, function=1),
+            allow_multiple_allocations=not plain,
+        )
+
+
+def _cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
+    """List the CPUs as the profile groups them."""
+    if profile.grouping == "devices":
+        yield from _single_cpus(profile, numa_nodes)
+        return
+    for numa in range(min(numa_nodes, profile.count)):
+        yield Device(
+            name=f"{profile.prefix}-numa-{numa}",
+            pool=profile.pool,
+            attributes={"type": "cpu", "index": numa},
+            capacity={"cpus": _in_steps(len(range(numa, profile.count, numa_nodes)))},
+            topology=Topology(numa_node=numa),
+            allow_multiple_allocations=True,
+        )
+
+
+def _single_cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
+    for index in range(profile.count):
+        yield Device(
+            name=f"{profile.prefix}-{index}",
+            pool=profile.pool,
+            attributes={"type": "cpu", "index": index},
+            capacity={"cpus": "1"},
+            topology=Topology(numa_node=index % numa_nodes),
+        )
+
+
+def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
+    """
+    Return the place of the PCI device with this number: devices are spread over the NUMA nodes.
+
+    :param function: distinguishes devices of two kinds with the same number.
+    """
+    numa, slot = index % numa_nodes, index // numa_nodes
+    return Topology(
+        numa_node=numa,
+        pcie_root=f"pci{numa:04x}:00",
+        pci_bus_id=f"{numa:04x}:{1 + slot // _SLOTS:02x}:{slot % _SLOTS:02x}.{function}",
+    )
+
+
+def _in_steps(amount: int, unit: str = "") -> Capacity:
+    """Return a capacity of which a claim takes at least one, and one if it requests none."""
+    one = f"1{unit}"
+    if amount == 1:  # the API requires room for a step above the minimum
+        return Capacity(value=one)
+    return Capacity(
+        value=f"{amount}{unit}", default=one, valid_range=CapacityRange(min=one, step=one)
+    )
+
+
+# ------------------------------------------------------------ the control file
 
 
 def commanded(inventory: Inventory, control: Control, *, driver: str) -> Inventory:
@@ -80,11 +212,7 @@ def without_device(inventory: Inventory, control: Control) -> list[str]:
 
 def _commanded(devices: Collection[Device], control: Control, driver: str) -> tuple[Device, ...]:
     return tuple(
-        replace(
-            device,
-            health=_health(device, control),
-            taints=_taints(device, control, driver),
-        )
+        replace(device, health=_health(device, control), taints=_taints(device, control, driver))
         for device in devices
         if not any(matches(pattern, names_of(device)) for pattern in control.missing)
     )

@@ -22,7 +22,7 @@ from drakit_daemon.kube import (
     Session,
     resource_path,
 )
-from drakit_explain.reports import PolicyFacts
+from drakit_explain.model import PolicyFacts
 from drakit_explain.world import Name, World
 from drakit_operator.policies.status import (
     API_VERSION,
@@ -32,8 +32,6 @@ from drakit_operator.policies.status import (
     owns,
     status_of,
 )
-
-__all__ = ("PolicyController",)
 
 Object = dict[str, Any]
 

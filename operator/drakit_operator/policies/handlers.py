@@ -16,14 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from drakit_daemon.kube import ApiError, Session
-from drakit_explain.reports import PolicyFacts
-from drakit_operator.discovery import Absence, find
-from drakit_operator.kinds import POLICIES, Served, name_of
+from drakit_explain.model import PolicyFacts
+from drakit_operator.kinds import POLICIES, Absence, Served, find, name_of
 from drakit_operator.kopf_import import Insights, kopf
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.store import Store
-
-__all__ = ("PoliciesNotFoundError", "PolicyHandlers")
 
 logger = logging.getLogger(__name__)
 

@@ -13,18 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drakit_explain.model import DeviceID, SliceFacts
-from drakit_explain.reports import PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.model import DeviceID, PolicyFacts, PolicyReport, ReportFacts, SliceFacts
 from drakit_explain.world import World
-
-__all__ = (
-    "DRIVER",
-    "POLICY_LABEL",
-    "Status",
-    "desired_class",
-    "owns",
-    "status_of",
-)
 
 DRIVER = "hostdev.drakit.dev"
 """The driver of HostDevicePolicies."""

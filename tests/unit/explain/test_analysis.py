@@ -6,18 +6,15 @@ import pytest
 
 from drakit_explain.availability import analyze
 from drakit_explain.cel.library import Library
+from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
 from drakit_explain.model import (
-    Amount,
-    CapacityFacts,
     ClaimFacts,
     ClassFacts,
     NodeFacts,
-    Place,
     PodClaim,
     PodFacts,
     Request,
     SliceFacts,
-    TaintFacts,
     TaintRuleFacts,
 )
 from drakit_explain.pending import Verdict

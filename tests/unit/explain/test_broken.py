@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.broken import broken_claim, node_of_claim
+from drakit_explain.devices import TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -14,7 +15,6 @@ from drakit_explain.model import (
     PodFacts,
     Result,
     SliceFacts,
-    TaintFacts,
     Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict

@@ -3,7 +3,7 @@
 import pytest
 
 from drakit_explain.allocation import short_capacities, summed
-from drakit_explain.model import Amount, CapacityFacts, CapacityPolicy
+from drakit_explain.devices import Amount, CapacityFacts, CapacityPolicy
 
 
 def short(total, *, asked=None, used="0", policy=None):

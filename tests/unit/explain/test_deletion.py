@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.deletion import claim_stays, pod_stays
+from drakit_explain.devices import TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,
@@ -13,7 +14,6 @@ from drakit_explain.model import (
     PodFacts,
     Result,
     SliceFacts,
-    TaintFacts,
 )
 from drakit_explain.pending import Explainer, Verdict
 from tests.fakes.world import device, node, on, world_of

@@ -2,8 +2,7 @@
 
 import pytest
 
-from drakit_explain.devices import Devices
-from drakit_explain.model import CounterSetFacts, Place, TaintFacts, Version
+from drakit_explain.devices import CounterSetFacts, Devices, Place, TaintFacts, Version
 from tests.fakes.world import device
 
 TAINT = TaintFacts(key="k", effect="NoSchedule")

@@ -5,16 +5,9 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.cel.library import Library
+from drakit_explain.devices import Amount
 from drakit_explain.loads import Load, Loads, load_of_pod, loads_of, requests_of_pod
-from drakit_explain.model import (
-    Amount,
-    ClaimFacts,
-    ClassFacts,
-    PodClaim,
-    PodFacts,
-    Request,
-    SliceFacts,
-)
+from drakit_explain.model import ClaimFacts, ClassFacts, PodClaim, PodFacts, Request, SliceFacts
 from drakit_explain.pending import Explainer, Verdict
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.cel.library import Library
+from drakit_explain.devices import Amount
 from drakit_explain.model import (
-    Amount,
     ClaimFacts,
     ClassFacts,
     ExtendedRequest,

@@ -5,13 +5,9 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.codes import Code
-from drakit_explain.model import DeviceFacts, Place, SliceFacts
-from drakit_explain.poolchecks import (
-    PoolCondition,
-    node_problems,
-    pool_conditions,
-    slice_problems,
-)
+from drakit_explain.devices import DeviceFacts, Place
+from drakit_explain.model import SliceFacts
+from drakit_explain.poolchecks import PoolCondition, node_problems, pool_conditions, slice_problems
 from tests.fakes.world import node, on, world_of
 
 

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.model import (
-    Amount,
-    CounterSetFacts,
-    SliceFacts,
-)
+from drakit_explain.devices import Amount, CounterSetFacts
+from drakit_explain.model import SliceFacts
 from drakit_explain.pools import NodeView, PoolState, pools_of_node
 from tests.fakes.world import device, on
 

@@ -2,18 +2,8 @@
 
 import pytest
 
-from drakit_explain.model import (
-    Consumer,
-    DeviceID,
-    PodClaim,
-    Result,
-    Toleration,
-)
-from drakit_explain.projection import (
-    project_claim,
-    project_pod,
-    project_slice,
-)
+from drakit_explain.model import Consumer, DeviceID, PodClaim, Result, Toleration
+from drakit_explain.projection import project_claim, project_pod, project_slice
 
 
 def test_a_pod_with_claims_of_each_sort():

@@ -3,14 +3,8 @@
 import pytest
 
 from drakit_explain import selectors as module
-from drakit_explain.model import (
-    CapacityFacts,
-    DeviceFacts,
-    DeviceKind,
-    ListValue,
-    SliceFacts,
-    Version,
-)
+from drakit_explain.devices import CapacityFacts, DeviceFacts, DeviceKind, ListValue, Version
+from drakit_explain.model import SliceFacts
 from drakit_explain.selectors import (
     BATCH,
     Outcome,

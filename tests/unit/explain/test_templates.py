@@ -6,16 +6,14 @@ import pytest
 
 from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
+from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import (
-    Amount,
-    CapacityFacts,
     ClaimFacts,
     ClassFacts,
     Constraint,
     DeviceID,
     Request,
     SliceFacts,
-    TaintFacts,
     TemplateFacts,
 )
 from drakit_explain.selectors import Reads, bring_up_to_date

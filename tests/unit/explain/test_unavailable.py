@@ -4,19 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.model import (
-    Amount,
-    CapacityFacts,
     ClaimFacts,
     ClassFacts,
-    CounterSetFacts,
     DeviceID,
     PodClaim,
     PodFacts,
     Request,
     Share,
     SliceFacts,
-    TaintFacts,
     Toleration,
 )
 from tests.fakes.world import device as make_device

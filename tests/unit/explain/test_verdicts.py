@@ -4,19 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, ListValue, TaintFacts
 from drakit_explain.model import (
-    Amount,
-    CapacityFacts,
     ClaimFacts,
     Constraint,
     Consumer,
-    CounterSetFacts,
-    ListValue,
     Placement,
     PodClaim,
-    PodToleration,
-    TaintFacts,
     TaintRuleFacts,
+    Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.selectors import Reads
@@ -84,7 +80,7 @@ def test_devices_on_nodes_that_the_pod_cannot_use(facts, placement, why):
 
 
 def test_a_pod_that_tolerates_the_taint_fits():
-    tolerating = Placement(tolerations=(PodToleration(key="gpus-only", operator="Exists"),))
+    tolerating = Placement(tolerations=(Toleration(key="gpus-only", operator="Exists"),))
     world = cluster(node("n1", taints=(GPU_TAINT,)), slice_on("n1", device("g0")), claim(request()))
     explanation = explain(replace(POD, placement=tolerating), world)
     assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n1")

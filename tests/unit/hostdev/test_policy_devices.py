@@ -327,7 +327,7 @@ def test_a_policy_has_at_most_2048_devices(sharing, numbers):
     assert len(selection.devices) == 2048
     (refused,) = selection.refused.values()
     assert refused.refusal.reason == "TooMany"
-    assert "policy a already has 2048 devices on this node, the maximum" in str(refused.refusal)
+    assert "policy a already has 2048 devices on this node, the maximum" in refused.refusal.message
 
 
 def test_no_name_passes_from_one_device_to_another():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit_drivers.hostdev.attributes import MAX_STRING_BYTES, attributes, capacity, left_out
 from drakit_drivers.hostdev.hardware import HostDevice
+from drakit_drivers.hostdev.policy_devices import MAX_STRING_BYTES, attributes, capacity, left_out
 from drakit_drivers.hostdev.sysfs import Sysfs
 from tests.fakes.sysfs import FakeHost, published
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from drakit_explain.model import TaintRuleFacts
-from drakit_explain.reports import ReportFacts
+from drakit_explain.model import ReportFacts, TaintRuleFacts
 from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 

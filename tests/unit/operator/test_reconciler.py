@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from drakit_explain.codes import Code, Reason
-from drakit_explain.reports import PolicyFacts
+from drakit_explain.model import PolicyFacts
 from drakit_explain.world import World
 from drakit_operator.kinds import CLASSES, PODS, REPORTS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store

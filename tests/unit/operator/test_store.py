@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     NodeFacts,
     PodClaim,

@@ -10,8 +10,7 @@ import pytest
 
 from drakit.testing.conformance import programs
 from drakit.testing.conformance.facts import ConformanceError
-from drakit.testing.conformance.programs import Program, run_command
-from drakit.testing.conformance.relay import relay
+from drakit.testing.conformance.programs import Program, relay, run_command
 
 
 async def until(condition) -> None:

@@ -14,8 +14,6 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule
 from drakit.testing.kubelet import health_version
 
-__all__ = ()
-
 REPORT_SECONDS = 5.0
 """From the start to the first health of each device; a driver that polls needs a while."""
 

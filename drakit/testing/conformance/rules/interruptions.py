@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+from drakit.testing.conformance.claims import within
 from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
-
-__all__ = ()
 
 UNPREPARE_SECONDS = 15.0
 """The time limit of an unprepare in the middle of a prepare, besides the prepare's own time: the
@@ -155,7 +154,7 @@ async def process_killed(kit: Kit) -> None:
     if again != first or steps.edits_of(kit, claim) != edits:
         kit.fail("while the driver's process was down, a prepared claim got a different response")
     await kit.start_target()
-    await steps.within(RECOVERY_SECONDS, lambda: not names - _usable_now(kit))
+    await within(RECOVERY_SECONDS, lambda: not names - _usable_now(kit))
     if lost := names - _usable_now(kit):
         kit.fail(f"device {sorted(lost)[0][1]} is not available after the driver's restart")
     again = await steps.must_prepare(kit, claim, when="after the driver's restart,")

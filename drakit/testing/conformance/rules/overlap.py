@@ -24,8 +24,6 @@ from drakit.testing.conformance.facts import (
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 CLAIMS = 8
 """Claims at the same time."""
 

@@ -13,8 +13,6 @@ from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, P
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 DEEP = 200
 """Levels of an object: an API server accepts them, but a parser of the driver's own may not."""
 

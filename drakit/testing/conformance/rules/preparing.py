@@ -19,8 +19,6 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
 
-__all__ = ()
-
 CHECKED_DEVICES = 8
 """Devices whose edits are checked: enough for the kinds that a driver has."""
 

@@ -11,11 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drakit.testing.conformance.claims import within
 from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
-
-__all__ = ()
 
 EVENT_SECONDS = 1.0
 """From a device's publication to the Event about devices that are left out."""
@@ -35,7 +34,7 @@ WATCHED_SECONDS = 3.0
 )
 async def devices_published(kit: Kit) -> None:
     devices = await kit.devices()
-    await steps.within(EVENT_SECONDS, lambda: bool(_left_out(kit)))
+    await within(EVENT_SECONDS, lambda: bool(_left_out(kit)))
     if left_out := _left_out(kit):
         kit.fail(f"{len(left_out)} devices are not published; the first: {left_out[0]}")
     keys = [(device.pool, device.name) for device in devices]

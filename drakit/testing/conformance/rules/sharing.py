@@ -12,8 +12,6 @@ from drakit.testing.conformance.facts import PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
-__all__ = ()
-
 
 @rule(
     "admin-access",

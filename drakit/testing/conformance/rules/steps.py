@@ -15,8 +15,7 @@ import contextlib
 import os
 import re
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,28 +29,6 @@ from drakit.testing.conformance.facts import (
 )
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.targets import PythonTarget, Target
-
-__all__ = (
-    "GONE",
-    "STOPPED",
-    "answer_of",
-    "check_sentence",
-    "class_of",
-    "edits_of",
-    "free_again",
-    "going_on",
-    "host_paths",
-    "missing_paths",
-    "must_prepare",
-    "must_unprepare",
-    "prepared",
-    "skip_if_missing",
-    "stop_reasons",
-    "stopped",
-    "untainted",
-    "usable",
-    "within",
-)
 
 ResultT = TypeVar("ResultT")
 
@@ -222,9 +199,7 @@ def check_sentence(kit: Kit, error: str, what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def going_on(
-    work: Coroutine[Any, Any, ResultT],
-) -> AsyncGenerator[asyncio.Task[ResultT]]:
+async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio.Task[ResultT]]:
     """Run work beside the rule; cancel it if it has not ended with the rule."""
     task = asyncio.create_task(work)
     try:
@@ -275,16 +250,3 @@ def missing_paths(edits: Mapping[str, Any]) -> list[str]:
     return [
         f"{path} ({what})" for path, what in host_paths(edits).items() if not Path(path).exists()
     ]
-
-
-# ------------------------------------------------------------ waiting
-
-
-async def within(seconds: float, condition: Callable[[], bool], *, every: float = 0.05) -> bool:
-    """Poll until a condition holds, or the time is over; return whether it holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(every)
-    return True

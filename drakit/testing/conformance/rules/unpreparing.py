@@ -13,11 +13,10 @@ from pathlib import Path
 
 from drakit.driver import PREPARE_METHODS, UNDO_METHODS, overrides
 from drakit.layout import driver_directory
+from drakit.testing.conformance.claims import within
 from drakit.testing.conformance.facts import ClaimUnderTest
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
-
-__all__ = ()
 
 
 @rule(
@@ -262,7 +261,7 @@ async def vanish(kit: Kit) -> None:
         gone.update(_gone(kit) & claims.keys())
         return bool(gone)
 
-    if not await steps.within(GONE_SECONDS, some_gone):
+    if not await within(GONE_SECONDS, some_gone):
         kit.fail(
             f"{GONE_SECONDS:.0f} s after a device was removed, the driver still lists all devices "
             f"that claims hold; yield the devices again when they change"
@@ -271,7 +270,7 @@ async def vanish(kit: Kit) -> None:
         claim = claims.pop(key)
         await steps.must_unprepare(kit, claim, when="after its device had vanished,")
         await steps.must_unprepare(kit, claim, when="after its device had vanished, once more")
-        if not await steps.within(RELEASED_SECONDS, lambda: key not in _published(kit)):  # noqa: B023
+        if not await within(RELEASED_SECONDS, lambda: key not in _published(kit)):  # noqa: B023
             kit.skip(
                 f"the driver lists device {key[1]} again, so the rest of the rule cannot be tested"
             )
