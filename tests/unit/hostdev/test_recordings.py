@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import yaml
 
-from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Edits, Inventory
+from drakit import AllocatedDevice, Device, DeviceNode, Edits
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
+from tests.fakes.hostdev import inventory
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
 from tests.fakes.sysfs import FakeHost, prepared
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
 PODS = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*-pod.yaml"))]
-CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 
 
 def example(file: str) -> dict[str, dict]:
@@ -31,11 +30,6 @@ def driver(host: FakeHost, policies: dict[str, dict]) -> HostDevices:
     dangerous = any(spec.get("allow", {}).get("dangerous") for spec in policies.values())
     config = host.config(policies, allowDangerous=dangerous)
     return HostDevices(config, StaticNode(name="node-1"))
-
-
-async def inventory(made: HostDevices) -> Inventory:
-    async with aclosing(made.devices()) as stream:
-        return await anext(stream)
 
 
 async def devices(host: FakeHost, policies: dict[str, dict]) -> dict[str, Device]:
@@ -274,26 +268,6 @@ async def test_without_a_udev_daemon_a_device_has_the_same_name_and_fewer_attrib
     (other,) = (await devices(bare, example(policy))).values()
     assert one.name == other.name
     assert one.attributes.keys() - other.attributes.keys() == missing
-
-
-async def test_every_recording_stays_within_the_limit_of_attributes(host):
-    """All devices at once, each with the maximum of attributes that a policy can add."""
-    plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "tpm", "gpu")
-    extra = {f"extra{index}": {"int": index} for index in range(4)}
-    subsystems = ("tty", "video4linux", "sound", "hidraw", "tpm", "tpmrm", "drm")
-    policies = {
-        each: {
-            "match": [{"subsystem": each}],
-            "attributes": extra,
-            "allow": {"dangerous": True},
-        }
-        for each in subsystems
-    }
-    found = await devices(host, policies)
-    assert {device.attributes["subsystem"] for device in found.values()} == set(subsystems)
-    for device in found.values():
-        assert len(device.attributes) + len(device.capacity) <= 32
-        assert set(extra) <= device.attributes.keys()
 
 
 def test_every_example_is_used_here():
