@@ -139,6 +139,12 @@ def test_a_twin_that_is_plugged_in_later_renames_nothing():
             id="device-of-a-sound-card",
         ),
         pytest.param(
+            "ttyS4",
+            ("serial-base 0000:04:00.0:0.1", "pci 0000:04:00.0"),
+            "a-ttys-pci-0000-04-00-0-serial-base-1",
+            id="serial-card",
+        ),
+        pytest.param(
             "dri/renderD129",
             ("pci 0000:01:00.0",),
             "a-dri-renderd-pci-0000-01-00-0",

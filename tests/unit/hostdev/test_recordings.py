@@ -270,6 +270,26 @@ async def test_without_a_udev_daemon_a_device_has_the_same_name_and_fewer_attrib
     assert one.attributes.keys() - other.attributes.keys() == missing
 
 
+async def test_every_recording_stays_within_the_limit_of_attributes(host):
+    """All devices at once, each with the maximum of attributes that a policy can add."""
+    plug(host, "ftdi", "uvc-camera", "usb-sound", "yubikey", "tpm", "gpu")
+    extra = {f"extra{index}": {"int": index} for index in range(4)}
+    subsystems = ("tty", "video4linux", "sound", "hidraw", "tpm", "tpmrm", "drm")
+    policies = {
+        each: {
+            "match": [{"subsystem": each}],
+            "attributes": extra,
+            "allow": {"dangerous": True},
+        }
+        for each in subsystems
+    }
+    found = await devices(host, policies)
+    assert {device.attributes["subsystem"] for device in found.values()} == set(subsystems)
+    for device in found.values():
+        assert len(device.attributes) + len(device.capacity) <= 32
+        assert set(extra) <= device.attributes.keys()
+
+
 def test_every_example_is_used_here():
     text = Path(__file__).read_text()
     policies = [path.stem for path in EXAMPLES.glob("*.yaml") if not path.stem.endswith("-pod")]
