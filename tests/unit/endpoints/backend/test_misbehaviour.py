@@ -57,6 +57,12 @@ def part(raw: bytes, number: int = 1) -> bytes:
             b"\x0a" + b"\xff" * 10, "a malformed protobuf message", id="a-length-without-end"
         ),
         pytest.param(b"\x0a\x02\x0a\x05", "a malformed protobuf message", id="a-device-cut-off"),
+        pytest.param(b"\x08\x01", "a malformed protobuf message", id="a-number-for-devices"),
+        pytest.param(
+            b"\x1a\x00" * 2_000_000,
+            "a message with more than 40,000 fields",
+            id="fallbacks-without-end",
+        ),
         pytest.param(b"\x0a\x00" * 20_000, "more than 16,384 devices", id="too-many-devices"),
         pytest.param(
             pb.WatchDevicesResponse(devices=[device("x" * 70_000)]),
