@@ -52,8 +52,7 @@ class Rig:
         self.driver.apply_policies({each.name: each for each in as_policies(policies)})
 
     async def scan(self) -> Inventory:
-        async with aclosing(self.driver.devices()) as stream:
-            return await anext(stream)
+        return await inventory(self.driver)
 
     async def devices(self) -> dict[str, Device]:
         return {each.name: each for each in (await self.scan()).devices}
@@ -81,3 +80,9 @@ class Rig:
 
 def taints(device: Device) -> dict[str, str]:
     return {taint.key: taint.effect for taint in device.taints}
+
+
+async def inventory(driver: HostDevices) -> Inventory:
+    """Return what a driver lists first."""
+    async with aclosing(driver.devices()) as stream:
+        return await anext(stream)

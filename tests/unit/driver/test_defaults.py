@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,6 @@ from drakit import (
     AllocatedClaim,
     AllocatedDevice,
     Device,
-    DeviceNode,
     Driver,
     DriverError,
     Edits,
@@ -74,22 +72,6 @@ class Direct(Plain):
 
     def unprepare(self, claim, device):
         self.prepare(claim, device)
-
-
-# ------------------------------------------------------------ edits
-
-
-async def test_a_container_gets_the_edits_that_the_device_carries():
-    carries = replace(device("cam-0"), edits=Edits.of_device_nodes("/dev/video0", "/dev/media0"))
-    edits = await Plain().prepare(A, carries)
-    assert edits == Edits(
-        device_nodes=(DeviceNode(path="/dev/video0"), DeviceNode(path="/dev/media0"))
-    )
-
-
-async def test_a_device_that_is_not_listed_cannot_be_prepared():
-    with pytest.raises(DriverError, match=f"device cam-0 is no longer on node {NODE}; delete"):
-        await Plain().prepare(A, device("cam-0"))
 
 
 # ------------------------------------------------------------ a batch calls the other granularity

@@ -110,13 +110,6 @@ def test_a_base_without_types_takes_nothing_away():
     assert (Made.config_type, Made.parameters_type) == (LensConfig, Exposure)
 
 
-def test_what_a_base_sets_holds_below_it():
-    class Made(Agrees):
-        pass
-
-    assert Made.config_type is ZoomConfig
-
-
 @pytest.mark.parametrize(
     ("bases", "attribute", "value", "text"),
     [

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driver, Edits
 from drakit.device import Inventory
@@ -77,30 +78,22 @@ class Camera(Driver[DriverConfig]):
 class Listener:
     """The notifications of an endpoint, in order."""
 
-    def __init__(self) -> None:
-        self.told: list[object] = []
+    def __init__(self, endpoint: str = Camera.name) -> None:
+        self.endpoint = endpoint
+        self.told: list[Any] = []
         self.news = asyncio.Event()
         self._heard = 0
 
-    def replaced(self, endpoint, inventory) -> None:
-        assert (endpoint, type(inventory)) == (Camera.name, Inventory)
-        self._tell(inventory)
-
-    def reported(self, endpoint, report) -> None:
-        assert endpoint == Camera.name
-        self._tell(report)
-
-    def stopped(self, endpoint, reason) -> None:
-        assert endpoint == Camera.name
-        self._tell(reason)
-
-    def _tell(self, what: object) -> None:
+    def _tell(self, endpoint: str, what: object) -> None:
+        assert endpoint == self.endpoint
         self.told.append(what)
         self.news.set()
 
-    async def hear(self) -> object:
+    replaced = reported = stopped = _tell
+
+    async def hear(self) -> Any:
         """Wait for the next notification."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(self.told) == self._heard:
                 self.news.clear()
                 await self.news.wait()
@@ -132,6 +125,17 @@ class OneByOne(Endpoint):
         return result_of(await call([AllocatedClaim(claim=claim, devices=tuple(devices))]))
 
 
+def listing(*inventories: object) -> Callable[[Driver], AsyncIterator]:
+    """The devices of a driver that lists these, and nothing more."""
+
+    async def devices(driver):
+        for inventory in inventories:
+            yield inventory
+        await asyncio.Event().wait()
+
+    return devices
+
+
 def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) -> OneByOne:
     traits = traits_of(kind)
     connect = PythonConnector(Camera.name, make, traits).connect
@@ -153,6 +157,6 @@ async def running(endpoint: OneByOne) -> AsyncIterator[OneByOne]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
+from drakit_nodeplugin.endpoints.python import thread
 from tests.unit.endpoints.camera import Behaviour, Camera, Listener, new_endpoint, running
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """Wait for a driver on a busy machine as well: a test that needs it slow sets its own time."""
+    monkeypatch.setattr(thread, "START_SECONDS", 20.0)
+    monkeypatch.setattr(thread, "LIST_SECONDS", 20.0)
 
 
 @pytest.fixture

@@ -47,17 +47,6 @@ async def test_the_pace_grows_with_the_devices_of_an_inventory(looptime):
 
 
 @pytest.mark.looptime
-async def test_a_reader_that_had_work_with_a_value_can_hold_the_next_one(looptime):
-    cell = LatestValue[int]()
-    cell.replace(1)
-    await cell.next()
-    cell.hold(2)
-    cell.replace(2)
-    await cell.next()
-    assert looptime == 2
-
-
-@pytest.mark.looptime
 async def test_health_comes_after_the_inventory_that_has_its_device_and_the_last_of_each_counts():
     cell = LatestValue[Inventory]()
     inventory = Inventory(devices=(Device(name="cam-0"),))

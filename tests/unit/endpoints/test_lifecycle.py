@@ -10,6 +10,8 @@ from drakit.device import Health, Inventory
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.endpoint import Lifecycle
 
+pytestmark = pytest.mark.looptime
+
 CAM = Inventory(devices=(Device(name="cam-0"),))
 MIC = Inventory(devices=(Device(name="mic-0"),))
 SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.unhealthy("the lens is dirty")})
@@ -75,9 +77,11 @@ class Source:
         return again
 
 
-async def live(source: Source, *, seconds: float) -> tuple[Listener, Lifecycle]:
+async def live(
+    source: Source, *, seconds: float, listener: Listener | None = None
+) -> tuple[Listener, Lifecycle]:
     """Run a life cycle for some time, and then stop it."""
-    listener = Listener()
+    listener = listener or Listener()
     lifecycle = Lifecycle("camera", source.connect, listener=listener)
     await lifecycle.start()
     task = asyncio.create_task(lifecycle.run())
@@ -89,7 +93,6 @@ async def live(source: Source, *, seconds: float) -> tuple[Listener, Lifecycle]:
     return listener, lifecycle
 
 
-@pytest.mark.looptime
 async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
     source = Source(
         FakeConnection(CAM, 5, SICK, 5, MIC, seconds=5), FakeConnection(CAM, seconds=1e6)
@@ -109,7 +112,6 @@ async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
     assert lifecycle.stop_reason == "the node plugin is stopping"
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -128,7 +130,6 @@ async def test_however_a_connection_ends_it_is_made_again(end, reason):
     assert listener.told == [(0, CAM), (0, reason), (1, CAM)]
 
 
-@pytest.mark.looptime
 async def test_an_endpoint_that_lists_and_dies_at_once_is_connected_ever_more_slowly():
     source = Source(FakeConnection(CAM))
     listener, _ = await live(source, seconds=250)
@@ -136,7 +137,6 @@ async def test_an_endpoint_that_lists_and_dies_at_once_is_connected_ever_more_sl
     assert [what for _, what in listener.told] == [CAM, "its stream ended"] * 10
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("seconds", "delay"),
     [
@@ -155,23 +155,22 @@ async def test_the_age_of_a_connection_decides_the_delay_before_the_next_one(sec
     assert source.connected_at == [0, 1, 3, 3 + seconds + delay]
 
 
-@pytest.mark.looptime
-async def test_a_connection_that_never_listed_anything_keeps_the_delay_however_long_it_lived():
-    source = Source(FakeConnection(seconds=100), FakeConnection(seconds=100))
+@pytest.mark.parametrize(
+    "connection",
+    [
+        pytest.param(FakeConnection(seconds=100), id="that-never-listed-anything"),
+        pytest.param(
+            FakeConnection(CAM, seconds=100, end=ConnectionEndedError("a flood", disorderly=True)),
+            id="with-a-disorderly-end",
+        ),
+    ],
+)
+async def test_a_connection_keeps_the_delay_however_long_it_lived(connection):
+    source = Source(connection)
     await live(source, seconds=350)
     assert source.connected_at == [0, 101, 203, 307]
 
 
-@pytest.mark.looptime
-async def test_a_disorderly_end_keeps_the_delay_however_long_it_lived():
-    source = Source(
-        FakeConnection(CAM, seconds=100, end=ConnectionEndedError("a flood", disorderly=True))
-    )
-    await live(source, seconds=350)
-    assert source.connected_at == [0, 101, 203, 307]
-
-
-@pytest.mark.looptime
 async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
     source = Source(
         OSError("refused"),
@@ -189,7 +188,6 @@ async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
     assert lifecycle.stop_reason is None
 
 
-@pytest.mark.looptime
 async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
     listener = Listener()
     source = Source(DriverError("lens is not a known key"))
@@ -200,7 +198,6 @@ async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
     assert (lifecycle.stop_reason, listener.told) == ("lens is not a known key", [])
 
 
-@pytest.mark.looptime
 async def test_a_silent_connection_is_reported_and_used_once_it_lists_devices(caplog):
     source = Source(FakeConnection(CAM), FakeConnection(30, CAM, seconds=1e6))
     listener, _ = await live(source, seconds=100)
@@ -214,7 +211,6 @@ async def test_a_silent_connection_is_reported_and_used_once_it_lists_devices(ca
     assert silent == ["it has not listed anything (before that: its stream ended)"]
 
 
-@pytest.mark.looptime
 async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_ended():
     gone = ConnectionEndedError("the bus is gone")
     source = Source(FakeConnection(CAM, end=gone), FakeConnection(30, CAM, seconds=5))
@@ -225,14 +221,6 @@ async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_
     _, lifecycle = await live(source, seconds=10)
     source.made[1].unavailable = "it is over"
     assert lifecycle.stop_reason == "it is over", "what came before has passed"
-
-
-@pytest.mark.looptime
-async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason():
-    source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
-    _, lifecycle = await live(source, seconds=40)
-    assert lifecycle.stop_reason == "the bus is gone"
-    assert lifecycle.connection is None
 
 
 class Failing(Listener):
@@ -248,7 +236,6 @@ class Failing(Listener):
         raise TypeError("not text")
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("method", "updates"),
     [
@@ -259,12 +246,8 @@ class Failing(Listener):
 async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     method, updates, caplog
 ):
-    listener = Failing(method)
     source = Source(FakeConnection(*updates, seconds=1e6), FakeConnection(CAM, seconds=1e6))
-    lifecycle = Lifecycle("camera", source.connect, listener=listener)
-    await lifecycle.start()
-    task = asyncio.create_task(lifecycle.run())
-    await asyncio.wait({task}, timeout=100)
+    listener, _ = await live(source, seconds=100, listener=Failing(method))
     reason = (
         "the node plugin failed to process its report (TypeError); see the node plugin's log on "
         "this node"
@@ -273,29 +256,22 @@ async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     assert source.made[0].closed == 1
     (record,) = [r for r in caplog.records if r.msg == "endpoint's update failed"]
     assert isinstance(record.exc_info[1], TypeError)
-    task.cancel()
-    await asyncio.wait({task})
-    assert task.cancelled()
 
 
-@pytest.mark.looptime
 async def test_a_listener_that_fails_at_a_stop_does_not_end_the_daemon():
-    listener = Failing("stopped")
     source = Source(OSError("refused"), OSError("refused"), FakeConnection(CAM, seconds=1e6))
-    lifecycle = Lifecycle("camera", source.connect, listener=listener)
-    await lifecycle.start()
-    task = asyncio.create_task(lifecycle.run())
-    await asyncio.wait({task}, timeout=100)
+    listener, _ = await live(source, seconds=100, listener=Failing("stopped"))
     told = (1, "it could not be started: OSError: refused")
     assert listener.told == [told, (3, CAM)], "what was not heard is told again"
-    task.cancel()
-    await asyncio.wait({task})
 
 
-@pytest.mark.looptime
-async def test_a_stop_and_its_reason_are_one_line_of_the_log(caplog):
+async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason_and_has_logged_it(
+    caplog,
+):
     source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
-    await live(source, seconds=0.5)
+    _, lifecycle = await live(source, seconds=0.5)
+    assert lifecycle.unavailable == "the bus is gone"
+    assert lifecycle.connection is None
     (record,) = [r for r in caplog.records if r.msg == "endpoint stopped"]
     assert (record.levelno, record.endpoint, record.reason) == (
         logging.ERROR,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -32,18 +33,6 @@ class Lens(Driver[LensConfig]):
         raise NotImplementedError
 
 
-class BadName(Lens):
-    name = "Lens_Of_Mine"
-
-
-class NameOfADigit(Lens):
-    name = "3d.example.com"
-
-
-class NoName(Lens):
-    name = None
-
-
 class OtherConfig(Driver):
     name = "lens.example.com"
     config_type = dict
@@ -52,58 +41,8 @@ class OtherConfig(Driver):
         yield []
 
 
-class Untyped(Lens):
-    parameters_type = LensConfig
-
-
-class Undecided(Lens):
-    side_effects = None
-
-
-class Restless(Lens):
-    health_period_seconds = 0
-
-
-class NoDevices(Driver[LensConfig]):
-    name = "lens.example.com"
-
-
-class UselessReset(Lens):
-    side_effects = False
-
-    def reset(self, device):
-        raise NotImplementedError
-
-
 class LensPolicy(DevicePolicy):
     pass
-
-
-LENS_POLICIES = PolicyResource(group="lens.example.com", version="v1", plural="lenspolicies")
-
-
-class PoliciesWithoutType(Lens):
-    policy_resource = LENS_POLICIES
-
-
-class PoliciesOfAnotherType(Lens):
-    policy_type = LensConfig
-    policy_resource = LENS_POLICIES
-
-
-class PoliciesOfNothing(Lens):
-    policy_type = LensPolicy
-    policy_resource = "lenspolicies"
-
-
-class PoliciesUnused(Lens):
-    policy_type = LensPolicy
-    policy_resource = LENS_POLICIES
-
-
-class WithPolicies(PoliciesUnused):
-    def apply_policies(self, policies):
-        raise NotImplementedError
 
 
 class BrokenConfig(DriverConfig):
@@ -121,45 +60,23 @@ class FailsToRead(Driver[BrokenConfig]):
         yield []
 
 
-class NameOfNothing(Lens):
-    @classmethod
-    def name_of(cls, config):
-        return None
+LENS_POLICIES = PolicyResource(group="lens.example.com", version="v1", plural="lenspolicies")
 
 
-class Checked(Lens):
-    side_effects = False
-
-    async def check(self, claim, device):
-        return True
+def define(*arguments: object) -> None:
+    """A method of a driver, which nothing calls."""
 
 
-class Declared(Lens):
-    side_effects = True
+@pytest.fixture
+def special(monkeypatch):
+    """Make a driver that differs from `Lens` by some attributes; it is found as ``Special``."""
 
+    def make(**attributes: object) -> str:
+        kind = type("Special", (Lens,), attributes)
+        monkeypatch.setattr(sys.modules[HERE], "Special", kind, raising=False)
+        return f"{HERE}:Special"
 
-class Undone(Lens):
-    def unprepare(self, claim, device):
-        raise NotImplementedError
-
-
-class UndoneByBatch(Lens):
-    def unprepare_claims(self, claims):
-        raise NotImplementedError
-
-
-class SetBack(Lens):
-    def reset(self, device):
-        raise NotImplementedError
-
-
-class Harmless(Undone):
-    side_effects = False
-
-
-class Listing(NoDevices):
-    async def devices(self):
-        yield []
+    return make
 
 
 def load(*entries: dict):
@@ -167,13 +84,8 @@ def load(*entries: dict):
     return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
 
 
-def test_a_driver_can_be_configured_by_its_name_as_well():
-    (loaded,) = load({"driver": f"{HERE}:Lens", "name": Lens.name})
-    assert loaded.name == Lens.name
-
-
 def test_a_class_is_found_by_module_and_made_with_its_config():
-    (loaded,) = load({"driver": f"{HERE}:Lens", "config": {"focalLength": 35}})
+    (loaded,) = load({"driver": f"{HERE}:Lens", "name": Lens.name, "config": {"focalLength": 35}})
     driver = loaded.make()
     assert (loaded.name, driver.config, driver.node.name) == (
         "lens.example.com",
@@ -188,31 +100,104 @@ def test_the_drivers_that_ship_are_found_by_name():
 
 
 @pytest.mark.parametrize(
-    ("kind", "traits"),
+    ("attributes", "traits", "warned"),
     [
-        pytest.param("Lens", DriverTraits(side_effects=False), id="nothing-to-undo"),
-        pytest.param("Undone", DriverTraits(side_effects=True), id="undone-by-device"),
+        pytest.param({}, {"side_effects": False}, True, id="nothing-undoes-its-prepare"),
         pytest.param(
-            "UndoneByBatch",
-            DriverTraits(side_effects=True, batches=frozenset({"unprepare"})),
+            {"side_effects": True}, {"side_effects": True}, True, id="nothing-undoes-its-effects"
+        ),
+        pytest.param({"unprepare": define}, {"side_effects": True}, False, id="undone-by-device"),
+        pytest.param(
+            {"unprepare_claims": define},
+            {"side_effects": True, "batches": frozenset({"unprepare"})},
+            False,
             id="undone-by-batch",
         ),
-        pytest.param("SetBack", DriverTraits(side_effects=True, resets=True), id="reset"),
-        pytest.param("Declared", DriverTraits(side_effects=True), id="declared-with"),
-        pytest.param("Harmless", DriverTraits(side_effects=False), id="declared-without"),
+        pytest.param({"reset": define}, {"side_effects": True, "resets": True}, False, id="reset"),
         pytest.param(
-            "WithPolicies",
-            DriverTraits(
-                side_effects=False, policies=PolicyTraits(resource=LENS_POLICIES, type=LensPolicy)
-            ),
+            {"unprepare": define, "side_effects": False},
+            {"side_effects": False},
+            False,
+            id="declared-without",
+        ),
+        pytest.param(
+            {"policy_type": LensPolicy, "policy_resource": LENS_POLICIES, "apply_policies": define},
+            {
+                "side_effects": False,
+                "policies": PolicyTraits(resource=LENS_POLICIES, type=LensPolicy),
+            },
+            True,
             id="with-policies",
         ),
-        pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="checked"),
+        pytest.param(
+            {"check": define, "side_effects": False},
+            {"side_effects": False, "checks": True},
+            False,
+            id="checked",
+        ),
+        pytest.param(
+            {"prepare": Driver.prepare}, {"side_effects": False}, False, id="without-a-prepare"
+        ),
     ],
 )
-def test_the_class_of_a_driver_shows_the_calls_that_it_needs(kind, traits):
-    (loaded,) = load({"driver": f"{HERE}:{kind}"})
-    assert loaded.traits == traits
+def test_the_class_of_a_driver_shows_the_calls_that_it_needs(
+    special, attributes, traits, warned, caplog
+):
+    (loaded,) = load({"driver": special(**attributes)})
+    assert loaded.traits == DriverTraits(**traits)
+    assert ("define unprepare" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        pytest.param({"name": None}, "has no name", id="no-name"),
+        pytest.param({"name": "Lens_Of_Mine"}, ".*is not a DNS subdomain", id="bad-name"),
+        pytest.param({"name": "3d.example.com"}, ".*begins with a letter", id="no-cdi-vendor"),
+        pytest.param(
+            {"parameters_type": LensConfig}, "has a parameters_type that is not", id="parameters"
+        ),
+        pytest.param({"side_effects": None}, "has side_effects set to None", id="side-effects"),
+        pytest.param(
+            {"health_period_seconds": 0}, "has health_period_seconds set to 0", id="no-period"
+        ),
+        pytest.param(
+            {"policy_resource": LENS_POLICIES},
+            "has only one of policy_type and",
+            id="policies-without-type",
+        ),
+        pytest.param(
+            {"policy_type": LensConfig, "policy_resource": LENS_POLICIES},
+            "has a policy_type that is not",
+            id="policies-of-another-type",
+        ),
+        pytest.param(
+            {"policy_type": LensPolicy, "policy_resource": "lenspolicies"},
+            "has a policy_resource that is not",
+            id="policies-of-nothing",
+        ),
+        pytest.param(
+            {"policy_type": LensPolicy, "policy_resource": LENS_POLICIES},
+            "has a policy_type, but does not define",
+            id="policies-unused",
+        ),
+        pytest.param(
+            {"devices": Driver.devices}, "does not define devices; this is a bug", id="no-devices"
+        ),
+        pytest.param(
+            {"side_effects": False, "reset": define},
+            "defines reset, but sets side_effects to False",
+            id="reset-without-effects",
+        ),
+        pytest.param(
+            {"name_of": classmethod(define)}, "has the name None, which is not a DNS", id="name-of"
+        ),
+    ],
+)
+def test_a_driver_that_contradicts_itself_is_refused(special, attributes, sentence):
+    reference = special(**attributes)
+    with pytest.raises(ConfigError, match=rf"drivers\[0\]\.driver: {reference} {sentence}"):
+        load({"driver": reference})
 
 
 @pytest.mark.parametrize(
@@ -228,40 +213,16 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(kind, traits):
             "cannot be loaded: No module named",
             id="no-module",
         ),
-        *(
-            pytest.param(
-                [{"driver": f"{HERE}:{kind}"}], rf"\.driver: {HERE}:{kind} {sentence}", id=id
-            )
-            for kind, sentence, id in [
-                ("NoName", "has no name", "no-name"),
-                ("OtherConfig", "has a config_type that is not", "config-of-another-type"),
-                ("Untyped", "has a parameters_type that is not", "parameters-of-another-type"),
-                ("Undecided", "has side_effects set to None", "neither-true-nor-false"),
-                ("Restless", "has health_period_seconds set to 0", "no-period"),
-                ("PoliciesWithoutType", "has only one of policy_type and", "policies-half"),
-                ("PoliciesOfAnotherType", "has a policy_type that is not", "policies-type"),
-                ("PoliciesOfNothing", "has a policy_resource that is not", "policies-resource"),
-                ("PoliciesUnused", "has a policy_type, but does not define", "policies-unused"),
-                ("NoDevices", "does not define devices; this is a bug", "no-devices"),
-                (
-                    "UselessReset",
-                    "defines reset, but sets side_effects to False",
-                    "reset-without-effects",
-                ),
-                ("NameOfNothing", "has the name None, which is not a DNS", "chooses-no-name"),
-            ]
-        ),
         pytest.param(
             [{"driver": f"{HERE}:FailsToRead", "config": {"focalLength": 1}}],
             r"drivers\[0\].config: .*FailsToRead fails to read it: KeyError: 'focal'",
             id="fails-to-read-its-config",
         ),
         pytest.param(
-            [{"driver": f"{HERE}:LensConfig"}], "is not a class derived from", id="no-driver"
+            [{"driver": f"{HERE}:OtherConfig"}], "has a config_type that is not", id="config-type"
         ),
-        pytest.param([{"driver": f"{HERE}:BadName"}], "is not a DNS subdomain", id="bad-name"),
         pytest.param(
-            [{"driver": f"{HERE}:NameOfADigit"}], "begins with a letter", id="no-cdi-vendor"
+            [{"driver": f"{HERE}:LensConfig"}], "is not a class derived from", id="no-driver"
         ),
         pytest.param(
             [{"driver": f"{HERE}:Lens"}, {"driver": f"{HERE}:Lens"}],
@@ -335,16 +296,6 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
             "kubeletRot: is not a known key",
             id="unknown-key",
         ),
-        pytest.param(
-            "drivers: [{driver: hostdev}]\ncdiDirectory: cdi",
-            "cdiDirectory: must be an absolute path",
-            id="relative-path",
-        ),
-        pytest.param(
-            "drivers: [{driver: hostdev, names: x}]",
-            r"drivers\[0\].names: is not a known key",
-            id="unknown-key-of-a-driver",
-        ),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path, text, sentence):
@@ -353,28 +304,3 @@ def test_a_bad_file_is_refused(tmp_path, text, sentence):
         path.write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         load_config(path)
-
-
-def test_flags_come_before_the_file(tmp_path):
-    path = tmp_path / "plugin.yaml"
-    path.write_text("drivers: [{driver: hostdev}]\nkubeletRoot: /var/lib/kubelet\n")
-    config = load_config(path, kubeletRoot=Path("/data/kubelet"), cdiDirectory=None)
-    assert config.kubelet_root == Path("/data/kubelet")
-    assert config.cdi_directory == Path("/var/run/cdi")
-
-
-@pytest.mark.parametrize(
-    ("kind", "warned"),
-    [
-        pytest.param("Lens", True, id="nothing-undoes-its-prepare"),
-        pytest.param("Checked", False, id="without-side-effects"),
-        pytest.param("Declared", True, id="nothing-undoes-what-it-declares"),
-        pytest.param("Undone", False, id="undone-by-device"),
-        pytest.param("UndoneByBatch", False, id="undone-by-batch"),
-        pytest.param("SetBack", False, id="undone-by-reset"),
-        pytest.param("Listing", False, id="without-a-prepare-of-its-own"),
-    ],
-)
-def test_side_effects_that_nothing_undoes_are_warned_of(kind, warned, caplog):
-    load({"driver": f"{HERE}:{kind}"})
-    assert ("define unprepare" in caplog.text) is warned

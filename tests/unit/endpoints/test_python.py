@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
-from contextlib import suppress
 
 import pytest
 
 from drakit import Device, DriverError, Edits
+from drakit.device import Health, Inventory
 from drakit_daemon import logs
-from drakit_nodeplugin.endpoints.contract import EndpointContext, traits_of
+from drakit_nodeplugin.endpoints.contract import (
+    DeviceKey,
+    EndpointContext,
+    HealthReport,
+    traits_of,
+)
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import thread as threads
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
@@ -35,65 +39,27 @@ async def test_a_driver_runs_in_a_thread_of_its_own(endpoint, behaviour, listene
 
 
 async def test_a_call_whose_cancellation_the_driver_swallows_holds_up_no_other(endpoint, behaviour):
-    begun, stubborn = threading.Event(), threading.Event()
+    begun, cancelled, stubborn = threading.Event(), threading.Event(), threading.Event()
 
     async def swallow() -> Edits:
         begun.set()
         while not stubborn.is_set():
-            with suppress(asyncio.CancelledError):
+            try:
                 await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                cancelled.set()
         return Edits()
 
     behaviour.prepare = swallow
     call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     await until(begun.is_set)
     call.cancel()
+    await until(cancelled.is_set)
     await endpoint.unprepare(CLAIM, [OTHER])
     assert not call.done(), "the device is not free yet"
     stubborn.set()
     with pytest.raises(asyncio.CancelledError):
         await call
-
-
-async def test_a_driver_that_blocks_hurts_only_its_own_calls(endpoint, behaviour):
-    begun, go = threading.Event(), threading.Event()
-
-    def block() -> Edits:
-        begun.set()
-        while not go.is_set():
-            pass
-        return Edits()
-
-    behaviour.prepare = block
-    first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-    await until(begun.is_set)
-    second = asyncio.create_task(endpoint.unprepare(CLAIM, [OTHER]))
-    await asyncio.sleep(0.05)
-    assert not first.done()
-    assert not second.done()
-    go.set()
-    assert await first == [Edits()]
-    await second
-
-
-async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
-    begun, cancelled = threading.Event(), threading.Event()
-
-    async def wait() -> Edits:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        raise AssertionError
-
-    behaviour.prepare = wait
-    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-    await until(begun.is_set)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await until(cancelled.is_set)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +180,6 @@ async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, b
     assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
 
 
-async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour, listener):
-    behaviour.refuse = DriverError("policies[0].paths[0]: /dev/kvm cannot be read")
-    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    with pytest.raises(DriverError, match="cannot be read"):
-        await endpoint.start()
-    with pytest.raises(EndpointStoppedError):
-        await endpoint.prepare(CLAIM, [DEVICE])
-
-
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
@@ -247,18 +204,12 @@ async def test_a_driver_that_fails_in_its_start_is_started_again(
 
 
 async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener):
-    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    await endpoint.start()
-    await endpoint.close()
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        await listener.hear()
     assert behaviour.closed == 1
     with pytest.raises(EndpointStoppedError, match="the node plugin is stopping"):
         await endpoint.prepare(CLAIM, [DEVICE])
-
-
-async def test_our_own_stop_is_no_stop_of_the_driver(behaviour, listener):
-    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
-        await listener.hear()
-    assert listener.reasons == []
+    assert listener.reasons == [], "our own stop is no stop of the driver"
 
 
 async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
@@ -281,13 +232,11 @@ async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
         assert "test_python.py, line" in slow.where
         with pytest.raises(EndpointStoppedError, match="it is still starting"):
             await endpoint.prepare(CLAIM, [DEVICE])
-        await asyncio.sleep(0.2)
-        assert len(begun) == 1, "no second thread hangs beside the first"
-
         go.set()
         await listener.hear()
         assert listener.inventories == [["cam-0"]]
         assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+        assert len(begun) == 1, "no second thread hung beside the first"
     assert behaviour.closed == 1
 
 
@@ -312,26 +261,6 @@ async def test_a_driver_that_is_slow_to_list_its_devices_is_unavailable_until_it
         await until(lambda: listener.inventories)
 
 
-async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
-    behaviour, listener, monkeypatch
-):
-    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
-    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
-    go = threading.Event()
-
-    def make() -> Camera:
-        go.wait(5)
-        return Camera(behaviour)
-
-    endpoint = new_endpoint(make, listener)
-    await endpoint.start()
-    async with asyncio.timeout(2):
-        await endpoint.close()
-
-    go.set()
-    await until(lambda: behaviour.closed)
-
-
 async def test_a_call_while_the_driver_is_being_closed_finds_it_stopped(
     endpoint, behaviour, listener, monkeypatch
 ):
@@ -347,7 +276,7 @@ async def test_a_call_while_the_driver_is_being_closed_finds_it_stopped(
     assert await listener.hear() == "its stream ended", "told before it has closed"
     with pytest.raises(EndpointStoppedError):
         await endpoint.unprepare(CLAIM, [DEVICE])
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     assert behaviour.made == 1, "the next one does not begin beside it"
     go.set()
     await until(lambda: behaviour.made == 2)
@@ -368,53 +297,24 @@ async def test_a_driver_that_fails_to_close_keeps_the_reason_of_its_end(
     assert "ValueError: a bug in close" in errors[0].exception
 
 
-async def test_a_call_that_its_loop_never_begins_ends_with_the_driver(endpoint, behaviour):
-    go = threading.Event()
-
-    async def linger() -> Edits:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.get_running_loop().run_in_executor(None, go.wait, 5)
-        raise AssertionError
-
-    behaviour.prepare = linger
-    first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-    await asyncio.sleep(0.05)
-    behaviour.end.set()
-    await asyncio.sleep(0.1)
-    late = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-    await asyncio.sleep(0.05)
-    go.set()
-    async with asyncio.timeout(5):
-        for call in (first, late):
-            with pytest.raises(EndpointStoppedError):
-                await call
+async def forgets_to_yield(driver):
+    return [Device(name="cam-0")]
 
 
-async def test_the_end_of_a_driver_is_logged_with_its_traceback(
-    endpoint, behaviour, listener, caplog
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        pytest.param(forgets_to_yield, "never yields", id="forgets-to-yield"),
+        pytest.param(lambda driver: [], "returned list", id="returns"),
+    ],
+)
+async def test_a_driver_without_a_generator_is_stopped(
+    behaviour, listener, short_delays, devices, problem
 ):
-    behaviour.failure = ValueError("a bug")
-    behaviour.end.set()
-    await listener.hear()
-    await until(lambda: [r for r in caplog.records if r.msg == "endpoint stopped"])
-    (record,) = [r for r in caplog.records if r.msg == "driver ended"]
-    assert (record.levelno, record.exc_info) == (logging.ERROR, None)
-    assert record.exception.startswith("Traceback (most recent call last):")
-    assert record.exception.endswith("ValueError: a bug\n")
-
-
-async def test_a_driver_without_a_generator_is_stopped_and_its_neighbours_are_served(
-    behaviour, listener, short_delays
-):
-    async def forgets_to_yield():
-        return [Device(name="cam-0")]
-
-    behaviour.devices = lambda driver: forgets_to_yield()
+    behaviour.devices = devices
     async with running(new_endpoint(lambda: Camera(behaviour), listener)):
-        assert await listener.hear() == (
-            "it could not be started: its devices() never yields; it must be an async generator"
+        assert (await listener.hear()).startswith(
+            f"it could not be started: its devices() {problem}; it must be an async generator"
         )
         behaviour.devices = behaviour._devices
         await until(lambda: listener.inventories)
@@ -439,29 +339,11 @@ async def test_a_process_that_is_out_of_something_tries_again(
         patched.setattr(place, name, refuse)
         await endpoint.start()
         assert listener.reasons == ["it could not be started: RuntimeError: there is no more"]
-    async with asyncio.timeout(5):
-        task = asyncio.create_task(endpoint.run())
-        await until(lambda: listener.inventories)
+    task = asyncio.create_task(endpoint.run())
+    await until(lambda: listener.inventories)
     task.cancel()
     await asyncio.wait({task})
     await endpoint.close()
-
-
-async def test_a_driver_that_does_not_end_is_waited_for_once(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.3)
-    go = threading.Event()
-
-    def close(self) -> None:
-        while not go.is_set():
-            pass
-
-    monkeypatch.setattr(Camera, "close", close)
-    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    await endpoint.start()
-    began_at = asyncio.get_running_loop().time()
-    await endpoint.close()
-    assert asyncio.get_running_loop().time() - began_at < 0.6
-    go.set()
 
 
 def hosted(make, listener) -> PythonEndpoint:
@@ -471,19 +353,24 @@ def hosted(make, listener) -> PythonEndpoint:
     return driver.endpoint(context)
 
 
-async def test_a_driver_has_ended_once_it_has_closed(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
-    go = threading.Event()
-    monkeypatch.setattr(Camera, "close", lambda self: go.wait(5))
-    endpoint = hosted(lambda: Camera(behaviour), listener)
+async def closed_before_its_end(endpoint: PythonEndpoint, go: threading.Event) -> None:
+    """Close an endpoint whose driver hangs until `go`: the close gives up, the end waits."""
     await endpoint.start()
-    await endpoint.close()
+    async with asyncio.timeout(4):
+        await endpoint.close()
     ended = asyncio.create_task(endpoint.ended())
-    done, _ = await asyncio.wait({ended}, timeout=0.3)
+    done, _ = await asyncio.wait({ended}, timeout=0.1)
     assert not done
     go.set()
     async with asyncio.timeout(5):
         await ended
+
+
+async def test_a_driver_has_ended_once_it_has_closed(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    go = threading.Event()
+    monkeypatch.setattr(Camera, "close", lambda self: go.wait(5))
+    await closed_before_its_end(hosted(lambda: Camera(behaviour), listener), go)
 
 
 async def test_a_driver_that_hangs_in_its_start_has_ended_once_it_was_closed(
@@ -497,18 +384,61 @@ async def test_a_driver_that_hangs_in_its_start_has_ended_once_it_was_closed(
         go.wait(5)
         return Camera(behaviour)
 
-    endpoint = hosted(make, listener)
-    await endpoint.start()
-    await endpoint.close()
-    ended = asyncio.create_task(endpoint.ended())
-    done, _ = await asyncio.wait({ended}, timeout=0.3)
-    assert not done
-    go.set()
-    async with asyncio.timeout(5):
-        await ended
+    await closed_before_its_end(hosted(make, listener), go)
     assert (behaviour.made, behaviour.closed) == (1, 1)
 
 
 async def test_a_driver_that_was_never_started_has_ended(behaviour, listener):
     async with asyncio.timeout(1):
         await hosted(lambda: Camera(behaviour), listener).ended()
+
+
+# ------------------------------------------------------------ health
+
+
+class PolledCamera(Camera):
+    health_period_seconds = 0.1
+
+    async def health(self, device):
+        return self.behaviour.health(device)
+
+
+def polled(behaviour, listener):
+    return new_endpoint(lambda: PolledCamera(behaviour), listener, PolledCamera)
+
+
+async def test_health_is_reported_after_the_inventory_and_beside_calls_for_the_device(
+    behaviour, listener
+):
+    begun = threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    behaviour.health = lambda device: Health.healthy()
+    behaviour.prepare = wait
+    async with running(polled(behaviour, listener)) as endpoint:
+        assert isinstance(await listener.hear(), Inventory)
+        key = DeviceKey("", "cam-0")
+        assert await listener.hear() == HealthReport(devices={key: Health.healthy()})
+        call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+        await until(begun.is_set)
+        behaviour.health = lambda device: Health.unhealthy("dirty")
+        assert await listener.hear() == HealthReport(devices={key: Health.unhealthy("dirty")})
+        call.cancel()
+        await asyncio.wait({call})
+
+
+async def test_a_health_that_ends_the_thread_stops_the_driver(behaviour, listener, short_delays):
+
+    def leave(device):
+        behaviour.health = lambda device: Health.healthy()
+        raise SystemExit(3)
+
+    behaviour.health = leave
+    async with running(polled(behaviour, listener)):
+        while not isinstance(told := await listener.hear(), HealthReport):
+            pass
+        assert listener.reasons[-1] == "SystemExit: 3"
+        assert list(told.devices.values()) == [Health.healthy()]

@@ -40,24 +40,15 @@ def test_a_yielded_value_becomes_an_immutable_inventory(listed, inventory):
     assert inventory_of(listed) == inventory
 
 
-def test_a_list_that_its_driver_changes_later_is_not_changed():
-    listed = [CAM]
-    inventory = inventory_of(listed)
-    listed.clear()
-    assert inventory.devices == (CAM,)
-
-
 @pytest.mark.parametrize(
     ("listed", "sentence"),
     [
         pytest.param(["cam-0"], "it listed str, which is not a Device; this is a bug", id="names"),
         pytest.param("cam-0", "it listed str, which is not a Device", id="text"),
-        pytest.param({"cam-0": CAM}, "it listed str, which is not a Device", id="mapping"),
         pytest.param(
             CAM, "it listed Device, which is not a collection of devices", id="one-device"
         ),
         pytest.param(None, "it listed NoneType, which is not a collection", id="nothing-at-all"),
-        pytest.param(7, "it listed int, which is not a collection", id="number"),
         pytest.param([CAM, None], "it listed NoneType, which is not a Device", id="a-hole"),
         pytest.param(
             Inventory(devices=3), "it listed int, which is not a coll", id="bad-inventory"
@@ -148,17 +139,6 @@ async def test_a_driver_may_yield_two_thousand_times_a_second(seconds, yields):
 
 
 @pytest.mark.looptime
-async def test_bursts_with_a_second_between_them_are_no_flood():
-    async def generate():
-        for _ in range(5):
-            for _ in range(1990):
-                yield [CAM]
-            await asyncio.sleep(1)
-
-    assert await read(generate()) == 5 * 1990
-
-
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -175,17 +155,6 @@ async def test_more_than_two_thousand_a_second_are_a_flood(seconds, looptime):
     with pytest.raises(FloodError, match="more than 2,000 inventories within a second"):
         await read(generate())
     assert looptime <= 5
-
-
-async def test_a_stream_that_never_waits_is_a_flood_within_milliseconds():
-    async def generate():
-        while True:
-            yield [CAM]
-
-    began_at = time.thread_time()
-    with pytest.raises(FloodError):
-        await read(generate())
-    assert time.thread_time() - began_at < 0.2
 
 
 async def test_a_stream_that_never_waits_lets_others_run_until_it_is_a_flood():
@@ -254,19 +223,3 @@ async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_othe
     assert await read(generate()) == 10
     other.cancel()
     assert len(others) >= 9, "between two inventories it is their turn"
-
-
-def test_a_driver_whose_devices_is_no_generator_is_refused_with_the_reason():
-    class Odd:
-        def __init__(self, devices):
-            self.devices = devices
-
-    async def forgets_to_yield():
-        return [CAM]
-
-    with pytest.raises(DriverError, match=r"its devices\(\) never yields; it must be an async gen"):
-        stream.open_stream(Odd(forgets_to_yield))
-    with pytest.raises(
-        DriverError, match=r"its devices\(\) returned list; it must be an async gener"
-    ):
-        stream.open_stream(Odd(lambda: [CAM]))

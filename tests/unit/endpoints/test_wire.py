@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from drakit_nodeplugin.endpoints.wire import (
     MAX_FIELDS,
     GarbageError,
-    Turns,
     parse,
     parts,
     printable,
@@ -44,15 +41,6 @@ def test_a_message_is_counted_at_any_depth_before_it_is_parsed(most):
     assert parse(pb.PreparedClaim, raw) == most
     with pytest.raises(GarbageError, match="more than 40,000 fields"):
         parse(pb.PreparedClaim, raw + b"\x0a\x01\xff")  # no text, which only a parser finds
-
-
-@pytest.mark.looptime
-async def test_the_current_turn_counts_as_work(monkeypatch):
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    turns = Turns()
-    monkeypatch.setattr(loop, "time", lambda: now + 2.0)
-    assert turns.worked_seconds == 2.0
 
 
 @pytest.mark.parametrize(

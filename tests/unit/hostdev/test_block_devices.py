@@ -89,34 +89,14 @@ def test_no_disk_partition_or_volume_is_published_and_the_reason_refers_to_csi(h
         )
 
 
-def mounted(host):
-    host.mount("253:0", "/", source="/dev/zram0")
-
-
-def mounted_as_dev_root(host):
-    host.mount("253:0", "/", source="/dev/root")
-
-
-def swap(host):
-    host.swap("/dev/zram0")
+def mount(*arguments, **facts):
+    return lambda host: host.mount(*arguments, **facts)
 
 
 def swap_on_escaped_link(host):
     host.node("zram0", "b", "253:0")
     host.link("disk/my swap", "../zram0")
     host.swap("/dev/disk/my\\040swap")
-
-
-def dm(host):
-    upper(host, "dm-0", "252:0", "zram0")
-
-
-def md(host):
-    upper(host, "md0", "9:0", "zram0")
-
-
-def btrfs_by_source(host):
-    host.mount("0:33", "/", fs_type="btrfs", source="/dev/zram0")
 
 
 def btrfs_second_device(host):
@@ -147,30 +127,31 @@ def source_by_link(host):
     host.mount("0:35", "/", fs_type="other", source="/dev/disk/by-label/root")
 
 
-def raw_volume_of_a_pod(host):
-    host.mount("0:6", "/var/lib/kubelet/x", fs_type="devtmpfs", source="devtmpfs", root="/zram0")
-
-
-def backing_file_of_a_loop_device(host):
-    host.block("virtual/block/loop0", "7:0", loop__backing_file="/dev/zram0")
-
-
 @pytest.mark.parametrize(
     ("use", "reason"),
     [
-        (mounted, "it is mounted at /"),
-        (mounted_as_dev_root, "it is mounted at /"),
-        (swap, "it is a swap area"),
+        (mount("253:0", "/", source="/dev/zram0"), "it is mounted at /"),
+        (mount("253:0", "/", source="/dev/root"), "it is mounted at /"),
+        (mount("253:0", "/with\\040space"), "it is mounted at /with space"),
+        (mount("0:33", "/", fs_type="btrfs", source="/dev/zram0"), "it is mounted at /"),
+        (
+            mount(
+                "0:6", "/var/lib/kubelet/x", fs_type="devtmpfs", source="devtmpfs", root="/zram0"
+            ),
+            "it is mounted at /var/lib/kubelet/x",
+        ),
+        (lambda host: host.swap("/dev/zram0"), "it is a swap area"),
         (swap_on_escaped_link, "it is a swap area"),
-        (dm, "dm-0 is built on it"),
-        (md, "md0 is built on it"),
-        (btrfs_by_source, "it is mounted at /"),
+        (lambda host: upper(host, "dm-0", "252:0", "zram0"), "dm-0 is built on it"),
+        (lambda host: upper(host, "md0", "9:0", "zram0"), "md0 is built on it"),
         (btrfs_second_device, "it is part of a mounted btrfs"),
         (btrfs_under_dev_root, "it is part of a mounted btrfs"),
         (bcachefs_of_two_devices, "it is mounted at /"),
         (source_by_link, "it is mounted at /"),
-        (raw_volume_of_a_pod, "it is mounted at /var/lib/kubelet/x"),
-        (backing_file_of_a_loop_device, "it is the backing file of loop0"),
+        (
+            lambda host: host.block("virtual/block/loop0", "7:0", loop__backing_file="/dev/zram0"),
+            "it is the backing file of loop0",
+        ),
     ],
 )
 def test_a_device_in_use_is_never_published_and_the_other_one_is(zram, use, reason):
@@ -179,11 +160,6 @@ def test_a_device_in_use_is_never_published_and_the_other_one_is(zram, use, reas
     found = refusal(zram, "zram0")
     assert found
     assert found.reason == "InUse"
-
-
-def test_the_reason_has_the_mount_point_without_escapes(zram):
-    zram.mount("253:1", "/with\\040space")
-    assert reasons(zram) == {"zram0": None, "zram1": "it is mounted at /with space"}
 
 
 def test_a_device_in_a_subdirectory_is_found_without_its_node(host):
@@ -199,19 +175,26 @@ def test_usage_is_unknown_if_a_list_is_unreadable(zram, missing):
         usage(zram)
 
 
-def test_usage_is_unknown_if_mountinfo_is_malformed(zram):
-    zram.mountinfo.write_text("27 1 253:0 / /")
+@pytest.mark.parametrize(
+    "line", ["27 1 253:0 / /", "x", "27 1 a:b / / rw - ext4 /dev/vda rw", "a b c - e f g"]
+)
+def test_usage_is_unknown_if_mountinfo_is_malformed(zram, line):
+    zram.mountinfo.write_text(f"{line}\n")
     with pytest.raises(UnreadableError, match="line of mountinfo"):
         usage(zram)
 
 
-def test_usage_is_unknown_if_the_source_of_a_mount_is_unknown(zram):
-    zram.mount("0:40", "/data", fs_type="bcachefs", source="/dev/gone")
-    with pytest.raises(UnreadableError, match=r"/dev/gone .* \(mounted at /data\)"):
+def test_usage_is_unknown_if_the_list_of_swap_areas_has_no_header(zram):
+    zram.swaps.write_text("")
+    with pytest.raises(UnreadableError, match="not with its header"):
         usage(zram)
 
 
-def test_usage_is_unknown_if_a_swap_area_is_unknown(zram):
+def test_usage_is_unknown_if_a_mount_or_a_swap_area_is_of_an_unknown_device(zram):
+    zram.mount("0:40", "/data", fs_type="bcachefs", source="/dev/gone")
+    with pytest.raises(UnreadableError, match=r"/dev/gone .* \(mounted at /data\)"):
+        usage(zram)
+    zram.mountinfo.write_text("")
     zram.swap("/dev/gone")
     with pytest.raises(UnreadableError, match=r"/dev/gone .* \(a swap area\)"):
         usage(zram)

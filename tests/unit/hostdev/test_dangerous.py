@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import aclosing
 
 import pytest
 from pydantic import ValidationError
@@ -12,6 +11,7 @@ from drakit import Inventory
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from drakit_drivers.hostdev.dangerous import DANGEROUS_NODES, danger_of_path, matches_everything
 from drakit_drivers.hostdev.matching import matches
+from tests.fakes.hostdev import inventory
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
 from tests.fakes.sysfs import policy as spec
@@ -113,7 +113,7 @@ def machine(host: FakeHost) -> FakeHost:
     return host
 
 
-async def inventory(host: FakeHost, *, dangerous: bool = False, allowed: bool = True) -> Inventory:
+async def published(host: FakeHost, *, dangerous: bool = False, allowed: bool = True) -> Inventory:
     """What is published if the policies and the chart allow dangerous devices, or do not."""
     allow = {"dangerous": dangerous}
     policies = {
@@ -121,8 +121,7 @@ async def inventory(host: FakeHost, *, dangerous: bool = False, allowed: bool = 
         "tty": spec("tty", "/dev/tty*", "/dev/c*", allow=allow),
     }
     config = host.config(policies, allowDangerous=allowed)
-    async with aclosing(HostDevices(config, StaticNode(name="node-1")).devices()) as stream:
-        return await anext(stream)
+    return await inventory(HostDevices(config, StaticNode(name="node-1")))
 
 
 def names(made: Inventory) -> set[str]:
@@ -136,7 +135,7 @@ def reasons(made: Inventory) -> dict[str, str]:
 
 async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
     """The serial port that the kernel uses as its console is as dangerous as /dev/console."""
-    made = await inventory(machine)
+    made = await published(machine)
     assert names(made) == {"mem-zero", "tty-ttys1"}
     remedy = "to publish it, set allow.dangerous: true in its policy"
     assert reasons(made) == {
@@ -149,11 +148,11 @@ async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
 
 async def test_a_link_does_not_hide_a_dangerous_device(machine):
     machine.udev_entry("c1:1", "S:alias")
-    assert "mem-mem" not in names(await inventory(machine))
+    assert "mem-mem" not in names(await published(machine))
 
 
 async def test_allow_dangerous_publishes_them(machine):
-    made = await inventory(machine, dangerous=True)
+    made = await published(machine, dangerous=True)
     assert names(made) == {
         *("mem-mem", "mem-zero"),
         *("tty-console", "tty-tty7", "tty-ttys0", "tty-ttys1"),
@@ -163,7 +162,7 @@ async def test_allow_dangerous_publishes_them(machine):
 
 @pytest.mark.parametrize("dangerous", [False, True])
 async def test_without_the_chart_s_value_no_policy_can_publish_them(machine, dangerous):
-    made = await inventory(machine, dangerous=dangerous, allowed=False)
+    made = await published(machine, dangerous=dangerous, allowed=False)
     assert names(made) == {"mem-zero", "tty-ttys1"}
     in_policy = "" if dangerous else "allow.dangerous: true in its policy and "
     remedy = f"; to publish it, set {in_policy}hostdev.allowDangerous: true in the chart's values"
@@ -210,8 +209,7 @@ async def test_without_the_chart_s_value_a_policy_that_needs_it_publishes_nothin
     made: dict[bool, Inventory] = {}
     for allowed in (False, True):
         config = machine.config(policies, allowDangerous=allowed)
-        async with aclosing(HostDevices(config, StaticNode(name="node-1")).devices()) as stream:
-            made[allowed] = await anext(stream)
+        made[allowed] = await inventory(HostDevices(config, StaticNode(name="node-1")))
     assert names(made[False]) == {"good-ttys1"}
     assert names(made[True]) >= {"bad-zero", "good-ttys1"}
     text = (

@@ -5,17 +5,16 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits, Inventory
+from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit_drivers.hostdev import HostDevices
 from drakit_drivers.hostdev.dangerous import danger_of
 from drakit_drivers.hostdev.hardware import HostDevice
-from tests.fakes.hostdev import Rig, taints
+from tests.fakes.hostdev import Rig, inventory, taints
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost, policy, unreadable
 from tests.fakes.usb_descriptors import DANGEROUS, FTDI, HARMLESS, HUB, STICK, UVC_CAMERA
@@ -259,11 +258,6 @@ def test_an_i2c_bus_is_dangerous_if_it_is_the_mainboard_s_smbus(host, where, kin
 def driver(host: FakeHost) -> HostDevices:
     policies = {"usb": policy("usb", "/dev/bus/usb/*/*")}
     return HostDevices(host.config(policies), StaticNode(name="node-1"))
-
-
-async def inventory(made: HostDevices) -> Inventory:
-    async with aclosing(made.devices()) as stream:
-        return await anext(stream)
 
 
 async def test_the_driver_publishes_only_harmless_usb_devices(host):

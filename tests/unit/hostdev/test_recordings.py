@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import yaml
 
-from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Edits, Inventory
+from drakit import AllocatedDevice, Device, DeviceNode, Edits
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
+from tests.fakes.hostdev import inventory
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
 from tests.fakes.sysfs import FakeHost, prepared
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
 PODS = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*-pod.yaml"))]
-CLAIM = ClaimReference(namespace="default", name="c", uid="u")
 
 
 def example(file: str) -> dict[str, dict]:
@@ -31,11 +30,6 @@ def driver(host: FakeHost, policies: dict[str, dict]) -> HostDevices:
     dangerous = any(spec.get("allow", {}).get("dangerous") for spec in policies.values())
     config = host.config(policies, allowDangerous=dangerous)
     return HostDevices(config, StaticNode(name="node-1"))
-
-
-async def inventory(made: HostDevices) -> Inventory:
-    async with aclosing(made.devices()) as stream:
-        return await anext(stream)
 
 
 async def devices(host: FakeHost, policies: dict[str, dict]) -> dict[str, Device]:

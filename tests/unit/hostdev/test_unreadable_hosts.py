@@ -12,7 +12,6 @@ import pytest
 
 from drakit import DriverError
 from drakit_drivers.hostdev.host import Host, Scan
-from drakit_drivers.hostdev.sysfs import UnreadableError, entries, link_name, read_attribute
 from tests.fakes.hostdev import Labeled, Rig, taints
 from tests.fakes.sysfs import FakeHost, as_policies, policy, unreadable
 
@@ -102,19 +101,6 @@ async def test_a_device_that_is_known_to_be_unplugged_goes_while_others_are_unkn
         inventory = await rig.scan()
     assert {each.name for each in inventory.devices} == {A1, B2, "zram-zram1"}
     assert inventory.withdrawn == (), "zram0 is gone, and its pods are evicted"
-
-
-async def test_what_was_unknown_and_is_unplugged_by_then_is_gone(host, rig):
-    await rig.scan()
-    await rig.prepare(A1)
-    with unreadable(host.sys / "class" / "tty"):
-        await rig.scan()
-    host.unplug(host.sys / USB)
-    with unreadable(host.sys / "class" / "tty"):
-        assert A1 in await rig.devices()
-    inventory = await rig.scan()
-    assert A1 not in {each.name for each in inventory.devices}
-    assert inventory.withdrawn == ()
 
 
 async def test_a_device_whose_node_is_removed_first_is_evicted_once_it_is_gone(host, rig):
@@ -207,7 +193,7 @@ async def test_while_labels_are_unknown_nothing_changes_and_nothing_is_prepared(
     await anext(stream)
     rig.apply({"serial": TTY | {"nodeSelector": {"lab": "yes"}}})
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             await anext(stream)
     with pytest.raises(DriverError, match="labels of node node-1 are unknown"):
         await rig.prepare(A1)
@@ -248,24 +234,6 @@ def test_without_file_descriptors_everything_stays_as_it_was(host, rig):
         assert "Too many open files" in published.doubt.message
     after = scan(host, during)
     assert after.selection.devices == before.selection.devices
-
-
-def test_missing_files_have_no_value_and_unreadable_ones_raise(tmp_path):
-    (tmp_path / "file").write_text("1\n")
-    assert read_attribute(tmp_path, "file") == "1"
-    assert read_attribute(tmp_path, "missing") is None
-    assert read_attribute(tmp_path / "file", "below") is None
-    assert read_attribute(tmp_path, ".") is None, "a directory"
-    assert link_name(tmp_path / "file") is None, "not a link"
-    assert entries(tmp_path / "missing") == []
-    with unreadable(tmp_path / "file"):
-        with pytest.raises(UnreadableError, match="file cannot be read: Too many levels"):
-            read_attribute(tmp_path, "file")
-        assert link_name(tmp_path / "file") == "file"
-        with pytest.raises(UnreadableError):
-            entries(tmp_path / "file")
-    with no_descriptors(), pytest.raises(UnreadableError, match="Too many open files"):
-        entries(tmp_path)
 
 
 def test_a_device_that_is_replaced_during_the_scan_is_not_a_mixture_of_both(host):

@@ -13,12 +13,9 @@ from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        pytest.param({"gpus": {}}, "gpus", id="unknown-key"),
         pytest.param({"driverName": "Sim"}, "driverName", id="driver-name-in-capitals"),
         pytest.param({"driverName": "3d.example.com"}, "driverName", id="name-of-a-digit"),
-        pytest.param({"numaNodes": 0}, "numaNodes", id="no-numa-node"),
         pytest.param({"controlFile": "control.json"}, "absolute", id="relative-control-file"),
-        pytest.param({"gpu": {"count": -1}}, "gpu.count", id="fewer-than-no-gpus"),
         pytest.param({"gpu": {"prefix": "GPU"}}, "gpu.prefix", id="prefix-in-capitals"),
         pytest.param({"gpu": {"driverVersion": "1.2"}}, "driverVersion", id="half-a-version"),
         pytest.param({"gpu": {"partitions": [2, 2]}}, "a size twice", id="size-twice"),
@@ -26,7 +23,6 @@ from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
             {"gpu": {"partitions": [5]}}, r"above computeSlices \(4\)", id="too-large-a-size"
         ),
         pytest.param({"nic": {"vlans": [4095]}}, "nic.vlans.0", id="no-such-vlan"),
-        pytest.param({"cpu": {"grouping": "socket"}}, "cpu.grouping", id="unknown-grouping"),
         pytest.param({"nic": {"prefix": "gpu"}}, "gpu.prefix", id="one-prefix-twice"),
         pytest.param(
             {"cpu": {"prefix": "nic-0"}}, "starts with nic.prefix", id="prefix-of-another"
@@ -62,7 +58,6 @@ def test_each_driver_has_a_control_file(config, path):
     ("parameters", "text"),
     [
         pytest.param({"speed": 3}, "speed", id="unknown-key"),
-        pytest.param({"sharing": "never"}, "sharing", id="unknown-sharing"),
         pytest.param({"timeSliceMilliseconds": 5}, "sharing: timeSlicing", id="no-time-slicing"),
         pytest.param({"vlan": "all"}, "vlan", id="no-number"),
         pytest.param({"env": {"A B": "x"}}, "env", id="no-variable"),

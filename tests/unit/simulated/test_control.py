@@ -14,7 +14,7 @@ import pytest
 from drakit import Health, Taint
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_drivers.simulated.control import Control, ControlFile
-from drakit_drivers.simulated.inventory import all_devices, commanded, without_device
+from drakit_drivers.simulated.inventory import all_devices, commanded
 
 UNWELL = {"health": {"gpu-0": {"status": "unhealthy", "message": "hot", "broken": True}}}
 
@@ -88,20 +88,14 @@ def test_a_file_that_was_only_half_written_is_not_reported(file, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_an_empty_file_commands_nothing(file):
-    control = ControlFile(file)
-    file.write_text(json.dumps(UNWELL))
-    control.poll()
-    file.write_text("\n")
-    assert control.poll() == Control()
-
-
-def test_a_file_with_the_same_content_again_is_no_change(file):
+def test_a_file_with_the_same_content_again_is_no_change_and_an_empty_one_commands_nothing(file):
     control = ControlFile(file)
     file.write_text(json.dumps(UNWELL))
     assert control.poll() is not None
     file.write_text(json.dumps(UNWELL, indent=1))
     assert control.poll() is None
+    file.write_text("\n")
+    assert control.poll() == Control()
 
 
 # ------------------------------------------------------------ what counts
@@ -151,10 +145,3 @@ def test_a_gpu_that_is_gone_takes_its_partitions_and_counters_along():
     assert not [device for device in found.devices if device.name.startswith("gpu-1")]
     assert [each.name for each in found.counter_sets] == ["gpu-0"]
     assert "gpu-1" not in {device.name for device in found.fallback or ()}
-
-
-def test_names_of_no_device_are_found():
-    control = Control.model_validate(
-        {"health": {"gpu-9": {"status": "healthy"}}, "missing": ["cpu-3", "gpu-?"]}
-    )
-    assert without_device(all_devices(SimulatedConfig()), control) == ["gpu-9"]

@@ -24,10 +24,16 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
+from tests.fakes.backend import FakeBackend
 from tests.fakes.direct import result_of
+from tests.unit.endpoints import camera
 from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"
+CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
+OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
+GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
+SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
 OWN = {"owner": {"uid": os.getuid()}}
 ANY: dict[str, Any] = {
     **OWN,
@@ -51,38 +57,20 @@ def allowed_backends(**entries: dict[str, Any]) -> Mapping[str, AllowedBackend]:
     ).allowed
 
 
-class Listener:
+class Listener(camera.Listener):
     """The reports of an endpoint, in order."""
 
     def __init__(self) -> None:
-        self.reports: list[object] = []
-        self._news = asyncio.Event()
-        self._taken = 0
-
-    def _report(self, endpoint: str, what: object) -> None:
-        assert endpoint == DRIVER
-        self.reports.append(what)
-        self._news.set()
-
-    replaced = reported = stopped = _report
-
-    async def next(self) -> object:
-        """Wait for the next report."""
-        async with asyncio.timeout(10):
-            while len(self.reports) == self._taken:
-                self._news.clear()
-                await self._news.wait()
-        self._taken += 1
-        return self.reports[self._taken - 1]
+        super().__init__(DRIVER)
 
     async def names(self) -> list[str]:
         """Wait for the next inventory, and return the names of its devices."""
-        while isinstance(report := await self.next(), str):
+        while isinstance(report := await self.hear(), str):
             pass
         return [each.name for each in report.devices]
 
     async def reason(self) -> str:
-        while not isinstance(report := await self.next(), str):
+        while not isinstance(report := await self.hear(), str):
             pass
         return report
 
@@ -189,3 +177,16 @@ async def endpoint(found, listener):
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(found.watched())
         yield await stack.enter_async_context(running(new_endpoint(found, listener)))
+
+
+@pytest.fixture
+async def backend(sockets):
+    async with FakeBackend(sockets / "gpu.sock") as backend:
+        yield backend
+
+
+@pytest.fixture
+async def served(backend, endpoint, listener):
+    """An endpoint whose backend has listed its devices."""
+    await listener.names()
+    return endpoint

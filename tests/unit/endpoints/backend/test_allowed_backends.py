@@ -11,28 +11,26 @@ from typing import Any
 
 import pytest
 
-from drakit.device import AllocatedDevice, ClaimReference
 from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
 from tests.unit.endpoints.backend.conftest import (
+    CLAIM,
     DRIVER,
+    GPU,
+    OTHER,
     OWN,
+    SECOND,
     Found,
     allowed_backends,
     call,
     call_both,
     new_endpoint,
 )
-from tests.unit.endpoints.camera import NODE, running, until
+from tests.unit.endpoints.camera import running, until
 
-CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
-OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
-GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
-SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
-THIRD = AllocatedDevice(name="gpu-2", pool=NODE, request="main")
 ENTRY = "backends.allowed.gpu"
 
 
@@ -156,26 +154,10 @@ async def test_a_socket_that_is_replaced_before_it_is_opened_is_not_used(
     async with served(sockets, listener) as (_, endpoint):
         await until(lambda: endpoint.unavailable() is None)
         assert len(opened) > 2
-        assert listener.reports[0] == (
-            "it could not be started: its socket was replaced or removed"
-        )
+        assert listener.told[0] == ("it could not be started: its socket was replaced or removed")
 
 
 # ------------------------------------------------------------ edits
-
-
-async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, listener):
-    entry = {"devices": ["/dev/null"], "mounts": {"/opt/gpu": "ro"}, "env": ["GPU"]}
-    async with served(sockets, listener, **entry) as (backend, endpoint):
-        backend.prepare = gives(
-            env={"GPU": "1"},
-            device_nodes=[pb.DeviceNode(path="/dev/null")],
-            mounts=[pb.Mount(host_path="/opt/gpu/lib", container_path="/gpu")],
-        )
-        (edits,) = await call(endpoint.prepare, CLAIM, [GPU])
-    assert edits.env == {"GPU": "1"}
-    assert [node.path for node in edits.device_nodes] == ["/dev/null"]
-    assert [mount.host_path for mount in edits.mounts] == ["/opt/gpu/lib"]
 
 
 @pytest.mark.parametrize(
@@ -188,28 +170,10 @@ async def test_containers_get_the_edits_that_the_entry_lists(sockets, quick, lis
             id="device-node",
         ),
         pytest.param(
-            {"mounts": [pb.Mount(host_path="/etc", container_path="/etc")]},
-            "a mount of /etc",
-            "mounts",
-            id="mount",
-        ),
-        pytest.param(
             {"hooks": [pb.Hook(name="prestart", path="/bin/sh")]},
             "hook /bin/sh",
             "hooks",
             id="hook",
-        ),
-        pytest.param(
-            {"cdi_devices": ["tpu.example.com/card=0"]},
-            "CDI device tpu.example.com/card=0",
-            "cdiDevices",
-            id="cdi-device",
-        ),
-        pytest.param(
-            {"env": {"LD_PRELOAD": "/x"}}, "environment variable LD_PRELOAD", "env", id="variable"
-        ),
-        pytest.param(
-            {"intel_rdt": pb.IntelRdt(clos_id="a")}, "Intel RDT settings", "intelRdt", id="rdt"
         ),
     ],
 )
@@ -219,7 +183,7 @@ async def test_edits_outside_the_entry_fail_their_claim_alone(
     async with served(sockets, listener, devices=["/dev/null"], env=["GPU"]) as (backend, endpoint):
         backend.listed = None
         backend.prepare = gives(**edits)
-        bad, good = await call_both(endpoint.prepare, (CLAIM, SECOND, GPU), (OTHER, THIRD))
+        bad, good = await call_both(endpoint.prepare, (CLAIM, SECOND, GPU), (OTHER, GPU))
         assert endpoint.unavailable() is None
     assert len(good) == 1
     assert isinstance(bad, DeviceFailedError)

@@ -8,38 +8,30 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from drakit.device import AllocatedDevice, ClaimReference, Device, Health, Inventory
+from drakit.device import AllocatedDevice, Device, Health, Inventory
 from drakit_daemon.logs import request_scope
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
-from tests.fakes.backend import FakeBackend, Refusal, device
-from tests.unit.endpoints.backend.conftest import DRIVER, call, call_both, new_endpoint
+from tests.fakes.backend import Refusal, device
+from tests.unit.endpoints.backend.conftest import (
+    CLAIM,
+    DRIVER,
+    GPU,
+    OTHER,
+    call,
+    call_both,
+    new_endpoint,
+)
 from tests.unit.endpoints.camera import NODE, running, until
 
-CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
-OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
-GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
 SECOND = AllocatedDevice(name="gpu-1", pool=f"{NODE}/gpus", request="main")
-
-
-@pytest.fixture
-async def backend(sockets):
-    async with FakeBackend(sockets / "gpu.sock") as backend:
-        yield backend
-
-
-@pytest.fixture
-async def served(backend, endpoint, listener):
-    """An endpoint whose backend has listed its devices."""
-    await listener.names()
-    return endpoint
 
 
 async def test_a_backend_that_appears_is_reported_once_with_its_devices(
     backend, found, endpoint, listener
 ):
-    assert await listener.next() == Inventory(devices=(Device(name="gpu-0"),))
+    assert await listener.hear() == Inventory(devices=(Device(name="gpu-0"),))
     backend.send_devices(device("gpu-0"), device("gpu-1", pool="gpus"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
     assert (found.appeared, found.diagnostics) == ([DRIVER], [])
@@ -130,48 +122,37 @@ async def test_unprepare_fails_with_the_reason_of_the_backend(served, backend):
         await call(served.unprepare, CLAIM, [GPU])
 
 
+def hot(name, status=pb.HEALTH_STATUS_UNHEALTHY, *, pool="") -> pb.DeviceHealth:
+    health = pb.Health(status=status, message="hot")
+    return pb.DeviceHealth(name=name, pool=pool, health=health)
+
+
 async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
     served, backend, listener
 ):
-    def health(name, status):
-        return pb.DeviceHealth(name=name, health=pb.Health(status=status, message="hot"))
-
     await until(lambda: backend.healths)
-    backend.send_health(
-        pb.WatchHealthResponse(
-            devices=[
-                health("gpu-0", pb.HEALTH_STATUS_UNHEALTHY),
-                health("gpu-1", pb.HEALTH_STATUS_HEALTHY),
-            ]
-        )
-    )
-    assert await listener.next() == HealthReport(
+    devices = [hot("gpu-0"), hot("gpu-1", pb.HEALTH_STATUS_HEALTHY)]
+    backend.send_health(pb.WatchHealthResponse(devices=devices))
+    assert await listener.hear() == HealthReport(
         devices={DeviceKey("", "gpu-0"): Health.unhealthy("hot")}
     )
     backend.send_devices(device("gpu-0"), device("gpu-1"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
-    assert await listener.next() == HealthReport(
+    assert await listener.hear() == HealthReport(
         devices={DeviceKey("", "gpu-1"): Health("healthy", "hot")}
     )
 
 
 async def test_health_of_devices_of_pools_that_no_node_owns_is_reported(served, backend, listener):
-    def health(pool, name):
-        status = pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot")
-        return pb.DeviceHealth(name=name, pool=pool, health=status)
-
     await until(lambda: backend.healths)
-    backend.send_health(
-        pb.WatchHealthResponse(
-            devices=[health("fabric", "port-1"), health("", "gpu-1"), health("left", "gpu-2")]
-        )
-    )
-    hot = Health.unhealthy("hot")
+    devices = [hot("port-1", pool="fabric"), hot("gpu-1"), hot("gpu-2", pool="left")]
+    backend.send_health(pb.WatchHealthResponse(devices=devices))
+    bad = Health.unhealthy("hot")
     port, early = DeviceKey("fabric", "port-1"), DeviceKey("left", "gpu-2")
-    assert await listener.next() == HealthReport(devices={}, unlisted={port: hot, early: hot})
+    assert await listener.hear() == HealthReport(devices={}, unlisted={port: bad, early: bad})
     backend.send_devices(device("gpu-0"), device("gpu-2", pool="left"))
     assert await listener.names() == ["gpu-0", "gpu-2"]
-    assert await listener.next() == HealthReport(devices={early: hot}, unlisted={port: hot})
+    assert await listener.hear() == HealthReport(devices={early: bad}, unlisted={port: bad})
 
 
 async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpoint, listener):
@@ -212,7 +193,7 @@ async def test_without_a_backend_the_start_reports_nothing(found, listener):
     endpoint = new_endpoint(found, listener)
     async with asyncio.timeout(1):
         await endpoint.start()
-    assert listener.reports == []
+    assert listener.told == []
     assert str(endpoint.unavailable()).startswith(
         "driver gpu.example.com is stopped: no backend has registered in "
     )

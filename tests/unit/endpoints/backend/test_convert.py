@@ -128,58 +128,35 @@ def test_health(message, health):
 
 
 def test_edits_have_every_field_of_their_message():
+    nodes = [
+        {"path": "/dev/a"},
+        {"path": "/dev/b", "host_path": "/dev/c", "type": "c", "major": 0, "minor": 3}
+        | {"permissions": "rw", "file_mode": 0o600, "uid": 0, "gid": 5, "identity": "usb:a"},
+    ]
+    mount = {"host_path": "/a", "container_path": "/b"}
+    mounts = [mount, mount | {"options": ("rw",), "type": "tmpfs"}]
+    hook = {"name": "prestart", "path": "/h", "args": ("h",), "env": {"X": "y"}}
+    hook["timeout_seconds"] = 0
+    interface = {"host_interface_name": "eth1", "name": "net1"}
+    rdt = {"clos_id": "a", "schemata": ("L3:0=f",), "enable_monitoring": True}
     message = pb.Edits(
         env={"A": "1"},
-        device_nodes=[
-            pb.DeviceNode(path="/dev/a"),
-            pb.DeviceNode(
-                path="/dev/b",
-                host_path="/dev/c",
-                type="c",
-                major=0,
-                minor=3,
-                permissions="rw",
-                file_mode=0o600,
-                uid=0,
-                gid=5,
-                identity="usb:a",
-            ),
-        ],
-        mounts=[
-            pb.Mount(host_path="/a", container_path="/b"),
-            pb.Mount(host_path="/a", container_path="/b", options=["rw"], type="tmpfs"),
-        ],
-        hooks=[pb.Hook(name="prestart", path="/h", args=["h"], env={"X": "y"}, timeout_seconds=0)],
-        net_devices=[pb.NetDevice(host_interface_name="eth1", name="net1")],
+        device_nodes=[pb.DeviceNode(**each) for each in nodes],
+        mounts=[pb.Mount(**each) for each in mounts],
+        hooks=[pb.Hook(**hook)],
+        net_devices=[pb.NetDevice(**interface)],
         additional_gids=[44],
-        intel_rdt=pb.IntelRdt(clos_id="a", schemata=["L3:0=f"], enable_monitoring=True),
+        intel_rdt=pb.IntelRdt(**rdt),
         cdi_devices=["vendor.example/gpu=0"],
     )
     assert edits_of(message) == Edits(
         env={"A": "1"},
-        device_nodes=(
-            DeviceNode(path="/dev/a"),
-            DeviceNode(
-                path="/dev/b",
-                host_path="/dev/c",
-                type="c",
-                major=0,
-                minor=3,
-                permissions="rw",
-                file_mode=0o600,
-                uid=0,
-                gid=5,
-                identity="usb:a",
-            ),
-        ),
-        mounts=(
-            Mount(host_path="/a", container_path="/b"),
-            Mount(host_path="/a", container_path="/b", options=("rw",), type="tmpfs"),
-        ),
-        hooks=(Hook(name="prestart", path="/h", args=("h",), env={"X": "y"}, timeout_seconds=0),),
-        net_devices=(NetDevice(host_interface_name="eth1", name="net1"),),
+        device_nodes=tuple(DeviceNode(**each) for each in nodes),
+        mounts=tuple(Mount(**each) for each in mounts),
+        hooks=(Hook(**hook),),
+        net_devices=(NetDevice(**interface),),
         additional_gids=(44,),
-        intel_rdt=IntelRdt(clos_id="a", schemata=("L3:0=f",), enable_monitoring=True),
+        intel_rdt=IntelRdt(**rdt),
         cdi_devices=("vendor.example/gpu=0",),
     )
     assert entries_of(message) == 13
@@ -258,32 +235,17 @@ async def test_a_device_with_too_many_attributes_is_not_taken_for_one_without():
 
 
 def test_a_claim_is_written_with_all_that_its_devices_have():
-    device = AllocatedDevice(
-        name="gpu-0",
-        pool="gpus",
-        request="main/small",
-        share_id="s1",
-        admin_access=True,
-        consumed_capacity={"memory": "1Gi"},
-        configs=({"a": 1}, {"a": None}),
-    )
+    reference = {"namespace": "lab", "name": "train", "uid": "uid-a"}
+    facts = {"name": "gpu-0", "pool": "gpus", "request": "main/small", "share_id": "s1"}
+    facts |= {"admin_access": True, "consumed_capacity": {"memory": "1Gi"}}
+    device = AllocatedDevice(**facts, configs=({"a": 1}, {"a": None}))
     plain = AllocatedDevice(name="gpu-1", pool="", request="main")
-    claim = ClaimReference(namespace="lab", name="train", uid="uid-a")
-    assert claim_message(AllocatedClaim(claim=claim, devices=(device, plain))) == pb.Claim(
-        namespace="lab",
-        name="train",
-        uid="uid-a",
+    claim = AllocatedClaim(claim=ClaimReference(**reference), devices=(device, plain))
+    written = {"configs": ['{"a":1}', '{"a":null}'], "parameters": '{"a":null}'}
+    assert claim_message(claim) == pb.Claim(
+        **reference,
         devices=[
-            pb.AllocatedDevice(
-                name="gpu-0",
-                pool="gpus",
-                request="main/small",
-                share_id="s1",
-                admin_access=True,
-                consumed_capacity={"memory": "1Gi"},
-                configs=['{"a":1}', '{"a":null}'],
-                parameters='{"a":null}',
-            ),
+            pb.AllocatedDevice(**facts, **written),
             pb.AllocatedDevice(name="gpu-1", request="main", parameters="{}"),
         ],
     )

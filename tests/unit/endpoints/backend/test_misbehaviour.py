@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,34 +11,17 @@ from typing import Any
 import grpc
 import pytest
 
-from drakit.device import AllocatedDevice, ClaimReference
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
 from drakit_nodeplugin.endpoints.backend.connection import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
-from tests.unit.endpoints.backend.conftest import call, call_both
-from tests.unit.endpoints.camera import NODE, until
+from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER, SECOND, call, call_both
+from tests.unit.endpoints.camera import until
 
-CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
-OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
-GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
-SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
 DRIVER = "driver gpu.example.com"
 FAULT = "this is a bug in the backend"
-
-
-@pytest.fixture
-async def backend(sockets):
-    async with FakeBackend(sockets / "gpu.sock") as backend:
-        yield backend
-
-
-@pytest.fixture
-async def served(backend, endpoint, listener):
-    await listener.names()
-    return endpoint
 
 
 MOST = pb.Edits(
@@ -69,63 +51,39 @@ def part(raw: bytes, number: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "reason"),
+    ("sent", "problem"),
     [
         pytest.param(
-            b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
-            "its backend sent an invalid list of devices: a malformed protobuf message",
-            id="a-length-without-end",
+            b"\x0a" + b"\xff" * 10, "a malformed protobuf message", id="a-length-without-end"
         ),
+        pytest.param(b"\x0a\x02\x0a\x05", "a malformed protobuf message", id="a-device-cut-off"),
+        pytest.param(b"\x08\x01", "a malformed protobuf message", id="a-number-for-devices"),
         pytest.param(
-            b"\x0a\x02\x0a\x05",
-            "its backend sent an invalid list of devices: a malformed protobuf message",
-            id="a-device-that-is-cut-off",
+            b"\x1a\x00" * 2_000_000,
+            "a message with more than 40,000 fields",
+            id="fallbacks-without-end",
         ),
-        pytest.param(
-            b"\x08\x01",
-            "its backend sent an invalid list of devices: a malformed protobuf message",
-            id="a-number-where-devices-belong",
-        ),
-        pytest.param(
-            b"\x0a\x00" * 20_000,
-            "its backend sent an invalid list of devices: more than 16,384 devices",
-            id="more-devices-than-any-node-has",
-        ),
+        pytest.param(b"\x0a\x00" * 20_000, "more than 16,384 devices", id="too-many-devices"),
         pytest.param(
             pb.WatchDevicesResponse(devices=[device("x" * 70_000)]),
-            "its backend sent an invalid list of devices: a device larger than 64 KiB",
+            "a device larger than 64 KiB",
             id="a-device-that-is-too-large",
         ),
         pytest.param(
             b"\x78\x01" * 2_000_000,
-            "its backend sent an invalid list of devices: a message with more than 40,000 fields",
+            "a message with more than 40,000 fields",
             id="numbers-without-end",
-        ),
-        pytest.param(
-            b"\x1a\x00" * 2_000_000,
-            "its backend sent an invalid list of devices: a message with more than 40,000 fields",
-            id="fallbacks-without-end",
         ),
     ],
 )
 async def test_a_message_that_is_no_inventory_ends_the_connection(
-    served, backend, listener, sent, reason
+    served, backend, listener, sent, problem
 ):
     backend.send(sent)
-    assert await listener.reason() == f"{reason}; {FAULT}"
+    assert await listener.reason() == (
+        f"its backend sent an invalid list of devices: {problem}; {FAULT}"
+    )
     assert await listener.names() == ["gpu-0"], "it is connected again"
-
-
-async def test_random_bytes_never_become_more_than_a_reason(served, backend, listener):
-    chance = random.Random(6)
-    for _ in range(20):
-        await until(lambda: backend.streams and served.unavailable() is None)
-        backend.send(chance.randbytes(chance.randrange(1, 400)))
-        await asyncio.sleep(0.02)
-    backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-7")])
-    backend.send(None)
-    while await listener.names() != ["gpu-7"]:
-        pass
 
 
 async def test_a_message_that_is_too_large_ends_the_connection(served, backend, listener):
@@ -151,55 +109,47 @@ async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backen
     names = await listener.names()
     while names != ["gpu-149"]:
         names = await listener.names()
-    assert len(listener.reports) < 20
+    assert len(listener.told) < 20
 
 
 async def test_a_device_that_cannot_be_published_costs_itself_alone(served, backend, listener):
-    crowd = {f"a{count}": pb.Attribute(int=count) for count in range(100)}
     backend.send_devices(
         device("good", attributes={"model": pb.Attribute(string="a")}),
         device("tainted", taints=[pb.Taint(key="gpu.example.com/lost")]),
         device("later", taints=[pb.Taint(key="gpu.example.com/lost", effect=77)]),
         device("empty", attributes={"model": pb.Attribute()}),
-        device("crowd", attributes=crowd),
-        device("list", attributes={"ids": pb.Attribute(ints=pb.IntList(values=range(99)))}),
-        device("Big Name"),
     )
     await listener.names()
-    checked = check_inventory(listener.reports[-1])
+    checked = check_inventory(listener.told[-1])
     assert [each.name for each in checked.devices] == ["good"]
+    taint, effects = "taint 'gpu.example.com/lost'", "None, NoSchedule, NoExecute"
     assert checked.left_out == {
-        "tainted": "taint 'gpu.example.com/lost' has the effect 'unspecified', which is none of "
-        "None, NoSchedule, NoExecute",
-        "later": "taint 'gpu.example.com/lost' has the effect '77', which is none of None, "
-        "NoSchedule, NoExecute",
+        "tainted": f"{taint} has the effect 'unspecified', which is none of {effects}",
+        "later": f"{taint} has the effect '77', which is none of {effects}",
         "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "
         "boolean nor a Version",
-        "crowd": "it has 100 attributes and capacities (those of its topology included), but at "
-        "most 32 are allowed",
-        "list": "its attributes have 99 values (each one of a list counts), but at most 48 are "
-        "allowed",
-        "Big Name": "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)",
     }
 
 
-async def test_garbage_of_health_leaves_the_devices_alone(served, backend, listener, caplog):
-    await until(lambda: backend.healths)
-    backend.send_health(b"\x0a\xff\xff")
-    await until(lambda: "backend's stream of health ended" in caplog.text)
-    backend.send_devices(device("gpu-1"))
-    assert await listener.names() == ["gpu-1"]
-    assert served.unavailable() is None
-
-
-async def test_health_with_numbers_without_end_leaves_the_devices_alone(
-    served, backend, listener, caplog
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        pytest.param(b"\x0a\xff\xff", "malformed protobuf message", id="garbage"),
+        pytest.param(
+            b"\x78\x01" * 2_000_000,
+            "invalid health message: a message with more than 40,000 fields",
+            id="numbers-without-end",
+        ),
+    ],
+)
+async def test_garbage_of_health_leaves_the_devices_alone(
+    served, backend, listener, caplog, sent, problem
 ):
     await until(lambda: backend.healths)
-    backend.send_health(b"\x78\x01" * 2_000_000)
-    await until(
-        lambda: "invalid health message: a message with more than 40,000 fields" in problems(caplog)
-    )
+    backend.send_health(sent)
+    await until(lambda: problem in problems(caplog))
+    backend.send_devices(device("gpu-1"))
+    assert await listener.names() == ["gpu-1"]
     assert served.unavailable() is None
 
 
@@ -251,144 +201,105 @@ async def test_another_name_on_the_same_socket_is_refused(served, backend, found
 # ------------------------------------------------------------ its calls
 
 
+def answer_for(uid: str, *edits: pb.Edits) -> bytes:
+    return prepared(pb.PreparedClaim(uid=uid, edits=edits)).SerializeToString()
+
+
 @pytest.mark.parametrize(
-    ("answer", "errors"),
+    ("answer", "error"),
     [
+        pytest.param(b"", "nothing for this claim", id="nothing"),
         pytest.param(
-            b"\xff\xff\xff",
-            ["answered PrepareClaims with a malformed protobuf message"] * 2,
-            id="garbage",
+            answer_for("uid-z", pb.Edits()) + answer_for("uid-a", pb.Edits()) * 2,
+            "twice for this claim",
+            id="twice-and-one-that-nobody-asked-about",
         ),
         pytest.param(
-            prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])),
-            [None, "nothing for this claim"],
-            id="nothing-for-one",
-        ),
-        pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-z", edits=[pb.Edits()]),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits()]),
-                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits()]),
-            ),
-            [None, "twice for this claim"],
-            id="one-twice-and-one-that-nobody-asked-about",
-        ),
-        pytest.param(
-            prepared(*[pb.PreparedClaim(uid="uid-z")] * 10),
-            ["more claims than were requested"] * 2,
-            id="many-that-nobody-asked-about",
-        ),
-        pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(), pb.Edits()]),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-            ),
-            [None, "returned edits for more devices than a claim has"],
+            answer_for("uid-a", pb.Edits(), pb.Edits()),
+            "returned edits for more devices than a claim has",
             id="edits-of-too-many-devices",
         ),
         pytest.param(
-            prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString()
-            + part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
-            [None, "with a message with more than 40,000 fields for this claim"],
+            part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
+            "with a message with more than 40,000 fields for this claim",
             id="edits-of-devices-without-end",
         ),
+        pytest.param(answer_for("uid-a"), "0 Edits for 1 devices of a claim", id="too-few"),
         pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-a"),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-            ),
-            [None, "0 Edits for 1 devices of a claim"],
-            id="edits-of-too-few-devices",
-        ),
-        pytest.param(
-            # What would be garbage if it were read: but it is too much to be read.
-            part(b"\x0a\x05uid-a" + part(b"\x1a\x00" * 200_000 + b"\x42\x01\xff", 2))
-            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "with a message with more than 40,000 fields for this claim"],
-            id="mounts-without-end",
-        ),
-        pytest.param(
-            part(b"\x0a\x05uid-a" + part(part(b"\x1a\x00" * 9000, 4) * 5 + b"\x42\x01\xff", 2))
-            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "with a message with more than 40,000 fields for this claim"],
-            id="arguments-of-hooks-without-end",
-        ),
-        pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-a", edits=[MOST]),
-                pb.PreparedClaim(uid="uid-b", edits=[MOST]),
-            ),
-            [None, None],
-            id="as-many-edits-as-can-be",
-        ),
-        pytest.param(
-            prepared(
-                pb.PreparedClaim(
-                    uid="uid-a",
-                    edits=[pb.Edits(mounts=[pb.Mount(options=["rw"] * 500) for _ in range(2)])],
-                ),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-            ),
-            [None, "returned more than 1,000 edits for a device"],
+            answer_for("uid-a", pb.Edits(mounts=[pb.Mount(options=["rw"] * 500)] * 2)),
+            "returned more than 1,000 edits for a device",
             id="options-without-end",
         ),
         pytest.param(
-            part(b"\x0a\x05uid-a" * 10_000)
-            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "0 Edits for 1 devices of a claim"],
-            id="uids-without-end",
-        ),
-        pytest.param(
-            b"\x78\x01" * 1_000_000,
-            ["answered PrepareClaims with a message with more than 40,000 fields"] * 2,
-            id="numbers-without-end",
-        ),
-        pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(additional_gids=range(2000))]),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-            ),
-            [None, "returned more than 1,000 edits for a device"],
+            answer_for("uid-a", pb.Edits(additional_gids=range(2000))),
+            "returned more than 1,000 edits for a device",
             id="edits-without-end",
         ),
         pytest.param(
-            prepared(
-                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(env={"A": "x" * 600_000})]),
-                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
-            ),
-            [None, "more than 512 KiB for this claim"],
+            answer_for("uid-a", pb.Edits(env={"A": "x" * 600_000})),
+            "more than 512 KiB for this claim",
             id="a-claim-that-is-too-large",
         ),
         pytest.param(
-            b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff"
-            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "malformed protobuf message for this claim"],
-            id="garbage-for-one",
+            b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff",
+            "malformed protobuf message for this claim",
+            id="garbage",
+        ),
+    ],
+)
+async def test_an_unusable_answer_for_a_claim_fails_it_alone(served, backend, answer, error):
+    async def prepare(request):
+        return answer + answer_for("uid-b", pb.Edits())
+
+    backend.prepare = prepare
+    fine, failed = await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU))
+    assert not isinstance(fine, BaseException), fine
+    assert isinstance(failed, DeviceFailedError)
+    assert str(failed).startswith(DRIVER)
+    assert error in str(failed)
+    assert served.unavailable() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        pytest.param(
+            b"\xff" * 3, "answered PrepareClaims with a malformed protobuf message", id="garbage"
+        ),
+        pytest.param(
+            answer_for("uid-z") * 10, "more claims than were requested", id="other-claims"
+        ),
+        pytest.param(
+            b"\x78\x01" * 1_000_000,
+            "answered PrepareClaims with a message with more than 40,000 fields",
+            id="numbers-without-end",
         ),
         pytest.param(
             b"\x0a\x05" * 3 + bytes(4_500_000),
-            ["sent a response to PrepareClaims that is larger than 4 MiB"] * 2,
+            "sent a response to PrepareClaims that is larger than 4 MiB",
             id="more-than-a-message-may-have",
         ),
     ],
 )
-async def test_an_unusable_answer_fails_the_claims_that_it_concerns(
-    served, backend, answer, errors
-):
+async def test_an_unusable_answer_fails_all_claims(served, backend, answer, error):
     async def prepare(request):
         return answer
 
     backend.prepare = prepare
-    results = await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU))
-    for result, error in zip(results, errors, strict=True):
-        if error is None:
-            assert not isinstance(result, BaseException), result
-        else:
-            assert isinstance(result, DeviceFailedError)
-            assert str(result).startswith(DRIVER)
-            assert error in str(result)
+    for failed in await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU)):
+        assert isinstance(failed, DeviceFailedError)
+        assert str(failed).startswith(DRIVER)
+        assert error in str(failed)
     assert served.unavailable() is None
+
+
+async def test_as_many_edits_as_can_be_are_taken(served, backend):
+    async def prepare(request):
+        return answer_for("uid-a", MOST) + answer_for("uid-b", MOST)
+
+    backend.prepare = prepare
+    results = await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU))
+    assert not [each for each in results if isinstance(each, BaseException)]
 
 
 async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_one_works(
@@ -518,25 +429,20 @@ async def test_an_abandoned_call_does_not_hold_the_end_of_its_connection(served,
 async def test_a_backend_that_crashes_again_and_again_is_not_followed_each_time(
     slow_reconnect, backend, endpoint, listener
 ):
-    await listener.names()
-    lives = 0
-    for _ in range(8):
+    for _ in range(EARLY_AT_ONCE + 1):
+        await listener.names()
         await backend.stop()
         await listener.reason()
         await backend.start()
-        try:
-            async with asyncio.timeout(0.4):
-                await listener.names()
-        except TimeoutError:
-            break
-        lives += 1
-    assert lives == EARLY_AT_ONCE
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await listener.names()
 
 
 # ------------------------------------------------------------ large ones
 
 
-async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, listener):
+async def test_thousands_of_devices_do_not_keep_the_loop(served, backend, listener):
     def listing(changed: int) -> bytes:
         return pb.WatchDevicesResponse(
             devices=[
@@ -549,7 +455,7 @@ async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, lis
                     },
                     capacity={"memory": pb.Capacity(value="8Gi")},
                 )
-                for count in range(12_000)
+                for count in range(4_000)
             ]
         ).SerializeToString()
 
@@ -564,13 +470,13 @@ async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, lis
     first, second = listing(0), listing(1)
     watching = asyncio.create_task(watch())
     backend.send(first)
-    assert len(await listener.names()) == 12_000
-    before = listener.reports[-1]
+    assert len(await listener.names()) == 4_000
+    before = listener.told[-1]
     backend.send(second)
-    assert len(await listener.names()) == 12_000
+    assert len(await listener.names()) == 4_000
     watching.cancel()
-    after = listener.reports[-1]
+    after = listener.told[-1]
     kept = sum(old is new for old, new in zip(before.devices, after.devices, strict=True))
-    assert kept == 11_999, "what did not change is as it was"
+    assert kept == 3_999, "what did not change is as it was"
     # Of this thread's own time, and but for one in a hundred: a collection of garbage may be in it.
     assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.01

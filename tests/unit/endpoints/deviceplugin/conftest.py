@@ -7,7 +7,7 @@ import os
 import shutil
 import string
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.direct import result_of
+from tests.unit.endpoints.camera import NODE, until
 
 DRIVER = "deviceplugin.drakit.dev"
-NODE = "node-1"
 THING = "vendor.example/thing"
 OWN = {"owner": {"uid": os.getuid()}}
 
@@ -165,12 +165,6 @@ def claim(uid: str = "uid-a") -> ClaimReference:
 
 def device(name: str, *, pool: str = "thing.vendor.example", request: str = "main", **options):
     return AllocatedDevice(name=name, pool=f"{NODE}/{pool}", request=request, **options)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

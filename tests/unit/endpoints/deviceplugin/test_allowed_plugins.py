@@ -18,7 +18,8 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.wire import Client
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin
-from tests.unit.endpoints.deviceplugin.conftest import OWN, THING, World, plugins_of, until
+from tests.unit.endpoints.camera import until
+from tests.unit.endpoints.deviceplugin.conftest import OWN, THING, World, plugins_of
 
 pytestmark = pytest.mark.usefixtures("short_delays")
 
@@ -124,16 +125,6 @@ async def test_a_socket_of_another_owner_is_not_called(directory):
     ]
 
 
-async def test_a_plugin_on_the_list_may_listen_only_after_it_has_registered(directory):
-    async with world_with(directory, thing=OWN) as world:
-        plugin = FakeDevicePlugin(directory)
-        await plugin.register()
-        await plugin.start()
-        await world.until_listed("thing-0", "thing-1")
-        await plugin.stop()
-    assert world.diagnostics == []
-
-
 async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_mixed_up(
     directory, monkeypatch
 ):
@@ -203,31 +194,16 @@ async def test_containers_get_the_edits_that_the_entry_lists(directory):
     ("answer", "what", "setting"),
     [
         pytest.param(
-            {"devices": [pb.DeviceSpec(container_path="/dev/thing", host_path="/dev/sda")]},
-            "device node /dev/sda",
-            "devices",
-            id="device-node",
-        ),
-        pytest.param(
             {"devices": [pb.DeviceSpec(container_path="/dev/x", host_path="/dev/thing-link")]},
             "device node /dev/sda",
             "devices",
             id="link-to-a-device-node",
         ),
         pytest.param(
-            {"mounts": [pb.Mount(host_path="/", container_path="/host", read_only=True)]},
-            "a mount of /",
-            "mounts",
-            id="mount",
-        ),
-        pytest.param(
             {"annotations": {"cdi.k8s.io/x": "vendor.example/card=a"}},
             "CDI device vendor.example/card=a",
             "cdiDevices",
             id="cdi-device",
-        ),
-        pytest.param(
-            {"envs": {"BASH_ENV": "/x"}}, "environment variable BASH_ENV", "env", id="variable"
         ),
     ],
 )

@@ -7,8 +7,6 @@ import ctypes
 import os
 import re
 import socket
-import stat
-import time
 from contextlib import AsyncExitStack
 
 import grpc
@@ -25,7 +23,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.messages import pool_of
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
-from tests.unit.endpoints.deviceplugin.conftest import THING, World, device, until
+from tests.unit.endpoints.camera import until
+from tests.unit.endpoints.deviceplugin.conftest import THING, World, device
 
 pytestmark = pytest.mark.usefixtures("short_delays")
 
@@ -81,28 +80,6 @@ async def test_a_plugin_may_listen_only_after_it_has_registered(world, directory
     await plugin.stop()
 
 
-async def test_a_large_list_is_taken(world, directory):
-    names = [f"thing-{number}" for number in range(5000)]
-    async with FakeDevicePlugin(directory, devices=names):
-        await world.until_listed(*names)
-
-
-async def test_lists_that_cost_the_daemon_much_are_read_more_slowly(world, plugin, monkeypatch):
-    replaced_at: list[float] = []
-
-    def work(endpoint, inventory) -> None:
-        until_at = time.monotonic() + 0.03
-        while time.monotonic() < until_at:
-            pass
-        replaced_at.append(time.monotonic())
-
-    monkeypatch.setattr(world, "replaced", work)
-    for number in range(3):
-        await plugin.list(f"thing-{number}")
-        await until(lambda number=number: len(replaced_at) > number)
-    assert replaced_at[2] - replaced_at[1] >= 10 * 0.03
-
-
 async def test_bad_devices_are_left_out_alone(world, directory):
     async with FakeDevicePlugin(directory, devices=("good", "", "x" * 257, "good")):
         await world.until_listed("good")
@@ -126,28 +103,12 @@ async def test_a_plugin_that_dies_is_stopped_and_returns_by_registering(world, p
     assert await world.prepare("thing-0") == [Edits(env={"THINGS": "thing-0"})]
 
 
-async def test_a_stream_that_ends_is_a_stop(world, plugin):
-    await plugin.end_streams()
-    assert await world.until_stopped() == "its stream ended"
-
-
 async def test_a_plugin_that_registers_again_is_not_stopped(world, plugin, directory):
     await plugin.register()
     await until(lambda: len(world.reports[THING]) == 2)
     await until(lambda: plugin.streams == 1)
     assert world.stops() == []
     assert await world.prepare("thing-0")
-
-
-async def test_a_second_process_takes_the_place_of_the_first(world, plugin, directory):
-    new = FakeDevicePlugin(directory, endpoint="other.sock", devices=["thing-9"])
-    async with new:
-        await world.until_listed("thing-9")
-        await world.prepare("thing-9")
-        assert new.allocated == [["thing-9"]]
-        await plugin.stop()
-        await asyncio.sleep(0.1)
-        assert world.stops() == []
 
 
 async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connection(
@@ -171,54 +132,21 @@ async def test_a_plugin_that_registers_without_end_is_connected_now_and_then(
     assert world.stops() == []
 
 
-async def test_one_that_registers_again_and_lists_later_is_taken_when_the_first_ends(
-    world, plugin, directory, monkeypatch
-):
-    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.05)
-    async with FakeDevicePlugin(directory, endpoint="other.sock", devices=None) as other:
-        await until(lambda: other.streams == 1)
-        await until(lambda: other.streams == 0)
-        await plugin.stop()
-        await world.until_stopped()
-        await other.list("thing-9")
-        await world.until_listed("thing-9")
-
-
-async def test_the_loss_of_the_socket_is_not_a_stop_while_the_stream_lives(world, plugin):
-    plugin.socket.unlink()
-    plugin.socket.write_text("another file")
-    await asyncio.sleep(0.1)
-    assert world.stops() == []
-    await plugin.list("thing-5")
-    await world.until_listed("thing-5")
-    await plugin.end_streams()
-    assert await world.until_stopped() == "its stream ended"
-
-
 async def test_a_predecessor_that_removes_its_successors_socket_does_no_harm(
     world, plugin, directory
 ):
     plugin.socket.unlink()
     async with FakeDevicePlugin(directory, devices=["thing-9"]) as new:
         await world.until_listed("thing-9")
+        await until(lambda: plugin.streams == 0)
         await plugin.stop()
         new.socket.unlink(missing_ok=True)
         await asyncio.sleep(0.1)
         assert world.stops() == []
-        await world.prepare("thing-9")
-        assert new.allocated == [["thing-9"]]
-
-
-async def test_a_new_process_at_the_same_path_is_connected_and_not_the_old_one(
-    world, plugin, directory
-):
-    plugin.socket.unlink()
-    async with FakeDevicePlugin(directory, devices=["thing-9"]) as new:
-        await world.until_listed("thing-9")
+        await new.list("thing-9", "thing-10")
+        await world.until_listed("thing-9", "thing-10")
         await world.prepare("thing-9")
         assert (plugin.allocated, new.allocated) == ([], [["thing-9"]])
-        await until(lambda: plugin.streams == 0)
-        assert world.stops() == []
 
 
 async def test_a_plugin_that_listens_late_is_found_without_registering_again(
@@ -227,15 +155,15 @@ async def test_a_plugin_that_listens_late_is_found_without_registering_again(
     monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
     plugin = FakeDevicePlugin(directory)
     await plugin.register()
-    await world.until_stopped()
+    assert "thing.sock, but does not answer on it" in await world.until_stopped()
     await plugin.start()
     await world.until_listed("thing-0", "thing-1")
     await plugin.stop()
 
 
-async def test_a_stream_that_has_ended_is_not_tried_again(world, plugin):
+async def test_a_stream_that_ends_is_a_stop_and_is_not_tried_again(world, plugin):
     await plugin.end_streams()
-    await world.until_stopped()
+    assert await world.until_stopped() == "its stream ended"
     await plugin.start_streams()
     await asyncio.sleep(0.2)
     assert plugin.streams == 0
@@ -261,23 +189,19 @@ async def test_a_slow_successor_is_taken_once_its_predecessor_has_ended(
         await world.until_listed("thing-9")
 
 
-async def test_a_good_registration_does_not_wait_for_a_bad_one(world, directory):
-    plugin = FakeDevicePlugin(directory)
-    await plugin.register(endpoint="nothing.sock")
-    await plugin.start()
-    await asyncio.sleep(0.05)
-    await plugin.register()
-    await world.until_listed("thing-0", "thing-1")  # and not after CONNECT_SECONDS
-    assert world.stops() == []
-    await plugin.stop()
-
-
-async def test_a_good_registration_does_not_wait_for_a_bad_replacement(world, plugin, directory):
-    await plugin.register(endpoint="nothing.sock")
-    await asyncio.sleep(0.05)
-    async with FakeDevicePlugin(directory, endpoint="other.sock", devices=["thing-9"]):
-        await world.until_listed("thing-9")
-    assert world.stops()[:-1] == []
+@pytest.mark.parametrize("replaces", [False, True], ids=["first", "replacement"])
+async def test_a_good_registration_does_not_wait_for_a_bad_one(world, directory, replaces):
+    async with AsyncExitStack() as stack:
+        if replaces:
+            first = FakeDevicePlugin(directory, endpoint="first.sock")
+            await stack.enter_async_context(first)
+            await world.until_listed("thing-0", "thing-1")
+        await FakeDevicePlugin(directory).register(endpoint="nothing.sock")
+        await asyncio.sleep(0.05)
+        good = FakeDevicePlugin(directory, devices=["thing-9"])
+        await stack.enter_async_context(good)
+        await world.until_listed("thing-9")  # and not after CONNECT_SECONDS
+        assert world.stops() == []
 
 
 async def test_a_registration_ends_the_pause_before_the_next_attempt(
@@ -331,12 +255,6 @@ async def test_a_plugin_that_is_barred_while_its_list_is_awaited_is_not_used_aft
     if replaces:
         await until(lambda: first.streams == 0)
         await first.stop()
-
-
-async def test_a_plugin_that_listens_nowhere_is_reported(world, directory, monkeypatch):
-    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
-    await FakeDevicePlugin(directory).register()
-    assert "thing.sock, but does not answer on it" in await world.until_stopped()
 
 
 # ------------------------------------------------------------ registration sockets
@@ -512,11 +430,16 @@ async def test_each_request_and_each_resource_is_a_call_of_its_own(world, plugin
     assert [each.env["THINGS"] for each in edits] == ["thing-0", "GPU-A:0", "thing-1"]
 
 
-async def test_pre_start_is_called_where_it_is_wanted(world, directory):
+async def test_pre_start_is_called_where_it_is_wanted_and_its_failure_is_a_sentence(
+    world, directory
+):
     async with FakeDevicePlugin(directory, pre_start_required=True) as plugin:
         await world.until_listed("thing-0", "thing-1")
         await world.prepare("thing-1", "thing-0")
         assert plugin.pre_started == [["thing-1", "thing-0"]]
+        plugin.pre_start_failure = (grpc.StatusCode.FAILED_PRECONDITION, "too hot")
+        with pytest.raises(DeviceFailedError, match=r"failed in PreStartContainer: .*too hot"):
+            await world.prepare("thing-0")
 
 
 async def test_annotations_are_reported_once(world, plugin):
@@ -524,33 +447,6 @@ async def test_annotations_are_reported_once(world, plugin):
     assert await world.prepare("thing-0") == [Edits()]
     await world.prepare("thing-1")
     assert world.reasons() == ["AnnotationsUnsupported"]
-
-
-async def test_annotations_that_name_cdi_devices_are_given_as_those(world, plugin):
-    annotations = {"cdi.k8s.io/v-plugin_1": "vendor.example/gpu=b"}
-    plugin.answer = lambda ids: pb.ContainerAllocateResponse(annotations=annotations)
-    assert await world.prepare("thing-0") == [Edits(cdi_devices=("vendor.example/gpu=b",))]
-    assert world.diagnostics == []
-
-
-async def test_directories_that_are_full_together_are_a_sentence(world, plugin, monkeypatch):
-    monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
-    for folder in ("a", "b"):
-        for number in range(200):
-            path = world.devices.root / folder / str(number)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    nodes = [{"container_path": f"/dev/{folder}"} for folder in ("a", "b")]
-    plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match="more than 256 device nodes"):
-        await world.prepare("thing-0")
-
-
-async def test_a_path_that_is_none_is_a_sentence(world, plugin):
-    nodes = [{"container_path": "/dev/a", "host_path": "/dev/a\0b"}]
-    plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match="a CDI spec cannot contain"):
-        await world.prepare("thing-0")
 
 
 @pytest.mark.parametrize(
@@ -569,21 +465,6 @@ async def test_a_path_that_is_none_is_a_sentence(world, plugin):
             id="two-answers",
         ),
         pytest.param({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB", id="huge"),
-        pytest.param(
-            {"answer": lambda ids: pb.ContainerAllocateResponse(envs={"A=B": "c"})},
-            "a CDI spec cannot contain: env has '='",
-            id="environment",
-        ),
-        pytest.param(
-            {"answer": lambda ids: pb.ContainerAllocateResponse(mounts=[{"host_path": "/x"}])},
-            "a CDI spec cannot contain: mounts",
-            id="mount",
-        ),
-        pytest.param(
-            {"answer": lambda ids: pb.ContainerAllocateResponse(cdi_devices=[{"name": "x"}])},
-            "a CDI spec cannot contain: cdi_devices",
-            id="cdi-name",
-        ),
     ],
 )
 async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behaviour, text):
@@ -594,14 +475,6 @@ async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behavi
     assert "vendor.example/thing" in str(raised.value)
     assert raised.value.index == 0
     assert world.stops() == []
-
-
-async def test_a_failing_pre_start_is_a_sentence(world, directory):
-    async with FakeDevicePlugin(directory, pre_start_required=True) as plugin:
-        await world.until_listed("thing-0", "thing-1")
-        plugin.pre_start_failure = (grpc.StatusCode.FAILED_PRECONDITION, "too hot")
-        with pytest.raises(DeviceFailedError, match=r"failed in PreStartContainer: .*too hot"):
-            await world.prepare("thing-0")
 
 
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
@@ -653,15 +526,16 @@ async def test_a_resource_that_never_registered_is_a_sentence(world, plugin):
         await world.prepare_devices([device("c", pool="thing.a.b")])
 
 
-async def test_admin_access_is_refused(world, plugin):
-    with pytest.raises(DeviceFailedError, match="adminAccess"):
-        await world.prepare_devices([device("thing-0", admin_access=True)])
-    assert plugin.allocated == []
-
-
-async def test_parameters_are_refused(world, plugin):
-    with pytest.raises(DeviceFailedError, match="accepts no opaque parameters"):
-        await world.prepare_devices([device("thing-0", configs=({"speed": 3},))])
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        pytest.param({"admin_access": True}, "adminAccess", id="admin-access"),
+        pytest.param({"configs": ({"speed": 3},)}, "accepts no opaque parameters", id="parameters"),
+    ],
+)
+async def test_what_no_plugin_supports_is_refused(world, plugin, fields, text):
+    with pytest.raises(DeviceFailedError, match=text):
+        await world.prepare_devices([device("thing-0", **fields)])
     assert plugin.allocated == []
 
 
@@ -753,23 +627,6 @@ async def test_it_ends_in_the_middle_of_anything(directory, short_delays, moment
             await call
     assert world.stops() == []
     await plugin.stop()
-
-
-async def test_fifty_plugins_at_once(world, directory):
-    many = [
-        FakeDevicePlugin(directory, resource=f"v.example/r{n}", endpoint=f"{n}.sock", devices=["d"])
-        for n in range(50)
-    ]
-    async with AsyncExitStack() as stack:
-        for plugin in many:
-            await plugin.start()
-            stack.push_async_callback(plugin.stop)
-        await asyncio.gather(*(plugin.register() for plugin in many))
-        for plugin in many:
-            await world.until_listed("d", resource=plugin.resource)
-        devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
-        edits = await world.prepare_devices(devices)
-        assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
 
 
 async def test_a_canceled_call_ends_when_the_plugin_has_ended_it(world, plugin):

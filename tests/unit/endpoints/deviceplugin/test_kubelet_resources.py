@@ -13,7 +13,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugins import KubeletResources
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.deviceplugin import FakeDevicePlugin
-from tests.unit.endpoints.deviceplugin.conftest import THING, World, until
+from tests.unit.endpoints.camera import until
+from tests.unit.endpoints.deviceplugin.conftest import THING, World
 
 SILENT = OSError("the kubelet's podresources cannot be read")
 PARTIAL = KubeletAnswer(resources={}, unknown="the kubelet does not list our own pod")
@@ -88,26 +89,16 @@ async def test_a_resource_that_no_plugin_wanted_while_the_kubelet_had_it_does_no
 
 
 @pytest.mark.looptime
-async def test_a_kubelet_that_hangs_is_not_waited_for(looptime):
-    async def hang() -> KubeletAnswer:
-        await asyncio.sleep(3600)
-        return FREE
-
-    bar = await KubeletResources(hang).check(THING)
-    assert looptime == 2
-    assert bar is not None
-    assert "did not answer within 2 s" in bar.text
-
-
-@pytest.mark.looptime
-async def test_plugins_that_register_at_once_wait_for_a_kubelet_that_hangs_at_once(looptime):
+async def test_a_kubelet_that_hangs_is_waited_for_once_for_all_plugins(looptime):
     async def hang() -> KubeletAnswer:
         await asyncio.sleep(3600)
         return FREE
 
     resources = KubeletResources(hang)
-    await asyncio.gather(*(resources.check(f"vendor.example/{n}") for n in range(50)))
+    bars = await asyncio.gather(*(resources.check(f"vendor.example/{n}") for n in range(50)))
     assert looptime == 2
+    assert all("did not answer within 2 s" in bar.text for bar in bars if bar is not None)
+    assert None not in bars
 
 
 @pytest.mark.looptime
@@ -131,18 +122,19 @@ def fast(short_delays, monkeypatch) -> None:
     monkeypatch.setattr(plugins, "CLEAR_SECONDS", 0.4)
 
 
-async def test_a_resource_of_the_kubelet_is_refused(world, directory):
-    world.kubelet = {THING: True}
-    with pytest.raises(grpc.aio.AioRpcError, match="own device manager serves") as raised:
-        await FakeDevicePlugin(directory).register()
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert world.reasons() == ["ResourceServedByKubelet"]
-
-
-async def test_a_resource_that_pods_still_have_from_the_kubelet_is_refused(directory, fast):
+@pytest.mark.parametrize(
+    ("serves", "text"),
+    [
+        pytest.param(True, "own device manager serves", id="served"),
+        pytest.param(False, "delete these pods", id="held-by-pods"),
+    ],
+)
+async def test_a_resource_that_the_kubelet_has_is_refused_until_it_is_free(
+    directory, fast, serves, text
+):
     async with World(directory).running() as world:
-        world.kubelet = {THING: False}
-        with pytest.raises(grpc.aio.AioRpcError, match="delete these pods") as raised:
+        world.kubelet = {THING: serves}
+        with pytest.raises(grpc.aio.AioRpcError, match=text) as raised:
             await FakeDevicePlugin(directory).register()
         assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert world.reasons() == ["ResourceServedByKubelet"]
