@@ -57,101 +57,80 @@ def test_the_defaults_of_stale_claims_are_the_collectors(load):
     assert stale.unconfirmed_grace_period == timing.grace.unconfirmed_seconds == 3600
 
 
-def test_no_state_file_is_read_unless_one_is_given(load):
-    assert load().kubelet_state_file is None
+REFUSED = {
+    "grace-longer-than-without-confirmation": (
+        {"staleClaims": {"gracePeriod": "2h"}},
+        "staleClaims: unconfirmedGracePeriod must not be shorter than gracePeriod",
+    ),
+    "too-few-bytes": ({"opaqueParameters": {"maxBytes": 1000}}, "opaqueParameters.maxBytes"),
+    "too-long-a-drain": ({"drainTimeout": "45s"}, "less than or equal to 44s"),
+    "no-pause": ({"staleClaims": {"period": "0s"}}, "staleClaims.period"),
+    "no-duration": ({"staleClaims": {"period": "1x"}}, "staleClaims.period"),
+    "unknown-key": ({"staleClaims": {"grace": "1m"}}, "staleClaims.grace"),
+    "read-only-below-writable": (
+        {"backends": {"allowed": {"a": {**A, "mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
+        "backends.allowed.a: mounts: /opt/a/b cannot be ro inside /opt, which is rw",
+    ),
+    "relative-device": (
+        {"backends": {"allowed": {"a": {**A, "devices": ["/dev/a", "gpu"]}}}},
+        r"backends.allowed.a.devices\[1\]: must be an absolute path",
+    ),
+    "no-driver": (
+        {"backends": {"allowed": {"a": {"driver": "a_b"}}}},
+        "backends.allowed.a.driver: must be a driver's name",
+    ),
+    "no-resource": (
+        {"devicePlugins": {"plugins": {"a": {"resources": ["a.b"]}}}},
+        r"devicePlugins.plugins.a.resources\[0\]: must be a resource's name",
+    ),
+    "one-driver-in-two-directories": (
+        {"backends": {"allowed": {"a": A, "b": A}}},
+        "backends.allowed: driver a.b is in the entries a and b",
+    ),
+    "one-resource-in-two-directories": (
+        {
+            "devicePlugins": {
+                "plugins": {"a": {"resources": ["v/x", "v/y"]}, "b": {"resources": ["v/y"]}}
+            }
+        },
+        "devicePlugins.plugins: resource v/y is in the entries a and b",
+    ),
+    "name-of-a-directory-that-is-too-long": (
+        {"backends": {"allowed": {"a" * 21: A}}},
+        "must be at most 20 lower-case letters, digits and dashes",
+    ),
+    "no-room-for-the-names-of-sockets": (
+        {"backends": {"allowed": {"a": A}, "directory": f"/{'s' * 81}"}},
+        "backends.directory: .* leaves fewer than 24 of the 107 bytes of a socket's path",
+    ),
+    "no-room-below-the-kubelets-root": (
+        {"kubeletRoot": f"/{'s' * 60}", "devicePlugins": {"plugins": {"a" * 20: V}}},
+        "devicePlugins.directory: .* leaves fewer than 24 of the 107 bytes",
+    ),
+    "relative-socket": (
+        {"podResourcesSocket": "kubelet.sock"},
+        "podResourcesSocket: must be an absolute path",
+    ),
+    "relative-state-file": (
+        {"kubeletStateFile": "state"},
+        "kubeletStateFile: must be an absolute path",
+    ),
+    **{
+        name: (
+            {"kubeletRoot": path},
+            "kubeletRoot: must be an absolute path without '..', repeated slashes",
+        )
+        for name, path in {
+            "trailing-slash": "/var/lib/kubelet/",
+            "doubled-slash": "/var//lib/kubelet",
+            "two-slashes-first": "//var/lib/kubelet",
+            "path-that-goes-back": "/var/lib/../kubelet",
+        }.items()
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        pytest.param(
-            {"staleClaims": {"gracePeriod": "2h"}},
-            "staleClaims: unconfirmedGracePeriod must not be shorter than gracePeriod",
-            id="grace-longer-than-without-confirmation",
-        ),
-        pytest.param(
-            {"opaqueParameters": {"maxBytes": 1000}},
-            "opaqueParameters.maxBytes",
-            id="too-few-bytes",
-        ),
-        pytest.param({"drainTimeout": "45s"}, "less than or equal to 44s", id="too-long-a-drain"),
-        pytest.param({"staleClaims": {"period": "0s"}}, "staleClaims.period", id="no-pause"),
-        pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
-        pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),
-        pytest.param(
-            {"backends": {"allowed": {"a": {**A, "mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
-            "backends.allowed.a: mounts: /opt/a/b cannot be ro inside /opt, which is rw",
-            id="read-only-below-writable",
-        ),
-        pytest.param(
-            {"backends": {"allowed": {"a": {**A, "devices": ["/dev/a", "gpu"]}}}},
-            r"backends.allowed.a.devices\[1\]: must be an absolute path",
-            id="relative-device",
-        ),
-        pytest.param(
-            {"backends": {"allowed": {"a": {"driver": "a_b"}}}},
-            "backends.allowed.a.driver: must be a driver's name",
-            id="no-driver",
-        ),
-        pytest.param(
-            {"devicePlugins": {"plugins": {"a": {"resources": ["a.b"]}}}},
-            r"devicePlugins.plugins.a.resources\[0\]: must be a resource's name",
-            id="no-resource",
-        ),
-        pytest.param(
-            {"backends": {"allowed": {"a": A, "b": A}}},
-            "backends.allowed: driver a.b is in the entries a and b",
-            id="one-driver-in-two-directories",
-        ),
-        pytest.param(
-            {
-                "devicePlugins": {
-                    "plugins": {"a": {"resources": ["v/x", "v/y"]}, "b": {"resources": ["v/y"]}}
-                }
-            },
-            "devicePlugins.plugins: resource v/y is in the entries a and b",
-            id="one-resource-in-two-directories",
-        ),
-        pytest.param(
-            {"backends": {"allowed": {"a" * 21: A}}},
-            "must be at most 20 lower-case letters, digits and dashes",
-            id="name-of-a-directory-that-is-too-long",
-        ),
-        pytest.param(
-            {"backends": {"allowed": {"a": A}, "directory": f"/{'s' * 81}"}},
-            "backends.directory: .* leaves fewer than 24 of the 107 bytes of a socket's path",
-            id="no-room-for-the-names-of-sockets",
-        ),
-        pytest.param(
-            {"kubeletRoot": f"/{'s' * 60}", "devicePlugins": {"plugins": {"a" * 20: V}}},
-            "devicePlugins.directory: .* leaves fewer than 24 of the 107 bytes",
-            id="no-room-below-the-kubelets-root",
-        ),
-        pytest.param(
-            {"podResourcesSocket": "kubelet.sock"},
-            "podResourcesSocket: must be an absolute path",
-            id="relative-socket",
-        ),
-        pytest.param(
-            {"kubeletStateFile": "state"},
-            "kubeletStateFile: must be an absolute path",
-            id="relative-state-file",
-        ),
-        *(
-            pytest.param(
-                {"kubeletRoot": path},
-                "kubeletRoot: must be an absolute path without '..', repeated slashes",
-                id=name,
-            )
-            for name, path in {
-                "trailing-slash": "/var/lib/kubelet/",
-                "doubled-slash": "/var//lib/kubelet",
-                "two-slashes-first": "//var/lib/kubelet",
-                "path-that-goes-back": "/var/lib/../kubelet",
-            }.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_setting_that_cannot_be_is_refused(load, values, message):
     with pytest.raises(ConfigError, match=message):
         load(values)

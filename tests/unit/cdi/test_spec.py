@@ -162,29 +162,22 @@ def test_a_member_of_an_enumeration_is_its_text():
     assert one(Edits(env={"MODE": Mode.FAST})) == {"env": ["MODE=fast"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "edits", "version"),
-    [
-        pytest.param("cam", Edits(env={"A": "b"}), "0.3.0", id="env-needs-the-earliest"),
-        pytest.param("cam", node(host_path="/dev/a"), "0.3.0", id="an-equal-host-path-is-left-out"),
-        pytest.param("cam", hook(), "0.3.0", id="a-hook-needs-the-earliest"),
-        pytest.param("cam", mount(type="none"), "0.4.0", id="a-mount-type-needs-0.4"),
-        pytest.param("cam", node(host_path="/dev/b"), "0.5.0", id="a-host-path-needs-0.5"),
-        pytest.param("0cam", Edits(), "0.5.0", id="a-leading-digit-needs-0.5"),
-        pytest.param("cam", Edits(additional_gids=(1,)), "0.7.0", id="gids-need-0.7"),
-        pytest.param("cam", Edits(intel_rdt=IntelRdt()), "0.7.0", id="rdt-needs-0.7"),
-        pytest.param(
-            "cam", Edits(intel_rdt=IntelRdt(schemata=("x",))), "1.1.0", id="schemata-need-1.1"
-        ),
-        pytest.param(
-            "cam",
-            Edits(intel_rdt=IntelRdt(enable_monitoring=True)),
-            "1.1.0",
-            id="monitoring-needs-1.1",
-        ),
-        pytest.param("cam", net("a", "b"), "1.1.0", id="net-devices-need-1.1"),
-    ],
-)
+VERSIONS = {
+    "env-needs-the-earliest": ("cam", Edits(env={"A": "b"}), "0.3.0"),
+    "an-equal-host-path-is-left-out": ("cam", node(host_path="/dev/a"), "0.3.0"),
+    "a-hook-needs-the-earliest": ("cam", hook(), "0.3.0"),
+    "a-mount-type-needs-0.4": ("cam", mount(type="none"), "0.4.0"),
+    "a-host-path-needs-0.5": ("cam", node(host_path="/dev/b"), "0.5.0"),
+    "a-leading-digit-needs-0.5": ("0cam", Edits(), "0.5.0"),
+    "gids-need-0.7": ("cam", Edits(additional_gids=(1,)), "0.7.0"),
+    "rdt-needs-0.7": ("cam", Edits(intel_rdt=IntelRdt()), "0.7.0"),
+    "schemata-need-1.1": ("cam", Edits(intel_rdt=IntelRdt(schemata=("x",))), "1.1.0"),
+    "monitoring-needs-1.1": ("cam", Edits(intel_rdt=IntelRdt(enable_monitoring=True)), "1.1.0"),
+    "net-devices-need-1.1": ("cam", net("a", "b"), "1.1.0"),
+}
+
+
+@pytest.mark.parametrize(("name", "edits", "version"), VERSIONS.values(), ids=VERSIONS)
 def test_the_lowest_version_that_works(name, edits, version):
     assert build_spec(KIND, [(name, edits)])["cdiVersion"] == version
 
@@ -194,81 +187,68 @@ def test_the_identity_of_a_device_node_is_not_written():
     assert one(edit) == one(node(type="c", major=188, minor=0))
 
 
-@pytest.mark.parametrize(
-    ("edits", "reason"),
-    [
-        pytest.param(node(path="dev/a"), "deviceNodes[0].path must be an absolute path", id="path"),
-        pytest.param(node(path=""), "deviceNodes[0].path must be an absolute path", id="no-path"),
-        pytest.param(node(path="/dev/../etc"), "contains '..'", id="path-upwards"),
-        pytest.param(node(host_path="b"), "deviceNodes[0].hostPath must be", id="host-path"),
-        pytest.param(node(type="d"), "must be one of b, c, u, p, not 'd'", id="node-type"),
-        pytest.param(node(major=1), "both major and minor", id="major-alone"),
-        pytest.param(node(minor=1), "both major and minor", id="minor-alone"),
-        pytest.param(node(major=0, minor=3), "minor is ignored by runtimes", id="major-zero"),
-        pytest.param(node(major=-1, minor=1), "major must be from 0 to 4095", id="negative"),
-        pytest.param(node(gid=2**32), "not 4294967296", id="too-large"),
-        pytest.param(node(uid=10**5000), "a number with thousands of digits", id="far-too-large"),
-        pytest.param(
-            node(identity="usb:a"), "must have the type b or c, and a major and a minor", id="bare"
-        ),
-        pytest.param(
-            node(identity="a", type="u", major=1, minor=1), "type b or c", id="identity-of-a-pipe"
-        ),
-        pytest.param(
-            node(identity="a" * 257, type="c", major=1, minor=1),
-            "deviceNodes[0].identity must have 1 to 256 characters",
-            id="long-identity",
-        ),
-        pytest.param(
-            node(identity="", type="c", major=1, minor=1), "1 to 256", id="empty-identity"
-        ),
-        pytest.param(
-            node(identity="a\n", type="c", major=1, minor=1),
-            "deviceNodes[0].identity must contain printable characters only",
-            id="identity-with-a-newline",
-        ),
-        pytest.param(
-            node(identity=7, type="c", major=1, minor=1),
-            "deviceNodes[0].identity must be of type str",
-            id="identity-that-is-no-text",
-        ),
-        pytest.param(node(permissions="rx"), "letters of 'rwm', or 'none'", id="permission"),
-        pytest.param(node(permissions="rr"), "has a letter twice", id="permission-twice"),
-        pytest.param(node(permissions=""), "for no permission, write 'none'", id="no-permission"),
-        pytest.param(node(file_mode=0o1777), "(octal 777), not 1023", id="file-mode"),
-        pytest.param(node(file_mode=660), "write 432", id="file-mode-that-is-no-octal"),
-        pytest.param(
-            Edits(device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/a"))),
-            "deviceNodes has '/dev/a' twice",
-            id="node-twice",
-        ),
-        pytest.param(Edits(env={"": "x"}), "env[0] must have the form NAME=value", id="env-name"),
-        pytest.param(Edits(env={"A=B": "x"}), "'=' in the name 'A=B'", id="env-name-with-equals"),
-        pytest.param(Edits(env={"A\n": "x"}), "control character", id="env-name-with-newline"),
-        pytest.param(Edits(env={"A": "\0"}), "null byte", id="env-value-with-null"),
-        pytest.param(Edits(env={"A": "\udc80"}), "surrogate pair", id="env-value-of-no-character"),
-        pytest.param(mount(host_path="x"), "mounts[0].hostPath must be", id="mount-source"),
-        pytest.param(mount(container_path="x"), "mounts[0].containerPath must be", id="target"),
-        pytest.param(mount(options=("ro",)), "'bind' or 'rbind'", id="mount-without-bind"),
-        pytest.param(mount(options=(), type="bind"), "'bind' or 'rbind'", id="type-is-not-enough"),
-        pytest.param(hook(name="before"), "hookName must be one of prestart", id="hook-name"),
-        pytest.param(hook(path="x"), "hooks[0].path must be an absolute path", id="hook-path"),
-        pytest.param(hook(timeout_seconds=0), "hooks[0].timeout must be from 1", id="timeout"),
-        pytest.param(hook(env={"": ""}), "hooks[0].env[0] must have the form", id="hook-env"),
-        pytest.param(net("x" * 16, "a"), "at most 15 bytes", id="interface-name"),
-        pytest.param(net("a", "b c"), "netDevices[0].name must be", id="interface-with-a-blank"),
-        pytest.param(
-            Edits(net_devices=2 * (NetDevice(host_interface_name="a", name="b"),)),
-            "netDevices has the hostInterfaceName 'a' twice",
-            id="interface-twice",
-        ),
-        pytest.param(Edits(additional_gids=(0,)), "which runtimes ignore", id="gid-0"),
-        pytest.param(Edits(additional_gids=(2**31,)), "to 2147483647", id="gid-too-large"),
-        pytest.param(
-            Edits(intel_rdt=IntelRdt(clos_id="a/b")), "intelRdt.closID must be", id="clos-id"
-        ),
-    ],
-)
+BAD = {
+    "path": (node(path="dev/a"), "deviceNodes[0].path must be an absolute path"),
+    "no-path": (node(path=""), "deviceNodes[0].path must be an absolute path"),
+    "path-upwards": (node(path="/dev/../etc"), "contains '..'"),
+    "host-path": (node(host_path="b"), "deviceNodes[0].hostPath must be"),
+    "node-type": (node(type="d"), "must be one of b, c, u, p, not 'd'"),
+    "major-alone": (node(major=1), "both major and minor"),
+    "minor-alone": (node(minor=1), "both major and minor"),
+    "major-zero": (node(major=0, minor=3), "minor is ignored by runtimes"),
+    "negative": (node(major=-1, minor=1), "major must be from 0 to 4095"),
+    "too-large": (node(gid=2**32), "not 4294967296"),
+    "far-too-large": (node(uid=10**5000), "a number with thousands of digits"),
+    "bare": (node(identity="usb:a"), "must have the type b or c, and a major and a minor"),
+    "identity-of-a-pipe": (node(identity="a", type="u", major=1, minor=1), "type b or c"),
+    "long-identity": (
+        node(identity="a" * 257, type="c", major=1, minor=1),
+        "deviceNodes[0].identity must have 1 to 256 characters",
+    ),
+    "empty-identity": (node(identity="", type="c", major=1, minor=1), "1 to 256"),
+    "identity-with-a-newline": (
+        node(identity="a\n", type="c", major=1, minor=1),
+        "deviceNodes[0].identity must contain printable characters only",
+    ),
+    "identity-that-is-no-text": (
+        node(identity=7, type="c", major=1, minor=1),
+        "deviceNodes[0].identity must be of type str",
+    ),
+    "permission": (node(permissions="rx"), "letters of 'rwm', or 'none'"),
+    "permission-twice": (node(permissions="rr"), "has a letter twice"),
+    "no-permission": (node(permissions=""), "for no permission, write 'none'"),
+    "file-mode": (node(file_mode=0o1777), "(octal 777), not 1023"),
+    "file-mode-that-is-no-octal": (node(file_mode=660), "write 432"),
+    "node-twice": (
+        Edits(device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/a"))),
+        "deviceNodes has '/dev/a' twice",
+    ),
+    "env-name": (Edits(env={"": "x"}), "env[0] must have the form NAME=value"),
+    "env-name-with-equals": (Edits(env={"A=B": "x"}), "'=' in the name 'A=B'"),
+    "env-name-with-newline": (Edits(env={"A\n": "x"}), "control character"),
+    "env-value-with-null": (Edits(env={"A": "\0"}), "null byte"),
+    "env-value-of-no-character": (Edits(env={"A": "\udc80"}), "surrogate pair"),
+    "mount-source": (mount(host_path="x"), "mounts[0].hostPath must be"),
+    "target": (mount(container_path="x"), "mounts[0].containerPath must be"),
+    "mount-without-bind": (mount(options=("ro",)), "'bind' or 'rbind'"),
+    "type-is-not-enough": (mount(options=(), type="bind"), "'bind' or 'rbind'"),
+    "hook-name": (hook(name="before"), "hookName must be one of prestart"),
+    "hook-path": (hook(path="x"), "hooks[0].path must be an absolute path"),
+    "timeout": (hook(timeout_seconds=0), "hooks[0].timeout must be from 1"),
+    "hook-env": (hook(env={"": ""}), "hooks[0].env[0] must have the form"),
+    "interface-name": (net("x" * 16, "a"), "at most 15 bytes"),
+    "interface-with-a-blank": (net("a", "b c"), "netDevices[0].name must be"),
+    "interface-twice": (
+        Edits(net_devices=2 * (NetDevice(host_interface_name="a", name="b"),)),
+        "netDevices has the hostInterfaceName 'a' twice",
+    ),
+    "gid-0": (Edits(additional_gids=(0,)), "which runtimes ignore"),
+    "gid-too-large": (Edits(additional_gids=(2**31,)), "to 2147483647"),
+    "clos-id": (Edits(intel_rdt=IntelRdt(clos_id="a/b")), "intelRdt.closID must be"),
+}
+
+
+@pytest.mark.parametrize(("edits", "reason"), BAD.values(), ids=BAD)
 def test_bad_edits_are_refused_with_device_and_reason(edits, reason):
     with pytest.raises(InvalidEditsError) as caught:
         one(edits)
@@ -281,47 +261,43 @@ class Unreadable(dict):
         raise OSError("the vendor's disk is full")
 
 
-@pytest.mark.parametrize(
-    ("edits", "reason"),
-    [
-        pytest.param(None, "the driver's answer must be of type Edits, not null", id="nothing"),
-        pytest.param({}, "must be of type Edits, not an object", id="a-dictionary"),
-        pytest.param(Edits(env=["A=b"]), "env must be of type Mapping, not a list", id="env"),
-        pytest.param(Edits(env={"A": 1}), "env['A'] must be of type str, not a number", id="value"),
-        pytest.param(Edits(env={1: "A"}), "env[1] must be of type str, not a number", id="name"),
-        pytest.param(Edits(env=Unreadable()), "the vendor's disk is full", id="trap"),
-        pytest.param(Edits(device_nodes="/dev/a"), "deviceNodes must be a tuple, not text", id="s"),
-        pytest.param(Edits(device_nodes=None), "deviceNodes must be a tuple, not null", id="none"),
-        pytest.param(
-            Edits(device_nodes=("/dev/a",)),
-            "deviceNodes[0] must be of type DeviceNode, not text",
-            id="a-text-as-node",
-        ),
-        pytest.param(
-            node(path=PurePosixPath("/dev/a")),
-            "deviceNodes[0].path must be text, not PurePosixPath",
-            id="a-path-object",
-        ),
-        pytest.param(node(path=b"/dev/a"), "must be text, not bytes", id="bytes"),
-        pytest.param(node(path=None), "deviceNodes[0].path is missing", id="path-none"),
-        pytest.param(node(type=[]), "deviceNodes[0].type must be text, not a list", id="a-list"),
-        pytest.param(node(uid=True), "must be a whole number, not true or false", id="boolean"),
-        pytest.param(node(uid=1.0), "not a number with a fraction", id="float"),
-        pytest.param(mount(options="ro,bind"), "mounts[0].options must be a tuple", id="options"),
-        pytest.param(mount(options=(1, "bind")), "mounts[0].options[0] must be text", id="option"),
-        pytest.param(hook(args="x"), "hooks[0].args must be a tuple, not text", id="args"),
-        pytest.param(hook(env=()), "hooks[0].env must be of type Mapping, not tuple", id="h-env"),
-        pytest.param(hook(timeout_seconds="5"), "must be a whole number, not text", id="timeout"),
-        pytest.param(net(None, "a"), "hostInterfaceName is missing", id="interface-none"),
-        pytest.param(net("a", 1), "netDevices[0].name must be text, not a number", id="interface"),
-        pytest.param(Edits(additional_gids=5), "additionalGids must be a tuple", id="gids"),
-        pytest.param(Edits(additional_gids=("video",)), "must be a whole number", id="gid"),
-        pytest.param(Edits(intel_rdt={}), "intelRdt must be of type IntelRdt", id="rdt"),
-        pytest.param(
-            Edits(intel_rdt=IntelRdt(enable_monitoring=1)), "must be true or false", id="flag"
-        ),
-    ],
-)
+WRONG_TYPES = {
+    "nothing": (None, "the driver's answer must be of type Edits, not null"),
+    "a-dictionary": ({}, "must be of type Edits, not an object"),
+    "env": (Edits(env=["A=b"]), "env must be of type Mapping, not a list"),
+    "value": (Edits(env={"A": 1}), "env['A'] must be of type str, not a number"),
+    "name": (Edits(env={1: "A"}), "env[1] must be of type str, not a number"),
+    "trap": (Edits(env=Unreadable()), "the vendor's disk is full"),
+    "s": (Edits(device_nodes="/dev/a"), "deviceNodes must be a tuple, not text"),
+    "none": (Edits(device_nodes=None), "deviceNodes must be a tuple, not null"),
+    "a-text-as-node": (
+        Edits(device_nodes=("/dev/a",)),
+        "deviceNodes[0] must be of type DeviceNode, not text",
+    ),
+    "a-path-object": (
+        node(path=PurePosixPath("/dev/a")),
+        "deviceNodes[0].path must be text, not PurePosixPath",
+    ),
+    "bytes": (node(path=b"/dev/a"), "must be text, not bytes"),
+    "path-none": (node(path=None), "deviceNodes[0].path is missing"),
+    "a-list": (node(type=[]), "deviceNodes[0].type must be text, not a list"),
+    "boolean": (node(uid=True), "must be a whole number, not true or false"),
+    "float": (node(uid=1.0), "not a number with a fraction"),
+    "options": (mount(options="ro,bind"), "mounts[0].options must be a tuple"),
+    "option": (mount(options=(1, "bind")), "mounts[0].options[0] must be text"),
+    "args": (hook(args="x"), "hooks[0].args must be a tuple, not text"),
+    "h-env": (hook(env=()), "hooks[0].env must be of type Mapping, not tuple"),
+    "timeout": (hook(timeout_seconds="5"), "must be a whole number, not text"),
+    "interface-none": (net(None, "a"), "hostInterfaceName is missing"),
+    "interface": (net("a", 1), "netDevices[0].name must be text, not a number"),
+    "gids": (Edits(additional_gids=5), "additionalGids must be a tuple"),
+    "gid": (Edits(additional_gids=("video",)), "must be a whole number"),
+    "rdt": (Edits(intel_rdt={}), "intelRdt must be of type IntelRdt"),
+    "flag": (Edits(intel_rdt=IntelRdt(enable_monitoring=1)), "must be true or false"),
+}
+
+
+@pytest.mark.parametrize(("edits", "reason"), WRONG_TYPES.values(), ids=WRONG_TYPES)
 def test_values_of_wrong_types_are_refused_like_bad_ones(edits, reason):
     with pytest.raises(InvalidEditsError) as caught:
         one(edits)
@@ -379,29 +355,26 @@ def test_names_of_others_are_no_part_of_the_spec():
 QUALIFIED = "must be a qualified CDI name (vendor/class=name), not "
 
 
-@pytest.mark.parametrize(
-    ("names", "sentence"),
-    [
-        pytest.param(("v.com/c=0", ""), f"cdi_devices[1] {QUALIFIED}''", id="empty"),
-        pytest.param(("gpu0",), f"cdi_devices[0] {QUALIFIED}'gpu0'", id="no-kind"),
-        pytest.param(("gpu=0",), f"cdi_devices[0] {QUALIFIED}'gpu=0'", id="no-class"),
-        pytest.param(("v.com/c",), f"cdi_devices[0] {QUALIFIED}'v.com/c'", id="no-name"),
-        pytest.param(("v.com/c=",), f"cdi_devices[0] {QUALIFIED}'v.com/c='", id="empty-name"),
-        pytest.param(("/dev/a=b",), f"cdi_devices[0] {QUALIFIED}'/dev/a=b'", id="a-path"),
-        pytest.param(
-            ("v.com/c=a\n",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a\\n'", id="a-line-end"
-        ),
-        pytest.param(("v.com/c=a=b",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a=b'", id="two-names"),
-        pytest.param(
-            (f"{KIND}={UID}-0",),
-            "cdi_devices[0] must not use the CDI kind of drakit's own files",
-            id="another-claim-of-ours",
-        ),
-        pytest.param((7,), "cdi_devices[0] must be of type str, not a number", id="no-text"),
-        pytest.param("v.com/c=0", "cdi_devices must be a tuple, not text", id="no-tuple"),
-        pytest.param(("x" * 10_000,), "…", id="a-long-one-is-cut"),
-    ],
-)
+BAD_NAMES = {
+    "empty": (("v.com/c=0", ""), f"cdi_devices[1] {QUALIFIED}''"),
+    "no-kind": (("gpu0",), f"cdi_devices[0] {QUALIFIED}'gpu0'"),
+    "no-class": (("gpu=0",), f"cdi_devices[0] {QUALIFIED}'gpu=0'"),
+    "no-name": (("v.com/c",), f"cdi_devices[0] {QUALIFIED}'v.com/c'"),
+    "empty-name": (("v.com/c=",), f"cdi_devices[0] {QUALIFIED}'v.com/c='"),
+    "a-path": (("/dev/a=b",), f"cdi_devices[0] {QUALIFIED}'/dev/a=b'"),
+    "a-line-end": (("v.com/c=a\n",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a\\n'"),
+    "two-names": (("v.com/c=a=b",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a=b'"),
+    "another-claim-of-ours": (
+        (f"{KIND}={UID}-0",),
+        "cdi_devices[0] must not use the CDI kind of drakit's own files",
+    ),
+    "no-text": ((7,), "cdi_devices[0] must be of type str, not a number"),
+    "no-tuple": ("v.com/c=0", "cdi_devices must be a tuple, not text"),
+    "a-long-one-is-cut": (("x" * 10_000,), "…"),
+}
+
+
+@pytest.mark.parametrize(("names", "sentence"), BAD_NAMES.values(), ids=BAD_NAMES)
 def test_names_of_others_that_no_runtime_knows_are_refused(names, sentence):
     with pytest.raises(InvalidEditsError) as caught:
         build_spec(KIND, [("cam", Edits(cdi_devices=names))])

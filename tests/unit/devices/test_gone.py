@@ -20,7 +20,6 @@ from tests.unit.devices.conftest import (
     inventory,
     pass_time,
     published,
-    report,
     shown,
 )
 
@@ -73,6 +72,10 @@ async def test_a_held_device_is_tainted_at_once_and_goes_when_it_is_released(nod
         assert "no longer lists it" in health_of(manager, "a").message
         assert manager.is_gone(NODE, "a")
         assert not manager.is_gone(NODE, "b")
+        hardware, capacity = manager.hardware(), manager.capacity().pools[NODE]
+        assert hardware is not None
+        assert hardware.device(NODE, "a") is None
+        assert (capacity.healthy, capacity.unhealthy, capacity.gone) == ({"b"}, set(), {"a"})
         await pass_time(3600)
         assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
         assert manager.revision.number == seen + 1, "nothing changes while the claim holds it"
@@ -82,18 +85,6 @@ async def test_a_held_device_is_tainted_at_once_and_goes_when_it_is_released(nod
         assert shown(manager.publication()) == {NODE: {"b": []}}
         assert [each.device for each in manager.health_states()] == ["b"]
         assert not manager.is_gone(NODE, "a")
-
-
-async def test_all_devices_of_a_driver_can_be_gone(node: Node):
-    node.store.used = {NODE: {"a"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, inventory("a"))
-        manager.replaced(DRIVER, Inventory(devices=[]))
-        await pass_time(1)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone"]}}
-        node.store.used = {}
-        await pass_time(GONE_SECONDS)
-        assert shown(manager.publication()) == {NODE: {}}
 
 
 async def test_a_device_that_stays_away_evicts_its_pods_after_a_delay(node: Node):
@@ -160,36 +151,6 @@ async def test_each_device_of_two_pools_and_two_endpoints_has_its_own_delay(node
         }
 
 
-async def test_a_device_that_does_not_ask_for_it_never_evicts_its_pods(node: Node):
-    node.store.used = {NODE: {"a", "b"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, inventory("a", "b"))
-        manager.replaced(DRIVER, inventory("b"))
-        await pass_time(3600)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
-
-
-async def test_while_the_driver_is_stopped_no_device_is_evicted(node: Node):
-    """Nobody knows then whether the device is back."""
-    node.store.used = {NODE: {"a", "b"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, evicting("a", "b"))
-        await pass_time(1)
-        manager.replaced(DRIVER, evicting("b"))
-        await pass_time(DELAY - 1)
-        manager.stopped(DRIVER, "it ended")
-        await pass_time(100)
-        stopped = {NODE: {"a": ["stopped", "gone"], "b": ["stopped"]}}
-        assert shown(manager.publication()) == stopped
-        manager.replaced(DRIVER, evicting("b"))
-        await pass_time(DELAY - 1)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
-        await pass_time(1)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone:NoExecute"], "b": []}}
-        manager.stopped(DRIVER, "it ended")
-        assert shown(manager.publication())[NODE]["a"] == ["stopped", "gone:NoExecute"]
-
-
 @pytest.mark.parametrize(
     "after_seconds", [pytest.param(2, id="at-once"), pytest.param(60, id="after-the-delay")]
 )
@@ -228,38 +189,6 @@ async def test_a_device_that_can_no_longer_be_published_does_not_evict_its_pods(
         assert shown(manager.publication()) == {
             NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}
         }
-
-
-async def test_a_withdrawn_device_that_is_listed_again_can_be_evicted_again(node: Node):
-    node.store.used = {NODE: {"a", "b"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, evicting("a", "b"))
-        manager.replaced(DRIVER, evicting("b", withdrawn=["a"]))
-        await pass_time(1)
-        manager.replaced(DRIVER, evicting("a", "b"))
-        manager.replaced(DRIVER, evicting("b"))
-        await pass_time(DELAY)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone:NoExecute"], "b": []}}
-
-
-async def test_a_device_that_returns_is_the_same_one(node: Node):
-    node.store.used = {NODE: {"a"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, inventory("a", "b"))
-        manager.reported(DRIVER, report(a=BAD, b=BAD))
-        manager.replaced(DRIVER, inventory("b"))
-        await pass_time(100)
-        manager.reported(DRIVER, report(a=Health.healthy()))  # it is not there
-        assert shown(manager.publication()) == {
-            NODE: {"a": ["unhealthy", "gone"], "b": ["unhealthy"]}
-        }
-        manager.replaced(DRIVER, inventory("a", "b"))
-        await pass_time(1)
-        assert shown(manager.publication())[NODE]["a"] == ["unhealthy"]
-        manager.reported(DRIVER, report(a=Health.healthy()))
-        await pass_time(31)
-        assert shown(manager.publication())[NODE]["a"] == []
-        assert not manager.is_gone(NODE, "a")
 
 
 async def test_a_device_that_vanishes_again_and_again_has_a_taint_of_the_last_time(node: Node):
@@ -309,19 +238,6 @@ async def test_the_counter_sets_of_a_gone_partition_stay_as_long_as_it_does(node
         node.store.used = {}
         await pass_time(GONE_SECONDS)
         assert manager.publication().pools[NODE].counter_sets == ()
-
-
-async def test_a_gone_device_is_no_hardware_and_counts_as_gone(node: Node):
-    node.store.used = {NODE: {"a"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, inventory("a", "b"))
-        manager.replaced(DRIVER, inventory("b"))
-        await pass_time(1)
-        hardware = manager.hardware()
-        assert hardware is not None
-        assert hardware.device(NODE, "a") is None
-        capacity = manager.capacity().pools[NODE]
-        assert (capacity.healthy, capacity.unhealthy, capacity.gone) == ({"b"}, set(), {"a"})
 
 
 async def test_while_the_checkpoint_cannot_be_read_nothing_goes(node: Node, caplog):
@@ -389,27 +305,6 @@ async def test_a_restart_keeps_a_gone_device_as_it_is(node: Node, listing, word)
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
 
 
-@pytest.mark.parametrize(
-    ("listing", "word"),
-    [
-        pytest.param(inventory, "gone", id="NoSchedule"),
-        pytest.param(evicting, "gone:NoExecute", id="NoExecute"),
-    ],
-)
-async def test_a_device_that_vanished_during_a_restart_is_gone(node: Node, listing, word):
-    node.store.used = {NODE: {"a"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, listing("a", "b", "c"))
-        await pass_time(5)
-    async with node.plugin() as manager:
-        await pass_time(15)
-        manager.replaced(DRIVER, listing("b"))
-        await pass_time(DELAY - 1)
-        assert shown(manager.publication()) == {NODE: {"a": ["gone"], "b": []}}
-        await pass_time(1)
-        assert shown(manager.publication()) == {NODE: {"a": [word], "b": []}}
-
-
 async def test_a_restart_within_the_delay_begins_it_again_and_forgets_nothing(node: Node):
     node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:
@@ -431,33 +326,6 @@ async def test_a_restart_within_the_delay_begins_it_again_and_forgets_nothing(no
         manager.replaced(DRIVER, evicting("b", "c"))
         await pass_time(DELAY)
         assert shown(manager.publication())[NODE] == {"a": ["gone:NoExecute"], "b": [], "c": []}
-
-
-async def test_a_device_that_is_withdrawn_before_or_after_a_restart_is_not_evicted(node: Node):
-    node.store.used = {NODE: {"a", "b"}}
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, evicting("a", "b", "c"))
-        await pass_time(5)
-        manager.replaced(DRIVER, evicting("c", withdrawn=["a"]))
-        await pass_time(5)
-    async with node.plugin() as manager:
-        await pass_time(60)
-        manager.replaced(DRIVER, evicting("c", withdrawn=["a"]))
-        await pass_time(60)
-        assert shown(manager.publication()) == {
-            NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}
-        }
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, evicting("c", withdrawn=["a", "b"]))
-        await pass_time(60)
-        assert shown(manager.publication())[NODE] == {"a": ["gone"], "b": ["gone"], "c": []}
-        manager.replaced(DRIVER, evicting("c"))
-        await pass_time(DELAY)
-        assert shown(manager.publication())[NODE] == {
-            "a": ["gone:NoExecute"],
-            "b": ["gone:NoExecute"],
-            "c": [],
-        }
 
 
 async def test_a_driver_that_does_not_return_leaves_its_gone_devices_gone(node: Node):

@@ -39,31 +39,28 @@ def leaving(name: str, **fields) -> HeldDevice:
     return held(name, unpreparing=True, **fields)
 
 
-@pytest.mark.parametrize(
-    ("holders", "expected"),
-    [
-        pytest.param([held("whole")], set(), id="nothing-is-unpreparing"),
-        pytest.param([leaving("whole")], {"whole", "half-0", "half-1"}, id="a-whole-device"),
-        pytest.param([leaving("half-0")], {"half-0", "whole"}, id="a-partition"),
-        pytest.param(
-            [leaving("half-0"), held("half-1")],
-            {"half-0", "whole"},
-            id="what-is-prepared-beside-it-stays-as-it-is",
-        ),
-        pytest.param([leaving("plain")], {"plain"}, id="a-device-without-counters"),
-        pytest.param([leaving("gone")], {"gone"}, id="a-device-that-is-not-listed"),
-        pytest.param(
-            [leaving("whole", known=False)],
-            {"whole", "half-0", "half-1"},
-            id="a-rebuilt-row-is-completed-from-the-inventory",
-        ),
-        pytest.param(
-            [leaving("gone", known=False)],
-            {"gone", "whole", "half-0", "half-1", "small"},
-            id="a-rebuilt-row-of-a-device-that-is-not-listed-blocks-all-that-consume",
-        ),
-    ],
-)
+HOLDERS = {
+    "nothing-is-unpreparing": ([held("whole")], set()),
+    "a-whole-device": ([leaving("whole")], {"whole", "half-0", "half-1"}),
+    "a-partition": ([leaving("half-0")], {"half-0", "whole"}),
+    "what-is-prepared-beside-it-stays-as-it-is": (
+        [leaving("half-0"), held("half-1")],
+        {"half-0", "whole"},
+    ),
+    "a-device-without-counters": ([leaving("plain")], {"plain"}),
+    "a-device-that-is-not-listed": ([leaving("gone")], {"gone"}),
+    "a-rebuilt-row-is-completed-from-the-inventory": (
+        [leaving("whole", known=False)],
+        {"whole", "half-0", "half-1"},
+    ),
+    "a-rebuilt-row-of-a-device-that-is-not-listed-blocks-all-that-consume": (
+        [leaving("gone", known=False)],
+        {"gone", "whole", "half-0", "half-1", "small"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("holders", "expected"), HOLDERS.values(), ids=HOLDERS)
 def test_new_claims_cannot_have(holders, expected):
     assert blocked_by_unpreparing(CONTENT, holders) == expected
 

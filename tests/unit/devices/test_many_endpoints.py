@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,12 +15,9 @@ from drakit import Health
 from drakit.device import Device, Inventory, LeftOut, PolicyOutcome
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.endpoints.contract import HealthReport
 from drakit_nodeplugin.state.records import StoredEndpoint
-from tests.fakes.kube import FakeApiServer
-from tests.unit.devices.conftest import DRIVER, NODE, SETTINGS, Node, cameras, pass_time, shown
-from tests.unit.slices.conftest import NODES, SLICES, Link
+from tests.unit.devices.conftest import NODE, Node, cameras, pass_time, shown
 
 pytestmark = pytest.mark.looptime
 
@@ -265,39 +261,17 @@ async def test_after_a_restart_those_that_return_change_nothing_and_the_others_a
         assert node.store.rows.keys() == set(returned)
 
 
-async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
-    node.store.rows[A] = StoredEndpoint(
-        name=A, pools={pool(A): ("dev-0",)}, stopped_at=node.epoch - 400, removing=True
-    )
+async def test_pools_without_an_endpoint_are_not_deleted_in_the_start_grace(node: Node):
     node.store.rows[B] = StoredEndpoint(name=B, pools={pool(B): ("dev-0",)})
-    async with plugin(node) as manager:
-        manager.replaced(B, things(B))
-        await pass_time(29)
-        assert A in node.store.rows, "whose pool it is, is not known of all before"
-        await pass_time(3)
-        assert shown(manager.publication()) == {pool(B): {"dev-0": []}}
-        assert node.store.rows.keys() == {B}
-
-
-@pytest.mark.parametrize(
-    ("stored", "seconds"),
-    [
-        pytest.param(True, 30, id="an-endpoint-that-was-just-not-stored-has-the-start-grace"),
-        pytest.param(False, 300, id="where-nothing-is-stored-all-have-the-grace-of-a-stop"),
-    ],
-)
-async def test_unknown_pools_are_not_deleted_at_once(node: Node, stored: bool, seconds: int):
-    if stored:
-        node.store.rows[B] = StoredEndpoint(name=B, pools={pool(B): ("dev-0",)})
     async with plugin(node, alone=False) as manager:
         manager.replaced(B, things(B))
-        await pass_time(seconds - 1)
+        await pass_time(29)
         assert not manager.publication().complete
         await pass_time(1)
         assert manager.publication().complete
 
 
-# ------------------------------------------------------------ the store, and slices
+# ------------------------------------------------------------ the store
 
 
 async def test_endpoints_that_come_and_go_together_are_stored_together(node: Node):
@@ -314,121 +288,3 @@ async def test_endpoints_that_come_and_go_together_are_stored_together(node: Nod
         await pass_time(305)
         assert node.store.rows == {}
         assert node.store.writes <= 6
-
-
-class Cluster:
-    """A manager that publishes to an API server."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.server = FakeApiServer()
-        self.server.store(f"{NODES}/{NODE}", {"metadata": {"uid": "node-uid"}})
-        self.link = Link(self.server)
-
-    @contextlib.asynccontextmanager
-    async def plugin(self) -> AsyncIterator[DeviceManager]:
-        session: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        session.set_result(self.link)
-        async with self.node.plugin(endpoints=()) as manager:
-            publisher = SlicePublisher(
-                manager=manager,
-                session=session,
-                node=NODE,
-                on_left_out=self.node.left_out.append,
-                on_name_taken=lambda note: None,
-                on_dropped=lambda note: None,
-                on_write=lambda verb, seconds, ok: None,
-            )
-            task = asyncio.create_task(publisher.run())
-            await pass_time(0)
-            yield manager
-            assert not task.done(), task.result()
-            task.cancel()
-            await asyncio.wait({task})
-
-    def writes(self) -> list[str]:
-        """Return the methods of the writes since the last call."""
-        methods = [method for _, method, _ in self.link.writes]
-        self.link.writes.clear()
-        return methods
-
-    def slices(self) -> Mapping[str, Collection[str]]:
-        return {
-            body["spec"]["pool"]["name"]: [each["name"] for each in body["spec"].get("devices", ())]
-            for body in self.server.objects(SLICES)
-        }
-
-
-ALL = {pool(resource): ["dev-0"] for resource in RESOURCES}
-
-
-async def test_many_pools_that_come_at_once_are_a_slice_each_and_a_second(node: Node):
-    cluster = Cluster(node)
-    async with cluster.plugin() as manager:
-        for resource in RESOURCES:
-            manager.replaced(resource, things(resource))
-        await pass_time(2)
-        assert cluster.slices() == ALL
-        assert cluster.writes() == ["POST"] * 50
-        nodes = [path for _, path in cluster.link.asked if path.startswith(NODES)]
-        assert len(nodes) == 1, "the Node is read once for all of them"
-        word = HealthReport(devices={DeviceKey(short(A), "dev-0"): Health.unhealthy("too hot")})
-        manager.reported(A, word)
-        await pass_time(5)
-        assert cluster.writes() == ["PUT"], "a change of one pool is no write of another"
-
-
-async def test_a_restart_without_a_change_writes_nothing(node: Node):
-    cluster = Cluster(node)
-    async with cluster.plugin() as manager:
-        for resource in RESOURCES:
-            manager.replaced(resource, things(resource))
-        await pass_time(3)
-    cluster.writes()
-    async with cluster.plugin() as manager:
-        for resource in RESOURCES:
-            await pass_time(0.5)
-            manager.replaced(resource, things(resource))
-        await pass_time(30)
-        assert cluster.writes() == []
-        assert cluster.slices() == ALL
-
-
-async def test_a_pool_that_empties_keeps_its_slice_and_one_of_a_lost_endpoint_is_deleted(
-    node: Node,
-):
-    cluster = Cluster(node)
-    async with cluster.plugin() as manager:
-        for resource in (A, B):
-            manager.replaced(resource, things(resource))
-        await pass_time(3)
-        cluster.writes()
-        manager.replaced(A, NOTHING)
-        await pass_time(3)
-        manager.replaced(A, things(A))
-        await pass_time(3)
-        manager.replaced(A, NOTHING)
-        await pass_time(3)
-        assert cluster.writes() == ["PUT"] * 3
-        assert cluster.slices() == {pool(A): [], pool(B): ["dev-0"]}
-        await pass_time(300)
-        manager.stopped(B, "its stream ended")
-        await pass_time(290)
-        assert cluster.writes() == ["PUT"]
-        await pass_time(20)
-        assert cluster.writes() == ["DELETE"]
-        assert cluster.slices() == {pool(A): []}
-        assert node.store.rows.keys() == {A}
-
-
-async def test_an_expected_driver_without_devices_has_an_empty_pool(node: Node):
-    async with node.plugin() as manager:
-        manager.replaced(DRIVER, NOTHING)
-        assert shown(manager.publication()) == {NODE: {}}
-        manager.stopped(DRIVER, "it ended")
-        assert manager.stop_reason == "it ended"
-
-
-def test_the_graces_of_these_tests():
-    grace = (SETTINGS.start_grace_period, SETTINGS.endpoint_stop_grace_period)
-    assert grace == (30.0, 300.0)

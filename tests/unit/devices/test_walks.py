@@ -320,7 +320,7 @@ async def walk(path: Sequence[tuple[str, Any]]) -> None:
         await world.end()
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(deadline=None, max_examples=200, derandomize=True)
 @given(path=st.one_of(lives, healths))
 def test_slices_are_what_the_model_predicts(path: list[tuple[str, Any]]):
     loop = looptime.new_event_loop(start=0)

@@ -24,18 +24,16 @@ from drakit_nodeplugin.endpoints.python import thread as threads
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
 from drakit_nodeplugin.host import driver as hosting
 from drakit_nodeplugin.host.driver import HostedDriver
-from drakit_nodeplugin.host.node import Environment, PluginNode
 from drakit_nodeplugin.kubelet.sockets import SocketPaths, socket_paths
-from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state import lock
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.inspection import forget, inspect
 from drakit_nodeplugin.state.lock import is_locked
-from drakit_nodeplugin.state.podresources import PodResources
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import prepared_claim, reopen, stored_claim
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.unit.endpoints.camera import NODE, Behaviour, Camera, until
+from tests.unit.host.conftest import environment
 
 OLD, NEW = (f"00000000-0000-4000-8000-00000000000{n}" for n in (1, 2))
 A, B = reference("uid-a", name="a"), reference("uid-b", name="b")
@@ -111,16 +109,12 @@ class Site:
     @asynccontextmanager
     async def instance(self, uid: str, behaviour: Behaviour) -> AsyncIterator[Instance]:
         """Start an instance, and run it until the end of the block, as the daemon does."""
-        environment = Environment(
+        surroundings = environment(
+            self.root,
+            node=NODE,
             config=self.config,
-            node=PluginNode(NODE),
-            boot_id="boot-1",
             instance_uid=uid,
-            session=asyncio.get_running_loop().create_future(),
-            podresources=PodResources(self.config.podresources, own_pod=None),
-            metrics=Metrics(),
             file_poller=FilePoller(period_seconds=0.02),
-            cdi_poller=FilePoller(),
         )
         driver = LoadedDriver(
             name=Camera.name,
@@ -128,13 +122,13 @@ class Site:
             traits=traits_of(Camera),
             where="here",
         )
-        hosted = HostedDriver(driver, environment)
+        hosted = HostedDriver(driver, surroundings)
         running: asyncio.Task[None] | None = None
         try:
             await hosted.start()
             pollers = {
-                "file poller": environment.file_poller.run,
-                "CDI file poller": environment.cdi_poller.run,
+                "file poller": surroundings.file_poller.run,
+                "CDI file poller": surroundings.cdi_poller.run,
             }
             running = asyncio.create_task(tasks.run({**pollers, **hosted.parts()}))
             paths = socket_paths(Camera.name, kubelet_root=self.root, instance_uid=uid)
@@ -303,13 +297,6 @@ async def test_an_instance_that_stops_while_its_driver_starts_keeps_the_lock(
     await asyncio.wait({starting})
     assert starting.cancelled()
     assert is_locked(site.data)
-
-
-async def test_a_driver_that_ends_frees_the_lock(site, old):
-    async with site.instance(OLD, old):
-        assert is_locked(site.data)
-    assert old.closed == 1
-    assert not is_locked(site.data)
 
 
 async def test_runs_of_a_driver_never_overlap_when_it_is_active_again(site, old, new, monkeypatch):

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from drakit_nodeplugin.host.node import PluginNode
+from tests.unit.host.conftest import until
 
 PATH = "/api/v1/nodes/node-1"
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def read_once(node: PluginNode, session) -> None:

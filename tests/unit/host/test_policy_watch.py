@@ -15,10 +15,12 @@ from drakit_nodeplugin.host.policies import (
     FILE,
     PolicyWatch,
     StoredPolicy,
+    check,
     read_policies,
     write_policies,
 )
 from tests.fakes.lamps import LAMPS, Lamps
+from tests.unit.host.conftest import until
 
 PATH = "/apis/lamps.example.com/v1/lamppolicies"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="GET", path=PATH)
@@ -120,21 +122,9 @@ async def start(tmp_path):
             await asyncio.wait(rig.tasks)
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def store(tmp_path, lamps: int) -> None:
-    stored = StoredPolicy(
-        name="hall",
-        uid="uid-hall",
-        created="2026-01-01T00:00:00Z",
-        generation=1,
-        spec={"lamps": lamps},
-    )
-    write_policies(tmp_path / FILE, [stored])
+HALL = StoredPolicy(
+    name="hall", uid="uid-hall", created="2026-01-01T00:00:00Z", generation=1, spec={"lamps": 3}
+)
 
 
 async def test_lists_and_events_reach_the_driver_and_the_copy(start, tmp_path):
@@ -153,7 +143,7 @@ async def test_lists_and_events_reach_the_driver_and_the_copy(start, tmp_path):
 
 
 async def test_the_copy_counts_until_the_api_server_answers(start, tmp_path):
-    await asyncio.to_thread(store, tmp_path, 3)
+    await asyncio.to_thread(write_policies, tmp_path / FILE, [HALL])
     api = Api(body("hall", 3))
     api.failure = DOWN
     rig = await start(api)
@@ -166,7 +156,7 @@ async def test_the_copy_counts_until_the_api_server_answers(start, tmp_path):
 
 
 async def test_a_policy_that_cannot_be_read_keeps_its_last_version(start, tmp_path):
-    await asyncio.to_thread(store, tmp_path, 3)
+    await asyncio.to_thread(write_policies, tmp_path / FILE, [HALL])
     api = Api()
     api.skipped = (
         Skipped(
@@ -212,7 +202,7 @@ async def test_known_policies_are_removed_only_if_the_resource_is_missing_for_lo
     rig = Rig(tmp_path, Api())
     # Without threads, which a virtual clock does not know.
     rig.watch._check = lambda stored: asyncio.sleep(0, [check_lamp(each) for each in stored])
-    rig.watch._table.replace([check_lamp(stored_of(body("hall", 3)))])
+    rig.watch._table.replace([check_lamp(HALL)])
     rig.watch._offer()
     rig.api.failure = failure
     rig.session.set_result(rig.api)
@@ -226,17 +216,4 @@ async def test_known_policies_are_removed_only_if_the_resource_is_missing_for_lo
 
 
 def check_lamp(stored: StoredPolicy):
-    from drakit_nodeplugin.host.policies import check
-
     return check(stored, Lamps.policy_type)
-
-
-def stored_of(obj: dict[str, Any]) -> StoredPolicy:
-    metadata = obj["metadata"]
-    return StoredPolicy(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        created=metadata["creationTimestamp"],
-        generation=metadata["generation"],
-        spec=obj["spec"],
-    )

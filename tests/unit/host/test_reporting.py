@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +26,7 @@ from drakit_nodeplugin.host.report import (
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
+from tests.unit.host.conftest import until
 
 DRIVER, NODE = "lamps.example.com", "node-1"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")
@@ -118,13 +121,21 @@ class Rig:
         return [body["status"]["devices"]["published"] for _, body in self.api.applied]
 
 
+@asynccontextmanager
+async def running(coroutine) -> AsyncIterator[None]:
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
 @pytest.fixture
 async def rig():
     rig = Rig()
-    task = asyncio.create_task(rig.report.run())
-    yield rig
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(rig.report.run()):
+        yield rig
 
 
 @pytest.mark.looptime
@@ -187,27 +198,23 @@ async def test_reports_other_than_devices_are_written_within_seconds(rig):
 async def test_a_restart_keeps_the_old_report_until_the_driver_is_back_or_half_a_minute(change):
     rig = Rig()
     change(rig.sources)
-    task = asyncio.create_task(rig.report.run())
-    await asyncio.sleep(25)
-    assert rig.api.applied == []
-    await asyncio.sleep(20)
-    assert len(rig.api.applied) == 1
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(rig.report.run()):
+        await asyncio.sleep(25)
+        assert rig.api.applied == []
+        await asyncio.sleep(20)
+        assert len(rig.api.applied) == 1
 
 
 @pytest.mark.looptime
 async def test_a_report_is_not_written_before_its_numbers_are_known():
     rig = Rig()
     rig.sources.broken = True
-    task = asyncio.create_task(rig.report.run())
-    await asyncio.sleep(60)
-    assert rig.api.applied == []
-    rig.sources.broken = False
-    await asyncio.sleep(11)
-    assert len(rig.api.applied) == 1
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(rig.report.run()):
+        await asyncio.sleep(60)
+        assert rig.api.applied == []
+        rig.sources.broken = False
+        await asyncio.sleep(11)
+        assert len(rig.api.applied) == 1
 
 
 @pytest.mark.looptime
@@ -215,15 +222,13 @@ async def test_without_the_resource_it_is_logged_once_and_tried_with_backoff(cap
     caplog.set_level(logging.WARNING)
     rig = Rig()
     rig.api.failure = MISSING
-    task = asyncio.create_task(rig.report.run())
-    await asyncio.sleep(3600)
-    assert 10 <= rig.api.attempts <= 40
-    assert [each.message for each in caplog.records] == ["report cannot be written"]
-    rig.api.failure = None
-    await asyncio.sleep(300)
-    assert len(rig.api.applied) == 1
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(rig.report.run()):
+        await asyncio.sleep(3600)
+        assert 10 <= rig.api.attempts <= 40
+        assert [each.message for each in caplog.records] == ["report cannot be written"]
+        rig.api.failure = None
+        await asyncio.sleep(300)
+        assert len(rig.api.applied) == 1
 
 
 @pytest.mark.looptime
@@ -252,19 +257,13 @@ async def test_only_reports_of_unserved_drivers_are_removed(tmp_path, monkeypatc
     rig.api.failure = DOWN
     other = DriverLock("other.example.com", tmp_path / "other.example.com", instance_uid="other")
     assert await other.try_acquire()
-    task = asyncio.create_task(
-        remove_former_reports(
-            tmp_path,
-            hosted=lambda: {"hosted.example.com"},
-            node=NODE,
-            session=rig.session,
-        )
-    )
-    await asyncio.sleep(0.1)
-    assert rig.api.deleted == []
-    rig.api.failure = None
-    await asyncio.sleep(0.2)
-    assert rig.api.deleted == [f"{NODE}.former.example.com"]
-    task.cancel()
-    await asyncio.wait({task})
+    hosted = {"hosted.example.com"}
+    removal = remove_former_reports(tmp_path, hosted=lambda: hosted, node=NODE, session=rig.session)
+    async with running(removal):
+        await asyncio.sleep(0.1)
+        assert rig.api.deleted == []
+        rig.api.failure = None
+        await until(lambda: rig.api.deleted)
+        await asyncio.sleep(0.1)
+        assert rig.api.deleted == [f"{NODE}.former.example.com"]
     await other.release()

@@ -11,15 +11,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from drakit_daemon import tasks
-from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.host.active_driver import ActiveDriver
-from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
+from drakit_nodeplugin.host.node import NodeEvents
 from drakit_nodeplugin.kubelet.server import Registration
-from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.state.podresources import PodResources
 from tests.unit.devices.conftest import DRIVER, NODE, SETTINGS, inventory
+from tests.unit.host.conftest import environment
 
 UNKNOWN = "its policies are unknown"
 ENDED = "its stream ended"
@@ -64,25 +62,10 @@ class Host:
     """An instance of the node plugin that can run a driver."""
 
     def __init__(self, directory) -> None:
-        session = asyncio.get_running_loop().create_future()
-        self.events, self.metrics = Events(session), Metrics()
-        config = NodePluginConfig.model_validate(
-            {
-                "drivers": [{"driver": "cameras"}],
-                "kubeletRoot": str(directory / "kubelet"),
-                "cdiDirectory": str(directory / "cdi"),
-            }
-        )
-        assert config.devices.start_grace_period == GRACE
-        self._environment = Environment(
-            config=config,
-            node=PluginNode(NODE),
-            boot_id="boot-1",
-            instance_uid="uid",
-            session=session,
-            podresources=PodResources(config.podresources, own_pod=None),
-            metrics=self.metrics,
-        )
+        self._environment = environment(directory, node=NODE)
+        self.events = Events(self._environment.session)
+        self.metrics = self._environment.metrics
+        assert self._environment.config.devices.start_grace_period == GRACE
 
     @asynccontextmanager
     async def running(self, *expected: str) -> AsyncIterator[DeviceManager]:

@@ -86,20 +86,6 @@ def test_a_library_that_is_already_loaded_is_used_as_it_is(kubeconfig):
     assert told == ""
 
 
-def test_importing_the_package_loads_no_client_library():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import drakit_daemon.kube, sys; print('kubernetes_asyncio' in sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=25,
-    )
-    assert done.stdout.strip() == "False"
-
-
 USE = """
 import asyncio, json, sys
 from pathlib import Path

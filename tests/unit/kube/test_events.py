@@ -7,7 +7,8 @@ import pytest
 from drakit_daemon.kube import UnavailableError
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.kube.request import error_of_status
-from tests.fakes.kube import FakeCluster, StatusError
+from tests.fakes.kube import FakeCluster
+from tests.unit.kube.conftest import ObjectSession
 
 POD = {
     "apiVersion": "v1",
@@ -20,34 +21,7 @@ EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
 pytestmark = pytest.mark.looptime
 
 
-class Objects:
-    """A session on objects in memory that counts its writes."""
-
-    def __init__(self, cluster):
-        self.cluster = cluster
-        self.writes = []
-        self.error = None
-
-    async def ask(self, method, path, body=None):
-        await asyncio.sleep(0.01)
-        if method != "GET":
-            self.writes.append(method)
-        if self.error:
-            raise self.error
-        try:
-            return self.cluster.request(method, path, {}, body)[1]
-        except StatusError as error:
-            raise error_of_status(error.body, method=method, path=path) from None
-
-    async def get(self, path, *, timeout_seconds=None):
-        return await self.ask("GET", path)
-
-    async def create(self, path, body, *, timeout_seconds=None):
-        return await self.ask("POST", path, body)
-
-    async def patch(self, path, body, *, timeout_seconds=None):
-        return await self.ask("PATCH", path, body)
-
+class Objects(ObjectSession):
     def events(self, namespace="lab"):
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         return self.cluster.request("GET", path)[1]["items"]
@@ -58,13 +32,12 @@ def objects():
     return Objects(FakeCluster())
 
 
-def recorder_on(objects, **timings):
-    return EventRecorder(
-        objects,
-        controller="drakit.dev/operator",
-        instance="drakit-operator-0",
-        timings=EventTimings(**timings),
-    )
+OPERATOR = {"controller": "drakit.dev/operator", "instance": "drakit-operator-0"}
+NODE_PLUGIN = {"controller": "drakit.dev/nodeplugin", "instance": "node-1", "shared": False}
+
+
+def recorder_on(objects, reporter=OPERATOR, **timings):
+    return EventRecorder(objects, **reporter, timings=EventTimings(**timings))
 
 
 async def say(recorder, note="no such class", regarding=POD, **changed):
@@ -135,10 +108,7 @@ async def test_another_sentence_or_object_is_another_event(objects):
 )
 async def test_instances_share_an_event_only_where_they_may_write_it(objects, shared, events):
     for instance in ("node-1", "node-2", "node-1"):
-        recorder = EventRecorder(
-            objects, controller="drakit.dev/nodeplugin", instance=instance, shared=shared
-        )
-        await say(recorder)
+        await say(recorder_on(objects, NODE_PLUGIN | {"instance": instance, "shared": shared}))
     found = objects.events()
     assert len(found) == events
     if not shared:
@@ -161,31 +131,26 @@ async def test_a_restarted_recorder_goes_on_counting(objects):
     ],
 )
 async def test_an_event_whose_name_another_reporter_has_taken_gets_another_name(objects, reporter):
-    def nodes_recorder():
-        return EventRecorder(
-            objects, controller="drakit.dev/nodeplugin", instance="node-1", shared=False
-        )
-
-    await say(nodes_recorder())
+    await say(recorder_on(objects, NODE_PLUGIN))
     (event,) = objects.events()
-    path = f"{EVENTS}/{event['metadata']['name']}"
+    name = event["metadata"]["name"]
+    objects.cluster.request("DELETE", f"{EVENTS}/{name}")
     controller, instance = reporter
-    squatter = event | {"reportingController": controller, "reportingInstance": instance}
-    objects.cluster.request("DELETE", path)
-    objects.cluster.request(
-        "POST", EVENTS, {}, squatter | {"metadata": {"name": path.split("/")[-1]}}
-    )
-    recorder = nodes_recorder()
+    squatter = {"reportingController": controller, "reportingInstance": instance}
+    objects.cluster.request("POST", EVENTS, {}, event | squatter | {"metadata": {"name": name}})
+    recorder = recorder_on(objects, NODE_PLUGIN)
     for _ in range(3):
         await say(recorder)
         await asyncio.sleep(60)
-    ours = [each for each in objects.events() if each["reportingInstance"] == "node-1"]
-    ours = [each for each in ours if each["reportingController"] == "drakit.dev/nodeplugin"]
-    (own,) = ours
+    found = {each["metadata"]["name"]: each for each in objects.events()}
+    assert "series" not in found.pop(name)
+    (own,) = found.values()
+    assert (own["reportingController"], own["reportingInstance"]) == (
+        "drakit.dev/nodeplugin",
+        "node-1",
+    )
     assert own["note"] == "no such class"
     assert own["series"]["count"] == 3, "it counts on under its own name"
-    (left,) = [each for each in objects.events() if each["metadata"]["name"] == path.split("/")[-1]]
-    assert "series" not in left
 
 
 async def test_an_event_that_the_server_forgot_is_created_again(objects):

@@ -43,25 +43,6 @@ async def test_a_key_is_never_worked_on_twice_at_a_time():
     assert await nothing(queue)
 
 
-async def test_workers_share_the_keys():
-    queue, worked = WorkQueue[int](), []
-
-    async def worker():
-        while True:
-            key = await queue.get()
-            await asyncio.sleep(1)
-            worked.append(key)
-            queue.done(key)
-
-    workers = [asyncio.create_task(worker()) for _ in range(3)]
-    for key in range(6):
-        queue.add(key)
-    await asyncio.sleep(2.5)
-    assert sorted(worked) == list(range(6))
-    for task in workers:
-        task.cancel()
-
-
 async def test_a_cancelled_worker_loses_no_key():
     queue = WorkQueue[str]()
     first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
@@ -69,13 +50,6 @@ async def test_a_cancelled_worker_loses_no_key():
     queue.add("a")
     first.cancel()  # woken and canceled in one go
     assert await second == "a"
-
-
-async def test_a_key_comes_when_its_time_has_come(looptime):
-    queue = WorkQueue[str]()
-    queue.add_after("a", 10)
-    assert await queue.get() == "a"
-    assert looptime == 10
 
 
 @pytest.mark.parametrize(("first", "second"), [(10, 3), (3, 10)])
@@ -173,14 +147,6 @@ async def test_the_oldest_key_has_its_age():
     assert queue.oldest_seconds() == 7
     await queue.get()
     assert queue.oldest_seconds() == 0
-
-
-async def test_closing_stops_the_timers():
-    queue = WorkQueue[str]()
-    queue.add_after("a", 1)
-    queue.close()
-    await asyncio.sleep(2)
-    assert len(queue) == 0
 
 
 async def test_urgent_keys_come_before_those_that_wait_longer():

@@ -200,69 +200,6 @@ async def test_after_a_success_waiting_starts_again():
     assert session.calls[-1][1] - session.calls[-2][1] <= 0.5
 
 
-class TestAgainstTheServer:
-    """The same over HTTP, in real time."""
-
-    pytestmark = pytest.mark.looptime(False)
-
-    @pytest.fixture
-    async def changes(self, session, api_server):
-        api_server.store(f"{PATH}/a", {"spec": {}})
-        reflector = Reflector(session, PATH, keep=whole, retry_seconds=0.01)
-        async with aclosing(reflector.changes()) as stream:
-            first = await anext(stream)
-            assert [item["metadata"]["name"] for item in first.items] == ["a"]
-            yield stream
-
-    async def test_changes_arrive(self, changes, api_server):
-        api_server.store(f"{PATH}/b", {"spec": {"big": "x" * 3_000_000}})
-        change = await anext(changes)
-        assert len(change.object["spec"]["big"]) == 3_000_000
-        api_server.remove(f"{PATH}/b")
-        assert isinstance(await anext(changes), Deleted)
-
-    async def test_nothing_is_missed_between_two_watches(self, changes, api_server):
-        api_server.store(f"{PATH}/b", {})
-        assert isinstance(await anext(changes), Applied)
-        api_server.drop_watches()
-        api_server.store(f"{PATH}/c", {})
-        assert (await anext(changes)).object["metadata"]["name"] == "c"
-        assert api_server.requests.count(("GET", PATH)) == 1
-
-    async def test_an_expired_history_is_listed_again(self, changes, api_server):
-        api_server.store(f"{PATH}/b", {})
-        assert isinstance(await anext(changes), Applied)
-        api_server.remove(f"{PATH}/b")
-        api_server.expire_history()
-        api_server.drop_watches()
-        change = await anext(changes)
-        while isinstance(change, Deleted):  # told before the watch ended
-            change = await anext(changes)
-        assert [item["metadata"]["name"] for item in change.items] == ["a"]
-
-    async def test_an_error_event_is_survived(self, changes, api_server):
-        api_server.store(f"{PATH}/b", {})
-        await anext(changes)
-        broken = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
-        api_server.send_to_watches({"type": "ERROR", "object": broken})
-        api_server.store(f"{PATH}/c", {})
-        assert (await anext(changes)).object["metadata"]["name"] == "c"
-        assert api_server.requests.count(("GET", PATH)) == 1
-
-    async def test_a_bookmark_moves_the_place_to_resume(self, changes, api_server):
-        api_server.store(f"{PATH}/b", {})
-        await anext(changes)
-        api_server.expire_history()
-        api_server.send_bookmark()
-        api_server.drop_watches()
-        reading = asyncio.ensure_future(anext(changes))
-        while api_server.requests.count(("WATCH", PATH)) < 2:
-            await asyncio.sleep(0.01)
-        api_server.store(f"{PATH}/c", {})
-        assert (await reading).object["metadata"]["name"] == "c"
-        assert api_server.requests.count(("GET", PATH)) == 1
-
-
 class TestWatchList:
     """All objects by a watch, in real time: the server sends them, and then a bookmark."""
 
@@ -284,6 +221,10 @@ class TestWatchList:
             # A watch that ends goes on where it was; after a gap all objects come again.
             api_server.drop_watches()
             api_server.store(f"{PATH}/d", {"spec": {}})
+            assert await anext(stream) == Applied(object="d")
+            broken = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
+            api_server.send_to_watches({"type": "ERROR", "object": broken})
+            api_server.store(f"{PATH}/d", {"spec": {"big": "x" * 3_000_000}})
             assert await anext(stream) == Applied(object="d")
             api_server.expire_history()
             api_server.drop_watches()

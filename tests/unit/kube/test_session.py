@@ -21,7 +21,7 @@ from drakit_daemon.kube import (
     connect,
     resource_path,
 )
-from drakit_daemon.kube.session import MAX_REQUESTS, Timeouts
+from drakit_daemon.kube.session import MAX_REQUESTS
 
 CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab")
 CLAIM = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab", name="cam")
@@ -105,49 +105,45 @@ async def test_a_status_has_its_error(session, api_server, status, expected):
     assert (await asyncio.gather(session.get(CLAIM), return_exceptions=True))[0].status == 404
 
 
+FORBIDDEN = {
+    "the-servers-words": (
+        "GET",
+        resource_path("resource.k8s.io/v1", "resourceslices"),
+        'resourceslices.resource.k8s.io is forbidden: User "x" cannot list resource '
+        '"resourceslices" in API group "resource.k8s.io" at the cluster scope',
+        'lacks the verb "list" on "resourceslices" of API group resource.k8s.io (cluster-wide)',
+    ),
+    "no-words-but-the-path": (
+        "GET",
+        CLAIM,
+        "",
+        'lacks the verb "get" on "resourceclaims" of API group resource.k8s.io (in namespace lab)',
+    ),
+    "core-group": (
+        "GET",
+        resource_path("v1", "nodes", name="n"),
+        'nodes "n" is forbidden: User "x" cannot get resource "nodes" in API group "" at the '
+        "cluster scope",
+        'lacks the verb "get" on "nodes" of the core API group (cluster-wide)',
+    ),
+    "another-permission-than-the-requests": (
+        "GET",
+        CLAIM,
+        'User "x" cannot associated-node:patch resource "resourceclaims/driver" in API group '
+        '"resource.k8s.io" in the namespace "lab"',
+        'lacks the verb "associated-node:patch" on "resourceclaims/driver"',
+    ),
+    "admission": (
+        "GET",
+        CLAIM,
+        "exceeded quota: claims",
+        "refused by the API server: exceeded quota: claims",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "message", "sentence"),
-    [
-        pytest.param(
-            "GET",
-            resource_path("resource.k8s.io/v1", "resourceslices"),
-            'resourceslices.resource.k8s.io is forbidden: User "x" cannot list resource '
-            '"resourceslices" in API group "resource.k8s.io" at the cluster scope',
-            'lacks the verb "list" on "resourceslices" of API group resource.k8s.io (cluster-wide)',
-            id="the-servers-words",
-        ),
-        pytest.param(
-            "GET",
-            CLAIM,
-            "",
-            'lacks the verb "get" on "resourceclaims" of API group resource.k8s.io '
-            "(in namespace lab)",
-            id="no-words-but-the-path",
-        ),
-        pytest.param(
-            "GET",
-            resource_path("v1", "nodes", name="n"),
-            'nodes "n" is forbidden: User "x" cannot get resource "nodes" in API group "" at the '
-            "cluster scope",
-            'lacks the verb "get" on "nodes" of the core API group (cluster-wide)',
-            id="core-group",
-        ),
-        pytest.param(
-            "GET",
-            CLAIM,
-            'User "x" cannot associated-node:patch resource "resourceclaims/driver" in API group '
-            '"resource.k8s.io" in the namespace "lab"',
-            'lacks the verb "associated-node:patch" on "resourceclaims/driver"',
-            id="another-permission-than-the-requests",
-        ),
-        pytest.param(
-            "GET",
-            CLAIM,
-            "exceeded quota: claims",
-            "refused by the API server: exceeded quota: claims",
-            id="admission",
-        ),
-    ],
+    ("method", "path", "message", "sentence"), FORBIDDEN.values(), ids=FORBIDDEN
 )
 async def test_forbidden_names_what_is_missing(
     session, api_server, method, path, message, sentence
@@ -179,12 +175,6 @@ async def test_a_slow_server_is_no_answer(session, api_server):
     with pytest.raises(UnavailableError, match=r"nothing within 0\.1 s"):
         await session.get(CLAIM, timeout_seconds=0.1)
     assert asyncio.get_running_loop().time() - began < 2
-
-
-def test_no_wait_is_without_end():
-    assert Timeouts() == Timeouts(
-        connect_seconds=3, request_seconds=10, watch_seconds=300, watch_silence_seconds=70
-    )
 
 
 async def test_an_unavailable_server_raises_unavailable(api_server, tmp_path):
@@ -220,15 +210,6 @@ async def test_a_broken_kubeconfig_is_refused_without_its_content(tmp_path):
 async def test_a_missing_kubeconfig_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"kubeconfig .*/absent does not exist"):
         await connect(tmp_path / "absent", user_agent="t")
-
-
-async def test_lists_come_in_pages(session, api_server):
-    for n in range(7):
-        api_server.store(f"{CLAIMS}/c{n}", {"spec": {"n": n}})
-    listing = await session.list(CLAIMS, page_size=3)
-    assert [item["spec"]["n"] for item in listing.items] == list(range(7))
-    assert listing.resource_version == str(api_server.cluster.version)
-    assert len(api_server.requests) == 3
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

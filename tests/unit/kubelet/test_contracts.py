@@ -9,6 +9,7 @@ from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.drahealth.v1 import health_pb2 as health_v1
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health_v1alpha1
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2 as registration
+from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as podresources
 
 CLAIM = {"namespace": 1, "uid": 2, "name": 3}
 DEVICE = {"request_names": 1, "pool_name": 2, "device_name": 3, "cdi_device_ids": 4}
@@ -43,8 +44,13 @@ HEALTH = {
         ),
         (health_v1, "v1.DRAResourceHealth", ["NodeWatchResources"]),
         (health_v1alpha1, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
+        (
+            podresources,
+            "v1.PodResourcesLister",
+            ["List", "GetAllocatableResources", "Get"],
+        ),
     ],
-    ids=["registration", "dra-v1", "dra-v1beta1", "health-v1", "health-v1alpha1"],
+    ids=["registration", "dra-v1", "dra-v1beta1", "health-v1", "health-v1alpha1", "podresources"],
 )
 def test_services_have_the_kubelets_names(module, service, methods):
     (found,) = module.DESCRIPTOR.services_by_name.values()
@@ -75,6 +81,22 @@ def test_services_have_the_kubelets_names(module, service, methods):
         (health_v1alpha1.NodeWatchResourcesResponse, {"devices": 1}),
         (health_v1alpha1.DeviceIdentifier, DEVICE_ID),
         (health_v1alpha1.DeviceHealth, HEALTH),
+        (podresources.ListPodResourcesResponse, {"pod_resources": 1}),
+        (podresources.PodResources, {"name": 1, "namespace": 2, "containers": 3}),
+        (
+            podresources.ContainerResources,
+            {"name": 1, "devices": 2, "cpu_ids": 3, "memory": 4, "dynamic_resources": 5},
+        ),
+        (
+            podresources.DynamicResource,
+            {"claim_name": 2, "claim_namespace": 3, "claim_resources": 4},
+        ),
+        (
+            podresources.ClaimResource,
+            {"cdi_devices": 1, "driver_name": 2, "pool_name": 3, "device_name": 4, "share_id": 5},
+        ),
+        (podresources.CDIDevice, {"name": 1}),
+        (podresources.GetPodResourcesRequest, {"pod_name": 1, "pod_namespace": 2}),
     ],
     ids=lambda value: getattr(getattr(value, "DESCRIPTOR", None), "full_name", ""),
 )

@@ -6,28 +6,16 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
-from tests.fakes.kubelet import HeldClaims, reference
+from tests.fakes.kubelet import reference
+from tests.unit.kubelet.conftest import DRIVER
 
-DRIVER = "camera.example.com"
 A, B = reference("a"), reference("b")
 
 
 @pytest.fixture
 def calls() -> ClaimCalls:
     return ClaimCalls(DRIVER, answer_seconds=40)
-
-
-@pytest.fixture
-def claims() -> HeldClaims:
-    return HeldClaims()
-
-
-@pytest.fixture
-def queue(claims) -> ClaimQueue:
-    return ClaimQueue(DRIVER, claims, scheduler=Scheduler())
 
 
 async def begin(calls: ClaimCalls, *claims, operation="prepare") -> asyncio.Task:

@@ -57,37 +57,6 @@ async def kubelet(socket):
 # ------------------------------------------------------------ the socket
 
 
-@pytest.mark.parametrize(
-    ("message", "fields"),
-    [
-        (podresources_pb2.ListPodResourcesResponse, {"pod_resources": 1}),
-        (podresources_pb2.PodResources, {"name": 1, "namespace": 2, "containers": 3}),
-        (
-            podresources_pb2.ContainerResources,
-            {"name": 1, "devices": 2, "cpu_ids": 3, "memory": 4, "dynamic_resources": 5},
-        ),
-        (
-            podresources_pb2.DynamicResource,
-            {"claim_name": 2, "claim_namespace": 3, "claim_resources": 4},
-        ),
-        (
-            podresources_pb2.ClaimResource,
-            {"cdi_devices": 1, "driver_name": 2, "pool_name": 3, "device_name": 4, "share_id": 5},
-        ),
-        (podresources_pb2.CDIDevice, {"name": 1}),
-        (podresources_pb2.GetPodResourcesRequest, {"pod_name": 1, "pod_namespace": 2}),
-    ],
-    ids=lambda value: getattr(getattr(value, "DESCRIPTOR", None), "full_name", ""),
-)
-def test_fields_have_the_kubelets_numbers(message, fields):
-    assert {field.name: field.number for field in message.DESCRIPTOR.fields} == fields
-
-
-def test_the_service_has_the_kubelets_name():
-    assert "PodResourcesLister" in podresources_pb2.DESCRIPTOR.services_by_name
-    assert podresources_pb2.DESCRIPTOR.package == "v1"
-
-
 async def test_devices_of_claims_are_listed(kubelet, socket):
     kubelet.add("cam", "cam-0", "cam-1", uid=UID, shares={"cam-1": "share-7"})
     first, second = (await PodResources(socket, own_pod=OWN_POD).claims()).devices
@@ -103,13 +72,10 @@ async def test_devices_of_claims_are_listed(kubelet, socket):
     assert second.cdi_names == (f"{DRIVER}/claim={UID}-0", f"{DRIVER}/claim={UID}-1")
 
 
-async def test_a_kubelet_without_claims_lists_none(kubelet, socket):
-    assert (await PodResources(socket, own_pod=OWN_POD).claims()).devices == ()
-
-
 async def test_pods_without_claims_are_no_claims(kubelet, socket):
     kubelet.pods.append(podresources_pb2.PodResources(name="plain", namespace="lab"))
-    assert (await PodResources(socket, own_pod=OWN_POD).claims()).devices == ()
+    claims = await PodResources(socket, own_pod=OWN_POD).claims()
+    assert (claims.devices, claims.pods) == ((), PodView.COMPLETE)
 
 
 async def test_an_answer_larger_than_grpcs_default_is_read(kubelet, socket):
@@ -118,30 +84,15 @@ async def test_an_answer_larger_than_grpcs_default_is_read(kubelet, socket):
     assert len((await PodResources(socket, own_pod=OWN_POD).claims()).devices) == 5000
 
 
-async def test_a_kubelet_that_does_not_know_claims_proves_nothing(kubelet, socket):
+async def test_a_kubelet_that_does_not_know_claims_is_believed_after_its_update(kubelet, socket):
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0)
     kubelet.knows_claims = False
     kubelet.add("cam", "cam-0", uid=UID)
     with pytest.raises(PodResourcesError, match="does not list the claims of its containers"):
-        await PodResources(socket, own_pod=OWN_POD).claims()
-
-
-async def test_a_kubelet_that_did_not_know_claims_is_believed_after_its_update(kubelet, socket):
-    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0)
-    kubelet.knows_claims = False
-    with pytest.raises(PodResourcesError):
         await podresources.claims()
     kubelet.knows_claims = True
     await asyncio.sleep(0)
-    assert (await podresources.claims()).devices == ()
-
-
-async def test_resources_of_which_the_kubelets_device_manager_has_devices_are_named(
-    kubelet, socket
-):
-    kubelet.allocatable = {"vendor.example/gpu": ("gpu-0", "gpu-1"), "vendor.example/gone": ()}
-    manager = await PodResources(socket, own_pod=OWN_POD).device_manager()
-    assert manager.resources == {"vendor.example/gpu": True}
-    assert manager.unknown is None
+    assert len((await podresources.claims()).devices) == 1
 
 
 async def test_resources_of_which_containers_still_have_devices_of_the_device_manager_are_named(
@@ -157,16 +108,14 @@ async def test_resources_of_which_containers_still_have_devices_of_the_device_ma
         "vendor.example/gpu": True,
         "vendor.example/moved": False,
     }
-
-
-async def test_a_kubelet_that_does_not_name_its_resources_is_a_sentence(socket):
-    with pytest.raises(PodResourcesError, match="cannot be read"):
-        await PodResources(socket, own_pod=OWN_POD, timeout_seconds=0.2).device_manager()
+    assert manager.unknown is None
 
 
 async def test_a_missing_socket_is_a_sentence(socket):
-    with pytest.raises(PodResourcesError, match=rf"at {socket} cannot be read: unavailable"):
-        await PodResources(socket, own_pod=OWN_POD).claims()
+    podresources = PodResources(socket, own_pod=OWN_POD)
+    for ask in (podresources.claims, podresources.device_manager):
+        with pytest.raises(PodResourcesError, match=rf"at {socket} cannot be read: unavailable"):
+            await ask()
 
 
 async def test_another_service_on_the_socket_is_a_sentence(serve, socket):
@@ -175,13 +124,18 @@ async def test_another_service_on_the_socket_is_a_sentence(serve, socket):
             await PodResources(server.paths.dra, own_pod=OWN_POD).claims()
 
 
+async def answer_with(handler, kubelet: FakePodResources, method: str = "List") -> None:
+    """Start the kubelet again, with another handler of a method."""
+    setattr(kubelet, method, handler)
+    await kubelet.__aexit__()
+    await kubelet.__aenter__()
+
+
 async def test_a_kubelet_that_hangs_is_not_waited_for(kubelet, socket):
     async def hang(request, context):
         await asyncio.sleep(3600)
 
-    kubelet.List = hang
-    await kubelet.__aexit__()
-    await kubelet.__aenter__()
+    await answer_with(hang, kubelet)
     with pytest.raises(PodResourcesError, match="cannot be read: deadline exceeded"):
         await PodResources(socket, own_pod=OWN_POD, timeout_seconds=0.05).claims()
 
@@ -340,22 +294,16 @@ async def test_the_state_file_adds_claims_that_no_container_uses(kubelet, view, 
     assert claims.pods is PodView.COMPLETE
 
 
-async def test_the_state_file_alone_is_marked(view, tmp_path):
-    (tmp_path / "dra_manager_state").write_text(state("left"))
-    claims = await view.listed()
-    assert claims.uids == {"left"}
-    assert claims.pods is PodView.UNKNOWN
-
-
-async def test_podresources_alone_are_enough(kubelet, socket):
-    kubelet.add("cam", "cam-0", uid="used")
-    claims = await view_of(socket).listed()
-    assert claims.uids == {"used"}
-
-
-async def test_without_any_source_nothing_is_known(view):
+async def test_one_source_alone_is_marked_if_it_is_the_state_file(socket, view, tmp_path):
     claims = await view.listed()
     assert (claims.devices, claims.uids, claims.pods) == ((), frozenset(), PodView.UNKNOWN)
+    (tmp_path / "dra_manager_state").write_text(state("left"))
+    claims = await view.listed()
+    assert (claims.uids, claims.pods) == ({"left"}, PodView.UNKNOWN)
+    async with FakePodResources(socket) as kubelet:
+        kubelet.add("cam", "cam-0", uid="used")
+        claims = await view_of(socket).listed()
+        assert (claims.uids, claims.pods) == ({"used"}, PodView.COMPLETE)
 
 
 async def test_a_socket_that_fails_is_logged_once_for_all_drivers_and_its_return_too(
@@ -389,10 +337,6 @@ async def test_a_state_file_that_fails_is_logged_once_and_its_return_too(view, t
 
 
 # ------------------------------------------------------------ how much of the node it shows
-
-
-async def test_a_list_with_our_own_pod_is_complete(kubelet, socket):
-    assert (await view_of(socket).listed()).pods is PodView.COMPLETE
 
 
 async def test_a_kubelet_that_has_not_read_its_pods_yet_proves_nothing(kubelet, socket):
@@ -484,14 +428,9 @@ async def test_a_call_beyond_the_kubelets_rate_limit_is_no_answer(kubelet, socke
     async def refuse(request, context):
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
-    setattr(kubelet, method, refuse)
-    await kubelet.__aexit__()
-    await kubelet.__aenter__()
+    await answer_with(refuse, kubelet, method)
     podresources = PodResources(socket, own_pod=OWN_POD)
-    ask = (
-        podresources.claims if method != "GetAllocatableResources" else podresources.device_manager
-    )
-    with pytest.raises(
-        PodResourcesError, match=r"cannot be read: resource exhausted \(rejected by"
-    ):
+    asks_devices = method == "GetAllocatableResources"
+    ask = podresources.device_manager if asks_devices else podresources.claims
+    with pytest.raises(PodResourcesError, match=r"read: resource exhausted \(rejected by"):
         await ask()

@@ -13,23 +13,16 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet import server as servers
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
-from drakit_nodeplugin.kubelet.server import DriverServer, SocketGuard
+from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from tests.fakes.file_poller import with_poller
-from tests.fakes.kubelet import device, reference
+from tests.fakes.kubelet import FakeKubelet, HeldClaims, device, reference
+from tests.unit.kubelet.conftest import until
 
 A, B = reference("a"), reference("b")
-
-
-async def until(condition) -> None:
-    """Wait for a condition that is not notified."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def files(root: Path) -> list[str]:
@@ -38,6 +31,14 @@ def files(root: Path) -> list[str]:
 
 def instance(driver: str, root: Path) -> DriverServer:
     return DriverServer(socket_paths(driver, kubelet_root=root, instance_uid="pod-1"))
+
+
+async def begin(kubelet: FakeKubelet, claims: HeldClaims, dra: Path) -> asyncio.Task:
+    """Begin a prepare call for claim A, whose work does not end."""
+    claims.hold("a")
+    call = asyncio.create_task(kubelet.prepare(dra, A))
+    await claims.until_begun("prepare a")
+    return call
 
 
 async def stop(server: DriverServer, queue: ClaimQueue, *, drain_seconds: float = 5.0) -> None:
@@ -136,11 +137,9 @@ async def test_a_stop_answers_calls_in_flight_before_the_registration_socket_goe
 
 
 async def test_a_stop_answers_new_calls_while_calls_are_in_flight(serve, kubelet, claims, queue):
-    claims.hold("a")
     async with serve() as server:
         dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
+        call = await begin(kubelet, claims, dra)
         stopping = asyncio.create_task(stop(server, queue))
         answers = await kubelet.prepare(dra, B)
         assert answers["b"].error == ""
@@ -153,11 +152,9 @@ async def test_a_stop_answers_new_calls_while_calls_are_in_flight(serve, kubelet
 async def test_a_server_that_refuses_asks_for_a_retry_and_lets_work_in_flight_end(
     serve, kubelet, claims
 ):
-    claims.hold("a")
     async with serve() as server:
         dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
+        call = await begin(kubelet, claims, dra)
         server.refuse()
         # Also a call that could join the work in flight: its answer must not extend the stop.
         answers = await kubelet.prepare(dra, A, B)
@@ -193,11 +190,8 @@ async def test_the_kubelet_cuts_off_calls_when_the_registration_socket_goes_firs
     serve, kubelet, claims
 ):
     """The fake kubelet is as strict as the real one: otherwise, tests of stops prove nothing."""
-    claims.hold("a")
     async with serve() as server:
-        dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
+        call = await begin(kubelet, claims, await kubelet.register())
         await asyncio.to_thread(server.paths.registration.unlink)
         async with asyncio.timeout(1):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -206,63 +200,15 @@ async def test_the_kubelet_cuts_off_calls_when_the_registration_socket_goes_firs
         claims.let_go("a")
 
 
-async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, claims, queue):
-    claims.hold("a")
-    async with serve() as server:
-        dra = await kubelet.register()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await kubelet.prepare(dra, A, timeout_seconds=0.2)
-        stopping = asyncio.create_task(stop(server, queue))
-        await asyncio.wait({stopping}, timeout=0.2)
-        assert kubelet.sockets() == [server.paths.registration]
-        claims.let_go("a")
-        await stopping
-    assert claims.done == ["prepare a"]
-
-
 async def test_a_stop_has_a_time_limit_and_answers_what_it_interrupts(
     serve, kubelet, claims, queue, root
 ):
-    claims.hold("a")
     async with serve() as server:
-        dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
+        call = await begin(kubelet, claims, await kubelet.register())
         await stop(server, queue, drain_seconds=0.2)
         assert "was interrupted because the node plugin stopped" in (await call)["a"].error
     assert claims.done == []
     assert files(root) == []
-
-
-async def test_in_a_hand_over_the_old_instance_ends_its_calls_and_the_new_one_answers_the_rest(
-    serve, kubelet, claims, queue
-):
-    """With maxSurge, the new instance is registered before the old one stops."""
-    claims.hold("a")
-    async with serve() as old:
-        dra = await kubelet.register()
-        in_flight = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
-        async with serve(instance_uid="pod-2", active=False) as new:
-            info = await kubelet.get_info(new.paths.registration)
-            await kubelet.notify(new.paths.registration)
-            waiting = asyncio.create_task(kubelet.prepare(Path(info.endpoint), B))
-
-            old.serve(None)
-            late = asyncio.create_task(kubelet.prepare(dra, B))
-            draining = asyncio.create_task(queue.drain())
-            await asyncio.wait({late, waiting, draining}, timeout=0.3)
-            assert claims.begun == ["prepare a"]
-            claims.let_go("a")
-            assert (await in_flight)["a"].error == ""
-            await draining
-
-            new.serve(ClaimQueue("camera.example.com", claims, scheduler=Scheduler()))
-            assert (await waiting)["b"].error == ""
-            await old.stop()
-            assert "is stopping" in (await late)["b"].error
-            assert kubelet.sockets() == [new.paths.registration]
-            assert (await kubelet.unprepare(Path(info.endpoint), B)) == {"b": ""}
 
 
 async def test_the_kubelets_deadline_leaves_the_work_going_and_its_retry_joins(
@@ -282,50 +228,6 @@ async def test_the_kubelets_deadline_leaves_the_work_going_and_its_retry_joins(
         assert answers["a"].devices[0].device_name == "cam-a"
         assert answers["b"].error == ""
     assert claims.begun == ["prepare a", "prepare b"]
-
-
-async def test_the_answer_comes_before_the_kubelets_deadline(serve, kubelet, claims):
-    claims.hold("a")
-    async with serve(answer_seconds=0.2):
-        dra = await kubelet.register()
-        answers = await kubelet.prepare(dra, A)
-        assert "the kubelet retries" in answers["a"].error
-        claims.let_go("a")
-        await claims.until_done("prepare a")
-
-
-async def test_an_unprepare_waits_for_the_prepare_in_flight(serve, kubelet, claims):
-    claims.hold("a")
-    async with serve():
-        dra = await kubelet.register()
-        first = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
-        second = asyncio.create_task(kubelet.unprepare(dra, A, B))
-        await claims.until_begun("unprepare b")
-        assert "unprepare a" not in claims.begun
-        claims.let_go("a")
-        assert (await first)["a"].error == ""
-        assert await second == {"a": "", "b": ""}
-    assert claims.done == ["unprepare b", "prepare a", "unprepare a"]
-
-
-async def test_malformed_and_doubled_claims_leave_the_others_alone(serve, kubelet, claims):
-    async with serve():
-        dra = await kubelet.register()
-        answers = await kubelet.prepare(dra, A, reference("../b"), B, B, reference("", name="c"))
-        errors = {uid: bool(answer.error) for uid, answer in answers.items()}
-        assert errors == {"a": False, "../b": True, "b": True, "": True}
-    assert claims.begun == ["prepare a"]
-
-
-async def test_64_claims_are_one_batch(serve, kubelet, claims):
-    batch = [reference(f"uid-{n}") for n in range(64)]
-    async with serve():
-        dra = await kubelet.register()
-        answers = await kubelet.prepare(dra, *batch)
-        assert answers.keys() == {claim.uid for claim in batch}
-        assert all(len(answer.devices) == 1 for answer in answers.values())
-    assert claims.batches == [64]
 
 
 @pytest.mark.parametrize(
@@ -362,31 +264,6 @@ async def test_the_health_stream_stays_open_and_silent(serve, kubelet):
         await server.stop()
         assert await reading is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
-
-
-async def test_a_health_stream_does_not_hold_up_the_stop(serve, kubelet):
-    loop = asyncio.get_running_loop()
-    async with serve() as server:
-        call = kubelet.watch_health(await kubelet.register())
-        await call.wait_for_connection()
-        began = loop.time()
-        await server.stop()
-        assert loop.time() - began < 5
-
-
-async def test_a_health_stream_that_the_kubelet_cancels_ends(serve, kubelet):
-    def streams():
-        return [t for t in asyncio.all_tasks() if "NodeWatchResources" in t.get_name()]
-
-    async with serve():
-        dra = await kubelet.register()
-        calls = [kubelet.watch_health(dra) for _ in range(5)]
-        for call in calls:
-            await call.wait_for_connection()
-        assert len(streams()) == 5
-        for call in calls:
-            call.cancel()
-        await until(lambda: not streams())
 
 
 async def test_a_cancelled_health_stream_passes_the_cancellation_on():
@@ -503,11 +380,9 @@ async def test_a_socket_that_cannot_be_recreated_is_tried_again(
 
 
 async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, claims):
-    claims.hold("a")
     async with serve() as server:
         dra = await kubelet.register()
-        call = asyncio.create_task(kubelet.prepare(dra, A))
-        await claims.until_begun("prepare a")
+        call = await begin(kubelet, claims, dra)
         running = asyncio.create_task(with_poller(server.run))
         await asyncio.to_thread(dra.unlink)
         await until(dra.exists)
@@ -544,24 +419,6 @@ async def test_a_superseded_instance_registers_again(serve, kubelet):
         running.cancel()
 
 
-async def test_a_superseded_instance_registers_again_only_without_calls_in_flight(
-    serve, kubelet, claims
-):
-    claims.hold("a")
-    async with serve() as server:
-        running = asyncio.create_task(with_poller(server.run))
-        call = asyncio.create_task(kubelet.prepare(await kubelet.register(), A))
-        await claims.until_begun("prepare a")
-        before = identity(server.paths.registration)
-        server.register_again()
-        await asyncio.wait({call}, timeout=0.3)
-        assert identity(server.paths.registration) == before
-        claims.let_go("a")
-        assert (await call)["a"].error == ""
-        await until(lambda: identity(server.paths.registration) not in (None, before))
-        running.cancel()
-
-
 async def test_an_instance_that_hands_over_does_not_register_again(serve, kubelet, queue):
     async with serve() as server:
         await kubelet.register()
@@ -584,30 +441,6 @@ async def test_only_the_sockets_of_instances_that_have_ended_are_forgotten(serve
         assert not any(path.exists() for path in killed.sockets)
         assert kubelet.sockets() == [old.paths.registration, new.paths.registration]
         assert await new.probe() is None
-
-
-async def test_two_instances_serve_side_by_side(serve, kubelet, root):
-    """In a rolling update, the start and stop of one instance do not affect the other."""
-    async with serve() as old:
-        async with serve(instance_uid="pod-2") as new:
-            assert len(kubelet.sockets()) == 2
-            assert await old.probe() is None
-            assert await new.probe() is None
-        assert kubelet.sockets() == [old.paths.registration]
-        assert await old.probe() is None
-    assert files(root) == []
-
-
-async def test_two_drivers_of_one_process(root, kubelet):
-    servers = [instance(name, root) for name in ("a.example.com", "b.example.com")]
-    try:
-        for server in servers:
-            await server.start()
-        names = [(await kubelet.get_info(path)).name for path in kubelet.sockets()]
-        assert names == ["a.example.com", "b.example.com"]
-    finally:
-        for server in servers:
-            await server.stop()
 
 
 async def test_an_instance_that_waits_registers_is_alive_and_stops_like_another(
@@ -653,16 +486,3 @@ def bind(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
     made.bind(str(path))
     return made
-
-
-def test_a_guard_notices_removal_and_replacement(root):
-    path = root / "s"
-    with bind(path):
-        guard = SocketGuard(path)
-        guard.remember()
-        assert guard.lost() is None
-        assert path.stat().st_mode & 0o777 == 0o600
-        path.rename(root / "elsewhere")
-        assert guard.lost() == "it was removed"
-        with bind(path):
-            assert guard.lost() == "another file is in its place"

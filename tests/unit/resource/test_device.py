@@ -107,63 +107,51 @@ def consuming(**amounts: str) -> list[dict]:
     return [{"counterSet": "s", "counters": counters}]
 
 
-@pytest.mark.parametrize(
-    ("field", "ours", "theirs", "same"),
-    [
-        pytest.param("capacity", capacity("8Gi"), capacity("8192Mi"), True, id="quantity"),
-        pytest.param("capacity", capacity("8Gi"), capacity("8Ti"), False, id="other-quantity"),
-        pytest.param("capacity", capacity("8Gi"), {}, False, id="no-capacity"),
-        pytest.param("capacity", capacity("x"), capacity("x"), True, id="same-nonsense"),
-        pytest.param("capacity", capacity("8"), capacity("x"), False, id="nonsense"),
-        pytest.param(
-            "capacity",
-            capacity("8", default="1000m", validValues=["1", "2000m"]),
-            capacity("8", default="1", validValues=["1", "2"]),
-            True,
-            id="values-of-a-policy",
-        ),
-        pytest.param(
-            "capacity",
-            capacity("8", default="1", validRange={"min": "1000m", "step": "1"}),
-            capacity("8", default="1", validRange={"min": "1", "step": "1000m"}),
-            True,
-            id="range-of-a-policy",
-        ),
-        pytest.param(
-            "capacity",
-            capacity("8", default="1", validRange={"min": "1"}),
-            capacity("8", default="1", validRange={"min": "1", "max": "4"}),
-            False,
-            id="another-range",
-        ),
-        pytest.param(
-            "capacity", capacity("8", default="1"), capacity("8"), False, id="policy-dropped"
-        ),
-        pytest.param("attributes", {"a": {"int": 1}}, {"a": {"int": 1}}, True, id="attribute"),
-        pytest.param("attributes", {"a": {"int": 1}}, {"a": {"int": 2}}, False, id="other-value"),
-        pytest.param("attributes", {}, None, True, id="empty-and-null"),
-        pytest.param(
-            "attributes",
-            {"a": {"strings": ["x", "y"]}},
-            {"a": {"strings": ["y", "x"]}},
-            False,
-            id="lists-have-an-order",
-        ),
-        pytest.param("taints", [{"key": "a"}], [], True, id="taints-are-compared-elsewhere"),
-        pytest.param(
-            "consumesCounters", consuming(m="1Gi"), consuming(m="1024Mi"), True, id="counters"
-        ),
-        pytest.param(
-            "consumesCounters", consuming(m="1Gi"), consuming(m="2Gi"), False, id="other-counters"
-        ),
-        pytest.param(
-            "consumesCounters", consuming(m="1"), consuming(m="1", n="1"), False, id="more-counters"
-        ),
-        pytest.param("allowMultipleAllocations", True, None, False, id="sharing-dropped"),
-        pytest.param("allowMultipleAllocations", False, None, True, id="false-and-absent"),
-        pytest.param("bindsToNode", None, True, False, id="a-field-that-we-never-write"),
-    ],
-)
+COMPARED = {
+    "quantity": ("capacity", capacity("8Gi"), capacity("8192Mi"), True),
+    "other-quantity": ("capacity", capacity("8Gi"), capacity("8Ti"), False),
+    "no-capacity": ("capacity", capacity("8Gi"), {}, False),
+    "same-nonsense": ("capacity", capacity("x"), capacity("x"), True),
+    "nonsense": ("capacity", capacity("8"), capacity("x"), False),
+    "values-of-a-policy": (
+        "capacity",
+        capacity("8", default="1000m", validValues=["1", "2000m"]),
+        capacity("8", default="1", validValues=["1", "2"]),
+        True,
+    ),
+    "range-of-a-policy": (
+        "capacity",
+        capacity("8", default="1", validRange={"min": "1000m", "step": "1"}),
+        capacity("8", default="1", validRange={"min": "1", "step": "1000m"}),
+        True,
+    ),
+    "another-range": (
+        "capacity",
+        capacity("8", default="1", validRange={"min": "1"}),
+        capacity("8", default="1", validRange={"min": "1", "max": "4"}),
+        False,
+    ),
+    "policy-dropped": ("capacity", capacity("8", default="1"), capacity("8"), False),
+    "attribute": ("attributes", {"a": {"int": 1}}, {"a": {"int": 1}}, True),
+    "other-value": ("attributes", {"a": {"int": 1}}, {"a": {"int": 2}}, False),
+    "empty-and-null": ("attributes", {}, None, True),
+    "lists-have-an-order": (
+        "attributes",
+        {"a": {"strings": ["x", "y"]}},
+        {"a": {"strings": ["y", "x"]}},
+        False,
+    ),
+    "taints-are-compared-elsewhere": ("taints", [{"key": "a"}], [], True),
+    "counters": ("consumesCounters", consuming(m="1Gi"), consuming(m="1024Mi"), True),
+    "other-counters": ("consumesCounters", consuming(m="1Gi"), consuming(m="2Gi"), False),
+    "more-counters": ("consumesCounters", consuming(m="1"), consuming(m="1", n="1"), False),
+    "sharing-dropped": ("allowMultipleAllocations", True, None, False),
+    "false-and-absent": ("allowMultipleAllocations", False, None, True),
+    "a-field-that-we-never-write": ("bindsToNode", None, True, False),
+}
+
+
+@pytest.mark.parametrize(("field", "ours", "theirs", "same"), COMPARED.values(), ids=COMPARED)
 def test_devices_are_compared_by_meaning(field, ours, theirs, same):
     mine, stored = {"name": "c", field: ours}, {"name": "c", field: theirs}
     assert same_device(mine, stored) is same

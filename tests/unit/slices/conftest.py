@@ -120,10 +120,11 @@ class Published:
         self.taken: list[str] = []
         self.left_out: list[dict[str, str]] = []
         self.measured: list[tuple[str, bool]] = []
-        self.publisher: SlicePublisher = self.restart()
         self.task: asyncio.Task[None] | None = None
 
-    def restart(self) -> SlicePublisher:
+    async def start(self) -> None:
+        """Start a publisher; one that runs ends first."""
+        await self.stop()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_result(self.link)
         self.publisher = SlicePublisher(
@@ -135,9 +136,6 @@ class Published:
             on_dropped=self.dropped.append,
             on_write=lambda verb, seconds, ok: self.measured.append((verb, ok)),
         )
-        return self.publisher
-
-    async def start(self) -> None:
         self.task = asyncio.create_task(self.publisher.run())
 
     async def stop(self) -> None:
@@ -152,8 +150,14 @@ class Published:
         return methods
 
     async def settled(self, seconds: float = 5) -> list[str]:
+        """Wait; return the methods of the writes."""
         await asyncio.sleep(seconds)
         return self.new_writes()
+
+    async def publish(self, pools: Any, *, seconds: float = 5, **options: Any) -> list[str]:
+        """Let the source report these pools, and wait; return the methods of the writes."""
+        self.source.publish(pools, **options)
+        return await self.settled(seconds)
 
     def slices(self, path: str = SLICES) -> list[dict[str, Any]]:
         return self.server.objects(path)

@@ -22,7 +22,6 @@ def serve(published: Published, *versions: str) -> None:
 async def stopped(published: Published):
     """A publisher that is not started yet."""
     await published.stop()
-    published.restart()
     return published
 
 
@@ -37,8 +36,7 @@ async def stopped(published: Published):
 async def test_a_cluster_that_serves(stopped: Published, served, used):
     serve(stopped, *served)
     await stopped.start()
-    stopped.source.publish(pool("a", device("b", taint())))
-    assert await stopped.settled() == ["POST"]
+    assert await stopped.publish(pool("a", device("b", taint()))) == ["POST"]
     (body,) = stopped.slices(slices_path(used))
     assert body["apiVersion"] == f"resource.k8s.io/{used}"
     devices = body["spec"]["devices"]
@@ -48,10 +46,7 @@ async def test_a_cluster_that_serves(stopped: Published, served, used):
     else:
         assert devices[1]["taints"][0]["effect"] == "NoSchedule"
 
-    stopped.source.publish(pool("a", "b"))
-    assert await stopped.settled() == ["PUT"]
-    await stopped.stop()
-    stopped.restart()
+    assert await stopped.publish(pool("a", "b")) == ["PUT"]
     await stopped.start()
     assert await stopped.settled() == [], "what is read is what was written"
 
@@ -59,8 +54,7 @@ async def test_a_cluster_that_serves(stopped: Published, served, used):
 async def test_no_version_that_is_known_is_an_error_and_waited_out(stopped: Published):
     serve(stopped, "v1alpha3")
     await stopped.start()
-    stopped.source.publish(pool("a"))
-    assert await stopped.settled(60) == []
+    assert await stopped.publish(pool("a"), seconds=60) == []
     assert "v1alpha3" in (stopped.publisher.last_error or "")
     serve(stopped, "v1")
     await stopped.settled(60)
@@ -71,14 +65,12 @@ async def test_no_version_that_is_known_is_an_error_and_waited_out(stopped: Publ
 async def test_a_version_that_is_served_no_more_is_noticed_by_a_write(stopped: Published):
     serve(stopped, "v1beta1")
     await stopped.start()
-    stopped.source.publish(pool("a"))
-    await stopped.settled()
+    await stopped.publish(pool("a"))
     serve(stopped, "v1")
     for key in [*stopped.server.cluster.objects]:  # a real server converts what it has stored
         if key[0] == slices_path("v1beta1"):
             del stopped.server.cluster.objects[key]
-    stopped.source.publish(pool("b"))
-    await stopped.settled(120)
+    await stopped.publish(pool("b"), seconds=120)
     stopped.server.drop_watches()
     await stopped.settled(120)
     assert {each["name"] for b in stopped.slices() for each in b["spec"]["devices"]} == {"b"}
@@ -86,10 +78,8 @@ async def test_a_version_that_is_served_no_more_is_noticed_by_a_write(stopped: P
 
 async def test_slices_are_listed_in_pages(stopped: Published):
     await stopped.start()
-    stopped.source.publish(pool(*many(3000)))
-    assert len(await stopped.settled()) == 54
+    assert len(await stopped.publish(pool(*many(3000)))) == 54
     await stopped.stop()
-    stopped.restart()
     stopped.link.asked.clear()
     await stopped.start()
     assert await stopped.settled() == []

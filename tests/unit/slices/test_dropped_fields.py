@@ -26,11 +26,7 @@ from tests.unit.slices.world import (
     taint,
 )
 
-FIELDS = {
-    "taints": Feature.TAINTS,
-    "consumesCounters": Feature.COUNTERS,
-    "allowMultipleAllocations": Feature.MULTIPLE_ALLOCATIONS,
-}
+pytestmark = pytest.mark.looptime
 
 
 def drops(*fields: str):
@@ -56,27 +52,6 @@ def partition(name: str):
 # ------------------------------------------------------------ what is chosen
 
 
-def test_nothing_is_left_out_where_nothing_is_dropped():
-    chosen = choose(pool(partition("a"), device("b", taint())), ())
-    assert [*chosen.devices] == ["a", "b"]
-    assert chosen.left_out == {}
-
-
-@pytest.mark.parametrize(
-    ("bad", "feature"),
-    [
-        pytest.param(partition("bad"), Feature.COUNTERS, id="consumes-counters"),
-        pytest.param(device("bad", taint()), Feature.TAINTS, id="is-tainted"),
-        pytest.param(named("bad", taint()), Feature.TAINTS, id="is-tainted-and-known-by-name"),
-    ],
-)
-def test_an_unsafe_device_is_left_out_and_named_with_the_gate(bad, feature):
-    chosen = choose(pool("a", bad), set(Feature))
-    assert [*chosen.devices] == ["a"]
-    named_gates = {each for each in Feature if each.gate and each.gate in chosen.left_out["bad"]}
-    assert named_gates == {feature}
-
-
 def test_a_safe_device_is_published_without_the_fields():
     shared = device(
         "a",
@@ -88,43 +63,36 @@ def test_a_safe_device_is_published_without_the_fields():
     assert chosen.devices["a"].device.capacity == {"size": "8Gi"}
 
 
-def test_a_declared_fallback_is_published_instead():
-    wanted = pool(
-        partition("a-1"),
-        partition("a-2"),
-        counter_sets=(counter_set("gpu-0"),),
-        fallback=(device("a"),),
-    )
-    chosen = choose(wanted, {Feature.COUNTERS})
+def test_a_device_that_is_known_by_name_is_unsafe_without_its_taint():
+    chosen = choose(pool("a", named("bad", taint())), set(Feature))
     assert [*chosen.devices] == ["a"]
-    assert chosen.counter_sets == {}
-    assert chosen.left_out == {}
+    assert "DRADeviceTaints" in chosen.left_out["bad"]
 
 
-def test_a_fallback_is_not_needed_for_what_is_not_used():
-    wanted = pool("a", fallback=(device("whole"),))
-    assert [*choose(wanted, {Feature.COUNTERS}).devices] == ["a"]
-
-
-def test_a_taint_does_not_make_the_fallback_come_and_go():
-    wanted = pool("a", device("b", taint()), fallback=(device("whole"),))
-    assert [*choose(wanted, {Feature.TAINTS}).devices] == ["a"]
+@pytest.mark.parametrize(
+    ("devices", "dropped"),
+    [
+        pytest.param(("a",), Feature.COUNTERS, id="nothing-needs-it"),
+        pytest.param(("a", device("b", taint())), Feature.TAINTS, id="a-taint-comes-and-goes"),
+    ],
+)
+def test_a_fallback_is_not_published_where(devices, dropped):
+    wanted = pool(*devices, fallback=(device("whole"),))
+    assert [*choose(wanted, {dropped}).devices] == ["a"]
 
 
 # ------------------------------------------------------------ how it is noticed
 
 
-@pytest.mark.looptime
 async def test_a_fallback_follows_the_first_answer_that_lacks_something(published: Published):
     published.link.change = drops("consumesCounters")
-    published.source.publish(
+    writes = await published.publish(
         pool(
             *(partition(f"part-{i}") for i in range(100)),
             counter_sets=(counter_set("gpu-0"),),
             fallback=(device("whole"),),
         )
     )
-    writes = await published.settled()
     assert writes == ["POST"], "nothing was written in vain"
     assert published.devices() == {"whole"}
     assert published.publisher.dropped == {Feature.COUNTERS}
@@ -137,42 +105,34 @@ async def test_a_fallback_follows_the_first_answer_that_lacks_something(publishe
     assert await published.settled(3600) == []
 
 
-@pytest.mark.looptime
 async def test_without_a_fallback_what_is_not_safe_is_left_out(published: Published):
     published.link.change = drops("taints")
-    published.source.publish(pool("a", "b"))
-    await published.settled()
-    published.source.publish(pool("a", device("b", taint())))
-    await published.settled()
+    await published.publish(pool("a", "b"))
+    await published.publish(pool("a", device("b", taint())))
     assert published.devices() == {"a"}
     assert published.publisher.left_out == {
         "b": "the device cannot be published safely without its taints (feature gate "
         "DRADeviceTaints), which the API server does not support"
     }
-    published.source.publish(pool("a", "b"))
-    await published.settled()
+    await published.publish(pool("a", "b"))
     assert published.devices() == {"a", "b"}
     assert published.publisher.left_out == {}
     (note,) = published.dropped
     assert note.endswith("; devices with a NoSchedule or NoExecute taint are not published")
 
 
-@pytest.mark.looptime
 async def test_a_field_that_we_know_no_gate_of_is_reported_and_no_reason_to_write_again(
     published: Published,
 ):
     published.link.change = drops("attributes")
-    published.source.publish(pool("a"))
-    assert await published.settled(3600) == ["POST"]
+    assert await published.publish(pool("a"), seconds=3600) == ["POST"]
     assert published.dropped == [
         "the API server does not support some device fields; devices are published without the "
         "unsupported fields"
     ]
-    published.source.publish(pool("a", "b"))
-    assert await published.settled(3600) == ["PUT"]
+    assert await published.publish(pool("a", "b"), seconds=3600) == ["PUT"]
 
 
-@pytest.mark.looptime
 async def test_a_server_that_refuses_lists_gets_none(published: Published):
     cause = {"field": "spec.devices[0].attributes[lanes]", "message": "exactly one is needed"}
     published.link.refuse = lambda method, path, body: (
@@ -180,8 +140,7 @@ async def test_a_server_that_refuses_lists_gets_none(published: Published):
         if method == "POST" and "lanes" in body["spec"]["devices"][0]["attributes"]
         else None
     )
-    published.source.publish(pool(device("a", attributes={"lanes": (1, 2), "model": "x"})))
-    await published.settled()
+    await published.publish(pool(device("a", attributes={"lanes": (1, 2), "model": "x"})))
     (body,) = published.slices()
     assert body["spec"]["devices"][0]["attributes"] == {"model": {"string": "x"}}
     assert published.publisher.dropped == {Feature.LIST_ATTRIBUTES}
@@ -211,11 +170,10 @@ def refuses_counter_sets(method: str, path: str, body: Any) -> StatusError | Non
     return StatusError(422, "Invalid", "no", details={"causes": [cause]}) if has_sets else None
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("refuse", [refuses_sets_of_other_slices, refuses_counter_sets])
 async def test_a_server_that_refuses_counters_gets_the_fallback(published: Published, refuse):
     published.link.refuse = refuse
-    published.source.publish(
+    await published.publish(
         pool(
             "a",
             *(partition(f"part-{i}") for i in range(100)),
@@ -223,7 +181,6 @@ async def test_a_server_that_refuses_counters_gets_the_fallback(published: Publi
             fallback=(device("a"), device("whole")),
         )
     )
-    await published.settled()
     assert published.devices() == {"a", "whole"}
     assert not any("sharedCounters" in body["spec"] for body in published.slices())
     assert published.publisher.dropped == {Feature.COUNTERS}
@@ -234,22 +191,19 @@ async def test_a_server_that_refuses_counters_gets_the_fallback(published: Publi
     assert await published.settled(3600) == []
 
 
-@pytest.mark.looptime
 async def test_without_a_fallback_refused_counters_cost_all_devices_that_consume_them(
     published: Published,
 ):
     published.link.refuse = refuses_sets_of_other_slices
-    published.source.publish(
+    await published.publish(
         pool("a", partition("part-0"), partition("part-1"), counter_sets=(counter_set("gpu-0"),))
     )
-    await published.settled()
     assert published.devices() == {"a"}
     assert published.publisher.left_out.keys() == {"part-0", "part-1"}
     assert "DRAPartitionableDevices" in published.publisher.left_out["part-0"]
     assert await published.settled(3600) == []
 
 
-@pytest.mark.looptime
 async def test_a_server_that_refuses_the_counters_of_one_device_alone_supports_counters(
     published: Published,
 ):
@@ -259,7 +213,7 @@ async def test_a_server_that_refuses_the_counters_of_one_device_alone_supports_c
         if body is not None and "part-1" in [d["name"] for d in body["spec"].get("devices", ())]
         else None
     )
-    published.source.publish(
+    await published.publish(
         pool(
             partition("part-0"),
             partition("part-1"),
@@ -267,18 +221,15 @@ async def test_a_server_that_refuses_the_counters_of_one_device_alone_supports_c
             fallback=(device("whole"),),
         )
     )
-    await published.settled()
     assert published.devices() == {"part-0"}
     assert published.publisher.dropped == frozenset()
 
 
-@pytest.mark.looptime
 async def test_after_an_upgrade_of_the_server_it_is_tried_again(published: Published):
     published.link.change = drops("consumesCounters")
-    published.source.publish(
+    await published.publish(
         pool(partition("part"), counter_sets=(counter_set("gpu-0"),), fallback=(device("whole"),))
     )
-    await published.settled()
     assert published.devices() == {"whole"}
 
     published.link.change = lambda body: body
@@ -290,11 +241,9 @@ async def test_after_an_upgrade_of_the_server_it_is_tried_again(published: Publi
     assert published.publisher.dropped == frozenset()
 
 
-@pytest.mark.looptime
 async def test_it_is_tried_again_every_ten_minutes_at_most_and_reported_once(published: Published):
     published.link.change = drops("consumesCounters")
-    published.source.publish(pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),)))
-    await published.settled()
+    await published.publish(pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),)))
     published.link.dry_runs.clear()
     for _ in range(60):
         published.server.expire_history()
@@ -303,18 +252,6 @@ async def test_it_is_tried_again_every_ten_minutes_at_most_and_reported_once(pub
     assert published.devices() == {"a"}
     assert len(published.dropped) == 1
     assert 0 < len(published.link.dry_runs) <= 7, "each time the counters are tried"
-
-
-@pytest.mark.looptime
-async def test_all_pools_learn_of_it(published: Published):
-    published.link.change = drops("taints")
-    published.source.publish(
-        {"node-1": pool("a", device("b", taint())), "node-1/gpus": pool(*many(3, taint()), "x")}
-    )
-    await published.settled()
-    assert published.devices() == {"a", "x"}
-    assert published.publisher.left_out.keys() == {"b", "gpus/dev-0", "gpus/dev-1", "gpus/dev-2"}
-    assert len(published.dropped) == 1
 
 
 # ------------------------------------------------------------ taints, before anything is written
@@ -330,7 +267,6 @@ def names_without_taints(published: Published) -> set[str]:
     }
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -346,11 +282,9 @@ async def test_a_device_is_not_seen_without_its_taint_at_any_restart(
     published: Published, wanted: DesiredPool
 ):
     published.link.change = drops("taints")
-    published.source.publish(wanted)
-    await published.settled()
+    await published.publish(wanted)
     for _ in range(3):
         await published.stop()
-        published.restart()
         published.link.dry_runs.clear()
         await published.start()
         assert await published.settled() == []
@@ -360,13 +294,11 @@ async def test_a_device_is_not_seen_without_its_taint_at_any_restart(
     assert "b" not in names_without_taints(published)
 
 
-@pytest.mark.looptime
 async def test_a_device_is_not_seen_without_its_taint_when_the_watch_restarts(
     published: Published,
 ):
     published.link.change = drops("taints")
-    published.source.publish(pool("a", device("b", taint())))
-    await published.settled()
+    await published.publish(pool("a", device("b", taint())))
     for _ in range(3):
         published.server.expire_history()
         published.server.drop_watches()
@@ -376,38 +308,31 @@ async def test_a_device_is_not_seen_without_its_taint_when_the_watch_restarts(
     assert len(published.dropped) == 1
 
 
-@pytest.mark.looptime
-async def test_no_pool_writes_what_another_has_learned(published: Published):
+async def test_all_pools_learn_of_it_before_they_write(published: Published):
     published.link.change = drops("taints")
-    published.source.publish(
-        {"node-1": pool("a", device("b", taint())), "node-1/gpus": pool("x", device("y", taint()))}
-    )
-    assert await published.settled() == ["POST", "POST"]
-    assert names_without_taints(published) == {"a", "x"}
+    own, gpus = pool("a", device("b", taint())), pool("x", device("y", taint()))
+    assert await published.publish({"node-1": own, "node-1/gpus": gpus}) == ["POST", "POST"]
+    assert published.devices() == names_without_taints(published) == {"a", "x"}
+    assert published.publisher.left_out.keys() == {"b", "gpus/y"}
+    assert len(published.dropped) == 1
 
 
-@pytest.mark.looptime
 async def test_a_server_that_keeps_taints_is_asked_once(published: Published):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.dry_runs.clear()  # of the layout: nothing is tainted
     bad = device("dev-0", replace(taint(), effect="None"))
-    published.source.publish(pool(bad, *many(99, start=1)))
-    await published.settled()
+    await published.publish(pool(bad, *many(99, start=1)))
     assert published.link.dry_runs == [], "nothing is kept off"
-    published.source.publish(pool(*many(99), device("dev-99", taint())))
-    assert await published.settled() == ["PUT", "PUT"]
-    published.source.publish(pool(*many(98), *many(2, taint(), start=98)))
-    assert await published.settled() == ["PUT"]
+    assert await published.publish(pool(*many(99), device("dev-99", taint()))) == ["PUT", "PUT"]
+    assert await published.publish(pool(*many(98), *many(2, taint(), start=98))) == ["PUT"]
     assert [method for method, _ in published.link.dry_runs] == ["PUT"]
     assert published.measured == [("create", True)] * 2 + [("update", True)] * 4
     published.server.expire_history()
     published.server.drop_watches()
     await published.settled(60)
-    published.source.publish(
+    await published.publish(
         pool(*many(1, taint()), *many(97, start=1), *many(2, taint(), start=98))
     )
-    await published.settled()
     assert len(published.link.dry_runs) == 2, "it may be another server"
 
 
@@ -435,12 +360,8 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
     assert write.may_lose_taints is asked
 
 
-@pytest.mark.looptime
 async def test_taints_that_are_kept_beside_old_ones_prove_nothing_for_others(published: Published):
-    published.source.publish(pool(device("dev-0", taint()), *many(99, start=1)))
-    await published.settled()
-    await published.stop()
-    published.restart()
+    await published.publish(pool(device("dev-0", taint()), *many(99, start=1)))
     await published.start()
     await published.settled()
     published.link.dry_runs.clear()
@@ -450,17 +371,14 @@ async def test_taints_that_are_kept_beside_old_ones_prove_nothing_for_others(pub
         return body if "dev-0" in names else drops("taints")(body)
 
     published.link.change = change
-    published.source.publish(pool(*many(2, taint()), *many(98, start=2)))
-    assert await published.settled() == ["PUT"]
+    assert await published.publish(pool(*many(2, taint()), *many(98, start=2))) == ["PUT"]
     assert published.link.dry_runs == []
-    published.source.publish(pool(*many(2, taint()), *many(97, start=2), device("dev-99", taint())))
-    await published.settled()
+    await published.publish(pool(*many(2, taint()), *many(97, start=2), device("dev-99", taint())))
     assert published.link.dry_runs
     assert "dev-99" not in published.devices()
     assert published.publisher.dropped == {Feature.TAINTS}
 
 
-@pytest.mark.looptime
 async def test_dropped_fields_are_repaired_at_once(published: Published):
     published.link.change = drops("consumesCounters")
     published.source.publish(pool(partition("part"), fallback=(device("a"),)))

@@ -9,11 +9,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from drakit_nodeplugin.devices.model import DesiredPool
-from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import KnownSlice
-from tests.unit.slices.world import PoolServer, counter_set, device, pool, taint
-
-SMALL = PackingLimits(max_devices=4, fill_devices=3, max_counter_sets=2)
+from tests.unit.slices.world import SMALL, PoolServer, counter_set, device, pool, taint
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def fits(slots: list[Slot], new: int, sets: int) -> bool:
 # ------------------------------------------------------------ the properties
 
 
-@settings(derandomize=True, max_examples=250, deadline=None)
+@settings(derandomize=True, max_examples=150, deadline=None)
 @given(HISTORIES)
 def test_packing_holds_for_any_sequence(history):
     server = PoolServer(limits=SMALL)
@@ -221,7 +218,7 @@ def test_packing_holds_for_any_sequence(history):
         known = dict(again.known)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=80, deadline=None)
 @given(HISTORIES, st.data())
 def test_interruptions_and_deletions_are_repaired(history, data):
     """After each write the scheduler sees a consistent pool, or none; see `PoolServer`."""
@@ -244,7 +241,7 @@ def test_interruptions_and_deletions_are_repaired(history, data):
     assert server.plan(wanted).empty
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(HISTORIES, st.data())
 def test_only_deleted_slices_are_written(history, data):
     server = PoolServer(limits=SMALL)

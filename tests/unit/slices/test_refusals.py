@@ -112,8 +112,8 @@ def last_error(published: Published) -> str:
 
 async def test_a_device_whose_capacity_is_refused_is_left_out_of_one_slice(published: Published):
     published.link.refuse = checks_options
-    published.source.publish(pool("a", shared("good"), shared("bad", "9")))
-    assert await published.settled() == ["POST", "POST"]
+    writes = await published.publish(pool("a", shared("good"), shared("bad", "9")))
+    assert writes == ["POST", "POST"]
     assert published.devices() == {"a", "good"}
     assert published.left_out == [{"bad": REASON}]
     assert published.link.dry_runs == [], "a single write that fails changes nothing"
@@ -124,25 +124,24 @@ async def test_a_device_whose_capacity_is_refused_is_left_out_of_one_slice(publi
 async def test_devices_whose_capacities_are_refused_are_left_out_of_a_new_layout(
     published: Published,
 ):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.refuse = checks_options
     bad = [shared(f"bad-{number}", "9") for number in range(90)]
-    published.source.publish(pool(*many(150), *bad, shared("good")))
-    assert await published.settled() == ["PUT", "PUT", "POST"], "each slice once"
+    writes = await published.publish(pool(*many(150), *bad, shared("good")))
+    assert writes == ["PUT", "PUT", "POST"], "each slice once"
     assert published.devices() == {"good", *(each.name for each in many(150))}
     assert published.publisher.left_out == {each.name: REASON for each in bad}
     assert published.publisher.last_error is None
     assert await published.settled(600) == []
-    published.source.publish(pool(*many(150), shared("bad-0"), *bad[1:], shared("good")))
-    assert await published.settled() == ["PUT"], "it is another device"
+    bad[0] = shared("bad-0")
+    writes = await published.publish(pool(*many(150), *bad, shared("good")))
+    assert writes == ["PUT"], "it is another device"
     assert "bad-0" in published.devices()
 
 
 async def test_a_new_pool_is_never_published_in_part(published: Published):
     published.link.refuse = checks_options
-    published.source.publish(pool(shared("bad", "9"), *many(150)))
-    assert await published.settled() == ["POST"] * 3
+    assert await published.publish(pool(shared("bad", "9"), *many(150))) == ["POST"] * 3
     assert published.generations() == {1}
     assert published.devices() == {each.name for each in many(150)}
 
@@ -162,8 +161,7 @@ async def test_a_bad_device_that_always_changes_does_not_keep_others_from_being_
 async def test_a_policy_that_names_one_device_in_each_answer_has_few_answers_in_a_round(
     published: Published,
 ):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.dry_runs.clear()
 
     def refuse(method: str, path: str, body: Any) -> StatusError | None:
@@ -172,8 +170,7 @@ async def test_a_policy_that_names_one_device_in_each_answer_has_few_answers_in_
 
     published.link.refuse = refuse
     bad = [shared(f"bad-{number}", "9") for number in range(30)]
-    published.source.publish(pool(*many(100), *bad))
-    assert await published.settled(1.5) == []
+    assert await published.publish(pool(*many(100), *bad), seconds=1.5) == []
     assert len(published.link.dry_runs) <= 3 * 3
     assert len(published.devices()) == 100, "the last good state stays"
     assert "is invalid: spec.devices[" in last_error(published)
@@ -189,8 +186,7 @@ async def test_a_device_of_the_fallback_whose_capacity_is_refused_is_left_out(
     published.link.refuse = checks_options
     published.link.change = without_counters
     fallback = (*many(100), shared("bad", "9"))
-    published.source.publish(pool(PARTITION, fallback=fallback))
-    await published.settled()
+    await published.publish(pool(PARTITION, fallback=fallback))
     assert published.devices() == {each.name for each in many(100)}
     assert published.publisher.left_out == {"bad": REASON}
     assert await published.settled(600) == []
@@ -201,13 +197,11 @@ async def test_a_device_of_the_fallback_whose_capacity_is_refused_is_left_out(
 
 @pytest.mark.parametrize(("code", "reason"), [(422, "Invalid"), (403, "Forbidden")])
 async def test_nothing_is_written_of_a_layout_that_is_refused(published: Published, code, reason):
-    published.source.publish(pool(*many(100), counter_sets=(counter_set("gpu-0"),)))
-    await published.settled()
+    await published.publish(pool(*many(100), counter_sets=(counter_set("gpu-0"),)))
     before = published.slices()
     published.link.refuse = denies(has("dev-199"), code=code, reason=reason)
     wanted = pool(*many(200), counter_sets=(counter_set("gpu-0"),))
-    published.source.publish(wanted)
-    assert await published.settled(600) == []
+    assert await published.publish(wanted, seconds=600) == []
     assert published.slices() == before
     assert "too many devices" in last_error(published)
     assert len(published.link.dry_runs) < 80, "it is tried again with a backoff"
@@ -220,29 +214,25 @@ async def test_nothing_is_written_of_a_layout_that_is_refused(published: Publish
 async def test_published_devices_are_tainted_and_removed_while_a_layout_is_refused(
     published: Published,
 ):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.refuse = denies(has("dev-199"))
-    published.source.publish(pool(*many(200)))
-    await published.settled()
+    await published.publish(pool(*many(200)))
     failed = device("dev-50", taint("drakit.dev/unhealthy"), attributes={"model": "y"})
-    published.source.publish(pool(*many(50), failed, *many(149, start=51)))
-    assert await published.settled(1) == ["PUT"]
+    assert await published.publish(pool(*many(50), failed, *many(149, start=51)), seconds=1) == [
+        "PUT"
+    ]
     bodies = {d["name"]: d for body in published.slices() for d in body["spec"]["devices"]}
     assert [each["key"] for each in bodies["dev-50"]["taints"]] == ["drakit.dev/unhealthy"]
     assert bodies["dev-50"]["attributes"]["model"] == {"string": "x"}, "the content is refused"
-    published.source.publish(pool(*many(50), *many(149, start=51)))
-    assert await published.settled(2) == ["PUT"]
+    assert await published.publish(pool(*many(50), *many(149, start=51)), seconds=2) == ["PUT"]
     assert published.devices() == {each.name for each in many(100)} - {"dev-50"}
     assert "too many devices" in last_error(published)
 
 
 async def test_taints_do_not_make_a_refused_layout_be_checked_again(published: Published):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.refuse = denies(has("dev-199"))
-    published.source.publish(pool(*many(200)))
-    await published.settled(300)
+    await published.publish(pool(*many(200)), seconds=300)
     published.link.dry_runs.clear()
     for step in range(20):
         published.source.publish(pool(device("dev-0", taint(f"x.y/{step}")), *many(199, start=1)))
@@ -253,11 +243,9 @@ async def test_taints_do_not_make_a_refused_layout_be_checked_again(published: P
 async def test_devices_that_vanish_together_are_removed_while_a_layout_is_refused(
     published: Published,
 ):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.refuse = denies(has("new-0"))
-    published.source.publish(pool(*(device(f"new-{number}") for number in range(100))))
-    await published.settled()
+    await published.publish(pool(*(device(f"new-{number}") for number in range(100))))
     assert published.devices() == set(), "none of them exists"
     assert {body["spec"]["pool"]["resourceSliceCount"] for body in published.slices()} == {
         len(published.slices())
@@ -265,30 +253,28 @@ async def test_devices_that_vanish_together_are_removed_while_a_layout_is_refuse
 
 
 async def test_a_pool_does_not_shrink_to_a_slice_that_is_refused(published: Published):
-    published.source.publish(pool(*many(100)))
-    await published.settled()
+    await published.publish(pool(*many(100)))
     published.link.refuse = denies(lambda body: body["spec"]["pool"]["resourceSliceCount"] == 1)
-    published.source.publish(pool(device("dev-0", attributes={"model": "y"}), *many(9, start=1)))
-    assert await published.settled(60) == []
+    changed = device("dev-0", attributes={"model": "y"})
+    assert await published.publish(pool(changed, *many(9, start=1)), seconds=60) == []
     assert len(published.slices()) == 2
     assert "too many devices" in last_error(published)
 
 
 async def test_a_fallback_stays_while_a_layout_is_refused(published: Published):
     published.link.change = without_counters
-    published.source.publish(pool(PARTITION, fallback=many(100)))
-    await published.settled()
+    await published.publish(pool(PARTITION, fallback=many(100)))
     assert len(published.devices()) == 100
     published.link.refuse = denies(has("dev-199"))
-    published.source.publish(pool(PARTITION, fallback=many(200)))
-    assert await published.settled(60) == []
+    assert await published.publish(pool(PARTITION, fallback=many(200)), seconds=60) == []
     assert len(published.devices()) == 100
 
 
 async def test_a_refused_new_pool_is_not_published_without_devices(published: Published):
     published.link.refuse = denies(has("dev-99"))
-    published.source.publish({NODE: pool("a"), f"{NODE}/gpus": pool(*many(100))})
-    assert await published.settled(60) == ["POST"]
+    assert await published.publish(
+        {NODE: pool("a"), f"{NODE}/gpus": pool(*many(100))}, seconds=60
+    ) == ["POST"]
     assert published.devices() == {"a"}
     assert last_error(published).startswith(f"pool {NODE}/gpus: ")
 
@@ -297,26 +283,23 @@ async def test_a_refused_new_pool_is_not_published_without_devices(published: Pu
 
 
 async def test_a_change_of_one_device_and_taints_need_no_dry_run(published: Published):
-    published.source.publish(pool(*many(100)))
-    assert await published.settled() == ["POST", "POST"]
+    assert await published.publish(pool(*many(100))) == ["POST", "POST"]
     assert [method for method, _ in published.link.dry_runs] == ["POST", "POST"]
     published.link.dry_runs.clear()
     changed = device("dev-0", attributes={"model": "y"})
-    published.source.publish(pool(changed, *many(99, start=1)))
-    assert await published.settled() == ["PUT"]
-    published.source.publish(pool(changed, *many(99, start=1), "new"))
-    assert await published.settled() == ["PUT"]
+    assert await published.publish(pool(changed, *many(99, start=1))) == ["PUT"]
+    assert await published.publish(pool(changed, *many(99, start=1), "new")) == ["PUT"]
     assert published.link.dry_runs == []
-    published.source.publish(pool(changed, *many(99, taint(), start=1), device("new", taint())))
-    assert await published.settled() == ["PUT", "PUT"]
+    assert await published.publish(
+        pool(changed, *many(99, taint(), start=1), device("new", taint()))
+    ) == ["PUT", "PUT"]
     assert len(published.link.dry_runs) == 1, "whether the API server keeps taints"
 
 
 async def test_slices_that_stay_the_same_are_not_checked(published: Published):
-    published.source.publish(pool(*many(200)))
-    assert len(await published.settled()) == 4
+    assert len(await published.publish(pool(*many(200)))) == 4
     published.link.dry_runs.clear()
     one, other = (device(f"dev-{i}", attributes={"model": "y"}) for i in (0, 60))
-    published.source.publish(pool(one, *many(59, start=1), other, *many(139, start=61)))
-    assert await published.settled() == ["PUT"] * 4
+    writes = await published.publish(pool(one, *many(59, start=1), other, *many(139, start=61)))
+    assert writes == ["PUT"] * 4
     assert [name[:5] for _, name in published.link.dry_runs] == ["00000", "00001"]

@@ -19,11 +19,9 @@ async def test_published_taints_are_reported_after_a_restart(published: Publishe
     unhealthy = taint("drakit.dev/unhealthy", at=5)
     evicted = replace(unhealthy, effect="NoExecute", added_at=6)
     dusty = taint("lab.example.com/dusty", at=1_700_000_000)
-    published.source.publish(pool("a", device("b", unhealthy, evicted), device("c", dusty)))
-    await published.settled()
+    await published.publish(pool("a", device("b", unhealthy, evicted), device("c", dusty)))
     await published.stop()
 
-    published.restart()
     await published.start()
     await published.settled()
 
@@ -53,18 +51,14 @@ def test_a_taint_without_a_valid_time_counts_as_published():
 async def test_existing_pools_are_reported_after_each_change(published: Published):
     await published.settled()
     assert published.source.pools[-1] == set()
-    published.source.publish({NODE: pool("a"), f"{NODE}/gpus": pool("b")})
-    await published.settled()
+    await published.publish({NODE: pool("a"), f"{NODE}/gpus": pool("b")})
     assert published.source.pools[-1] == {NODE, f"{NODE}/gpus"}
-    published.source.publish(pool("a"))
-    await published.settled()
+    await published.publish(pool("a"))
     assert published.source.pools[-1] == {NODE}
 
 
 async def test_existing_pools_are_reported_when_the_desired_ones_change(published: Published):
-    published.source.publish({}, held={NODE})
-    await published.settled()
+    await published.publish({}, held={NODE})
     before = len(published.source.pools)
-    published.source.publish({})
-    await published.settled()
+    await published.publish({})
     assert published.source.pools[before:] == [set()], "one that was never there can be forgotten"

@@ -21,6 +21,7 @@ from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning
 
 DRIVER, NODE = "camera.example.com", "node-1"
+SMALL = PackingLimits(max_devices=4, fill_devices=3, max_counter_sets=2)
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)
 
 

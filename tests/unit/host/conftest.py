@@ -1,0 +1,40 @@
+"""The surroundings of a driver that a test hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.host.node import Environment, PluginNode
+from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.state.podresources import PodResources
+
+
+async def until(condition) -> None:
+    """Wait for a condition that is not notified."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def environment(directory: Path, *, node: str, **fields: Any) -> Environment:
+    """The environment of an instance without an API server, with its files below a directory."""
+    config = NodePluginConfig.model_validate(
+        {
+            "drivers": [{"driver": "cameras"}],
+            "kubeletRoot": str(directory / "kubelet"),
+            "cdiDirectory": str(directory / "cdi"),
+        }
+    )
+    values: dict[str, Any] = {
+        "config": config,
+        "node": PluginNode(node),
+        "boot_id": "boot-1",
+        "instance_uid": "uid",
+        "session": asyncio.get_running_loop().create_future(),
+        "podresources": PodResources(config.podresources, own_pod=None),
+        "metrics": Metrics(),
+    }
+    return Environment(**values | fields)
