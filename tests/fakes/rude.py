@@ -29,11 +29,15 @@ class Rude(Driver[RudeConfig]):
                     time.sleep(0.05)  # noqa: ASYNC251  (it is what the test is about)
             elif word == "end":
                 sys.exit(1)
+            elif word == "raise":
+                raise ValueError("no manners")
             elif word == "flood":
                 number = 0
                 while True:
                     number += 1
                     yield [Device(name="boor", attributes={"number": number})]
+            elif word == "nonsense":
+                yield [42]
             elif word == "linger":
                 asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
                 (self.config.directory / "lingers").touch()

@@ -9,22 +9,22 @@ import asyncio
 import json
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
+import grpc.aio
 import pytest
 
-from drakit.layout import driver_directory
+from drakit.layout import driver_directory, drivers_directory
 from drakit_proto.backend.v1 import backend_pb2 as pb
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2
 from tests.fakes.backend import FakeBackend, device
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.fakes.podresources import FakePodResources
-from tests.integration.rig import NODE, SLICES, Rig, result, stop
+from tests.integration.test_node_plugin import NODE, SLICES, Rig, stop
 
-GPU, MODEM = "gpu.example.com", "modem.example.com"
+GPU = "gpu.example.com"
 PLUGINS = "deviceplugin.drakit.dev"
 THING = "vendor.example/thing"
 POOL = f"{NODE}/thing.vendor.example"
@@ -49,36 +49,51 @@ class ForeignRig(Rig):
             "plugins": {"thing": {**own, "resources": [THING], "env": ["THINGS"]}},
         }
         self.config["devices"] = {"endpointStopGracePeriod": "1m", "startGracePeriod": "1s"}
-        self.folders = [root]
-        """Folders that are removed at the end."""
         self.backends = root / "plugins/drakit.dev/backends"
         self.device_plugins = root / "plugins/drakit.dev/device-plugins/thing"
         for folder in (*(self.backends / name for name in BACKENDS), self.device_plugins):
             folder.mkdir(parents=True)
 
-    def devices_of(self, driver: str) -> list[dict]:
-        return [
-            device
+    def published_by(self, driver: str) -> list[str]:
+        return sorted(
+            d["name"]
             for body in self.api_server.objects(SLICES)
             if body["spec"]["driver"] == driver
-            for device in body["spec"].get("devices", [])
-        ]
-
-    def published_by(self, driver: str) -> list[str]:
-        return sorted(device["name"] for device in self.devices_of(driver))
+            for d in body["spec"].get("devices", [])
+        )
 
     def tainted(self, driver: str) -> bool:
-        return any(device.get("taints") for device in self.devices_of(driver))
+        return any(
+            d.get("taints")
+            for body in self.api_server.objects(SLICES)
+            if body["spec"]["driver"] == driver
+            for d in body["spec"].get("devices", [])
+        )
 
     def allocate_of(self, uid: str, *results: tuple[str, str, str]) -> None:
         """Allocate devices: driver, pool and name of each."""
-        self.store_claim(uid, *(result(n, driver=d, pool=p) for d, p, n in results))
+        self.api_server.store(
+            f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/claim-{uid}",
+            {
+                "metadata": {"uid": uid},
+                "status": {
+                    "allocation": {
+                        "devices": {
+                            "results": [
+                                {"driver": d, "pool": p, "request": "main", "device": n}
+                                for d, p, n in results
+                            ]
+                        }
+                    }
+                },
+            },
+        )
 
     def registrations(self) -> dict[str, Path]:
         """The registration sockets, by driver."""
         found = {}
         for path in (self.root / "plugins_registry").iterdir():
-            for driver in (GPU, MODEM, PLUGINS, "shelf.example.com"):
+            for driver in (GPU, PLUGINS, "shelf.example.com"):
                 if path.name.startswith(f"{driver}-"):
                     found[driver] = path
         return found
@@ -91,10 +106,8 @@ class ForeignRig(Rig):
 async def rig(api_server):
     folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/tmp"))
     async with FakePodResources(folder / "pod-resources" / "kubelet.sock"):
-        rig = ForeignRig(folder, api_server)
-        yield rig
-    for each in rig.folders:
-        shutil.rmtree(each)
+        yield ForeignRig(folder, api_server)
+    shutil.rmtree(folder)
 
 
 async def registered(kubelet: FakeKubelet, rig: ForeignRig, driver: str) -> Path:
@@ -264,6 +277,89 @@ async def test_the_driver_of_a_removed_backend_is_forgotten_and_may_return(rig):
     assert code == 0, errors
 
 
+async def test_names_of_other_directories_and_edits_that_no_entry_lists_are_refused(rig):
+    rig.config["backends"]["allowed"]["gpu"]["mounts"] = {"/opt/gpu": "ro"}
+    rig.config["devicePlugins"]["plugins"]["thing"]["devices"] = ["/dev/null"]
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    rig.allocate_of("uid-b", (GPU, NODE, "gpu-1"))
+    rig.allocate_of("uid-c", (PLUGINS, POOL, "thing-0"))
+
+    async def prepare(request):
+        paths = {"gpu-0": "/opt/gpu/lib", "gpu-1": "/etc"}
+        claims = [
+            pb.PreparedClaim(
+                uid=claim.uid,
+                edits=[
+                    pb.Edits(mounts=[pb.Mount(host_path=paths[d.name], container_path="/gpu")])
+                    for d in claim.devices
+                ],
+            )
+            for claim in request.claims
+        ]
+        return pb.PrepareClaimsResponse(claims=claims)
+
+    async with (
+        FakeKubelet(rig.root) as kubelet,
+        FakeBackend(rig.backends / "gpu/gpu.sock", driver=GPU) as backend,
+        FakeBackend(rig.backends / "tpu/gpu.sock", driver=GPU) as thief,
+        rig.plugin() as process,
+    ):
+        backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-0"), device("gpu-1")])
+        backend.prepare = prepare
+        await rig.until(lambda: rig.published_by(GPU) == ["gpu-0", "gpu-1"])
+        dra = await registered(kubelet, rig, GPU)
+        claims = [reference("uid-a"), reference("uid-b")]
+        answers = await kubelet.prepare(dra, *claims)
+        assert answers["uid-a"].error == ""
+        (mount,) = rig.spec_of(GPU, "uid-a")["devices"][0]["containerEdits"]["mounts"]
+        assert mount["hostPath"] == "/opt/gpu/lib"
+        assert answers["uid-b"].error == (
+            "claim lab/claim-uid-b, request main, device gpu-1: its backend asks for a mount of "
+            "/etc, which is not allowed; to allow it, extend mounts in "
+            "backends.allowed.gpu"
+        )
+        assert [path.name for path in rig.cdi.iterdir()] == [f"{GPU}-claim_uid-a.json"]
+
+        plugins = await registered(kubelet, rig, PLUGINS)
+        await rig.until((rig.device_plugins / "kubelet.sock").exists)
+        other = FakeDevicePlugin(
+            rig.device_plugins, resource="vendor.example/other", endpoint="other.sock"
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="does not list this resource"):
+            async with other:
+                pass
+        async with FakeDevicePlugin(rig.device_plugins) as plugin:
+            plugin.answer = lambda ids: deviceplugin_pb2.ContainerAllocateResponse(
+                devices=[
+                    deviceplugin_pb2.DeviceSpec(container_path="/dev/null", host_path="/dev/zero")
+                ]
+            )
+            await rig.until(lambda: rig.published_by(PLUGINS) == ["thing-0", "thing-1"])
+            answer = (await kubelet.prepare(plugins, reference("uid-c")))["uid-c"]
+        assert "request main, device thing-0: " in answer.error
+        assert "asks for device node /dev/zero, which is not allowed" in answer.error
+        events = "/apis/events.k8s.io/v1/events"
+        refused = {
+            "BackendRefused": f"only tpu.example.com can register in the directory of "
+            f"backends.allowed.tpu; the directory of {GPU} is {rig.backends / 'gpu'}",
+            "RegistrationRefused": "vendor.example/other is refused: devicePlugins.plugins.thing "
+            "does not list this resource",
+        }
+        await rig.until(
+            lambda: refused.keys() <= {body["reason"] for body in rig.api_server.objects(events)}
+        )
+        for body in rig.api_server.objects(events):
+            if text := refused.get(body["reason"]):
+                assert text in body["note"]
+        assert {name for name, _ in thief.calls} == {"GetInfo"}
+        assert "tpu.example.com" not in [
+            path.name for path in drivers_directory(rig.root).iterdir()
+        ]
+        assert await kubelet.unprepare(dra, *claims) == {"uid-a": "", "uid-b": ""}
+        code, errors = await stop(process)
+    assert code == 0, errors
+
+
 async def test_a_driver_that_the_list_does_not_name_any_more_is_served_without_its_backend(rig):
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim = reference("uid-a")
@@ -297,94 +393,3 @@ async def test_a_driver_whose_record_is_damaged_is_served_without_its_backend(ri
             code, errors = await stop(process)
     assert code == 0, errors
     assert "record of a backend cannot be read" in errors
-
-
-# ------------------------------------------------------------ device numbers
-
-
-class Ports(FakeBackend):
-    """A backend that returns the device nodes of plugged adapters, with their real numbers."""
-
-    def __init__(self, rig: ForeignRig, driver: str, *names: str) -> None:
-        entry = driver.partition(".")[0]
-        super().__init__(rig.backends / entry / "ports.sock", driver=driver)
-        self.path.parent.mkdir(exist_ok=True)
-        # An entry allows device nodes in /dev alone.
-        self.folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/dev"))
-        rig.folders.append(self.folder)
-        rig.config["backends"]["allowed"][entry] = {
-            "owner": {"uid": os.getuid()},
-            "driver": driver,
-            "devices": [f"{self.folder}/*"],
-        }
-        self.listed = pb.WatchDevicesResponse(devices=[device(name) for name in names])
-        self.prepare = self.edits
-
-    def plug(self, name: str, minor: int) -> None:
-        os.mknod(self.folder / name, stat.S_IFCHR | 0o600, os.makedev(188, minor))
-
-    async def edits(self, request: Any) -> pb.PrepareClaimsResponse:
-        return pb.PrepareClaimsResponse(
-            claims=[
-                pb.PreparedClaim(uid=c.uid, edits=[self.edit(d.name) for d in c.devices])
-                for c in request.claims
-            ]
-        )
-
-    def edit(self, name: str) -> pb.Edits:
-        path = self.folder / name
-        number = path.stat().st_rdev
-        node = pb.DeviceNode(
-            path=f"/dev/{name}",
-            host_path=str(path),
-            type="c",
-            major=os.major(number),
-            minor=os.minor(number),
-            identity=f"{self.driver}/{name}",
-        )
-        return pb.Edits(device_nodes=[node])
-
-
-async def until_error(kubelet: FakeKubelet, dra: Path, claim, error: str) -> None:
-    """Call as the kubelet does, while the drivers of a plugin that was just started connect."""
-    async with asyncio.timeout(20):
-        while True:
-            answer = (await kubelet.prepare(dra, claim))[claim.uid].error
-            if (error and error in answer) or answer == error:
-                return
-            await asyncio.sleep(0.1)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
-async def test_different_devices_of_two_drivers_with_one_real_number(rig):
-    rig.allocate_of("uid-a", (GPU, NODE, "port-a"))
-    rig.allocate_of("uid-b", (MODEM, NODE, "modem-b"))
-    rig.allocate_of("uid-c", (MODEM, NODE, "modem-c"))
-    serial = Ports(rig, GPU, "port-a")
-    modem = Ports(rig, MODEM, "modem-b", "modem-c")
-    serial.plug("port-a", 0)
-    modem.plug("modem-b", 0)  # the adapter of port-a was unplugged while its pod runs
-    modem.plug("modem-c", 1)
-    a, b, c = map(reference, ("uid-a", "uid-b", "uid-c"))
-    async with FakeKubelet(rig.root) as kubelet, serial, modem:
-        async with rig.plugin() as process:
-            await rig.until(lambda: rig.published_by(GPU) and rig.published_by(MODEM))
-            one, other = [await registered(kubelet, rig, name) for name in (GPU, MODEM)]
-            assert (await kubelet.prepare(one, a))["uid-a"].error == ""
-            answers = await kubelet.prepare(other, b, c)
-            assert answers["uid-b"].error == (
-                "claim lab/claim-uid-b, request main: device modem-b has device node c 188:0, "
-                "which is still held for other hardware, device port-a of claim "
-                "lab/claim-uid-a; this pod starts automatically once the pod that uses "
-                "lab/claim-uid-a is gone"
-            )
-            assert answers["uid-c"].error == ""
-            undone = [claim.uid for r in modem.called("unprepare") for claim in r.claims]
-            assert undone == ["uid-b"]
-            assert (await stop(process))[0] == 0
-        async with rig.plugin() as process:
-            one, other = [await registered(kubelet, rig, name) for name in (GPU, MODEM)]
-            await until_error(kubelet, other, b, "device node c 188:0, which is still held")
-            assert await kubelet.unprepare(one, a) == {"uid-a": ""}
-            await until_error(kubelet, other, b, "")
-            assert (await stop(process))[0] == 0

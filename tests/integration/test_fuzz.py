@@ -16,10 +16,11 @@ from drakit_nodeplugin.kubelet.server import local_channel
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from tests.fakes.kubelet import FakeKubelet, reference
+from tests.integration.test_node_plugin import rig  # noqa: F401
 
 pytestmark = pytest.mark.timeout(180)
 
-REQUESTS = 4_000
+REQUESTS = 10_000
 AT_ONCE = 50
 SERVICES = (
     "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
@@ -91,7 +92,7 @@ async def read_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-async def test_thousands_of_malformed_requests_do_not_affect_the_process_and_its_claims(rig):
+async def test_ten_thousand_malformed_requests_do_not_affect_the_process_and_its_claims(rig):  # noqa: F811
     dice = random.Random(20260101)
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
@@ -126,3 +127,47 @@ async def test_thousands_of_malformed_requests_do_not_affect_the_process_and_its
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(20):
             assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        pytest.param(
+            v1.NodePrepareResourcesRequest(
+                claims=[v1.Claim(namespace="lab", name="n", uid="u" * (4 * 2**20 - 100))]
+            ),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,  # the answer names it, and is too long to receive
+            id="one-claim-of-four-mebibytes",
+        ),
+        pytest.param(
+            v1.NodePrepareResourcesRequest(
+                claims=[v1.Claim(namespace="lab", name="n", uid=str(i)) for i in range(190_000)]
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            id="four-mebibytes-of-claims",
+        ),
+        pytest.param(
+            v1.NodePrepareResourcesRequest(
+                claims=[v1.Claim(namespace="lab", name="n", uid="u" * (4 * 2**20))]
+            ),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            id="more-than-grpc-takes",
+        ),
+    ],
+)
+async def test_a_huge_request_is_answered_and_the_process_continues(rig, body, code):  # noqa: F811
+    (rig.shelf / "atlas").touch()
+    rig.allocate("uid-a", "atlas")
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets())
+        dra = await kubelet.register()
+        (registration,) = kubelet.sockets()
+        async with local_channel(dra) as channel:
+            sent = asyncio.create_task(
+                send(channel, f"/{SERVICES[0]}/{METHODS[0]}", body.SerializeToString())
+            )
+            # The kubelet waits a second for this, whatever else is asked.
+            await kubelet.get_info(registration)
+            assert await sent == code
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+        assert process.returncode is None

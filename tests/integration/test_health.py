@@ -6,16 +6,14 @@ import json
 
 import pytest
 
-from tests.fakes.kubelet import FakeKubelet, reference
-from tests.integration.rig import NODE, SLICES, stop
+from tests.fakes.kubelet import FakeKubelet
+from tests.integration.test_node_plugin import NODE, SLICES, rig  # noqa: F401
 
-SIMULATED = "simulated.drakit.dev"
-GONE = ("drakit.dev/gone", "NoSchedule")
 HEALTH = {"recoveryPeriod": "300ms", "evictionDelay": "300ms", "timeout": "3s"}
 
 
 @pytest.fixture
-def nics(rig):
+def nics(rig):  # noqa: F811
     """A node with two interfaces that the test controls."""
     control = rig.root / "control.json"
     nic = {"count": 2, "vlans": [100]}
@@ -37,7 +35,7 @@ def nics(rig):
     return rig
 
 
-def taints(rig) -> dict[str, list[tuple[str, str, str]]]:
+def taints(rig) -> dict[str, list[tuple[str, str, str]]]:  # noqa: F811
     """Key, effect and time of the taints, by device."""
     return {
         device["name"]: [(t["key"], t["effect"], t["timeAdded"]) for t in device.get("taints", ())]
@@ -46,7 +44,7 @@ def taints(rig) -> dict[str, list[tuple[str, str, str]]]:
     }
 
 
-def effects(rig, device: str) -> list[tuple[str, str]]:
+def effects(rig, device: str) -> list[tuple[str, str]]:  # noqa: F811
     return [(key, effect) for key, effect, _ in taints(rig).get(device, ())]
 
 
@@ -78,42 +76,29 @@ async def test_a_device_that_breaks_and_is_repaired(nics):
             await nics.until(lambda: effects(nics, "nic-0") == [])
 
 
-async def test_a_held_device_that_vanishes_outlives_a_restart_and_goes_with_its_claim(nics):
-    nics.allocate("uid-a", "nic-0", driver=SIMULATED)
-    nics.allocate("uid-b", "nic-0", driver=SIMULATED)
-    async with nics.serving() as (kubelet, dra, process):
-        await nics.until(lambda: set(taints(nics)) == {"nic-0", "nic-1"})
-        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+async def test_a_driver_that_stops_is_not_known_to_the_kubelet(nics):
+    async with FakeKubelet(nics.root) as kubelet, nics.plugin():
+        await nics.until(kubelet.sockets)
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path) as told:
-            nics.command(missing=["nic-*"])
-            await nics.until(lambda: taints(nics).keys() == {"nic-0"})
-            await nics.until(lambda: effects(nics, "nic-0") == [GONE])
-            await told.until(lambda: told.status("nic-0", pool=NODE) == "Unhealthy")
-            assert "the device is gone" in told.message("nic-0", pool=NODE)
-        since = taints(nics)
-        refused = await kubelet.prepare(dra, reference("uid-b"))
-        assert "device nic-0 is gone" in refused["uid-b"].error
-        process.kill()
-        await process.communicate()
-        (stale,) = kubelet.sockets()
-    writes = nics.slice_writes()
+        await kubelet.register()
+        async with await kubelet.follow_health(path, version="v1alpha1") as told:
+            await told.until(lambda: told.status("nic-0", pool=NODE) == "Healthy")
+            nics.command(stop="the rack is being moved")
+            await told.until(lambda: told.status("nic-0", pool=NODE) == "Unknown")
+            assert "the rack is being moved" in told.message("nic-0", pool=NODE)
+            await nics.until(
+                lambda: effects(nics, "nic-0") == [("drakit.dev/stopped", "NoSchedule")]
+            )
 
-    async with FakeKubelet(nics.root) as kubelet, nics.plugin() as process:
-        await nics.until(lambda: kubelet.sockets() not in ([], [stale]))
-        dra = await kubelet.register()
-        (path,) = set(kubelet.sockets()) - {stale}
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: told.status("nic-0", pool=NODE) == "Unhealthy")
-        assert (taints(nics), nics.slice_writes()) == (since, writes)
 
-        nics.command(missing=["nic-1"])
-        await nics.until(lambda: effects(nics, "nic-0") == [])
-        assert taints(nics).keys() == {"nic-0"}
-        nics.command(missing=["nic-0"])
-        await nics.until(lambda: effects(nics, "nic-0") == [GONE])
-        assert taints(nics).keys() == {"nic-0", "nic-1"}
-
-        assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
-        await nics.until(lambda: taints(nics).keys() == {"nic-1"})
-        await stop(process)
+async def test_a_driver_without_health_keeps_the_kubelets_stream_silent(rig):  # noqa: F811
+    (rig.shelf / "atlas").touch()
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin():
+        await rig.until(kubelet.sockets)
+        (path,) = kubelet.sockets()
+        assert not [v for v in (await kubelet.get_info(path)).supported_versions if "Health" in v]
+        await kubelet.register()
+        async with await kubelet.follow_health(path, version="v1alpha1") as told:
+            await told.call.wait_for_connection()
+            await rig.until(lambda: rig.published() == ["atlas"])
+            assert (told.messages, told.ended) == ([], False)

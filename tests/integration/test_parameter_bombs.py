@@ -12,7 +12,9 @@ import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from tests.fakes.kubelet import FakeKubelet, reference
-from tests.integration.rig import DRIVER, Rig
+from tests.integration.test_node_plugin import CLAIMS, DRIVER, NODE, Rig, rig
+
+__all__ = ("rig",)
 
 MAX_RAW = 10 * 1024
 """Bytes of one opaque config, of which an allocation holds 64 (the API server's limits)."""
@@ -33,11 +35,17 @@ def store(rig: Rig, uid: str, devices: int, parameters: Sequence[Mapping[str, An
     """Store a claim whose configs are for all of its devices."""
     for each in parameters:
         assert len(json.dumps(each, separators=(",", ":"))) <= MAX_RAW
+    results = [
+        {"driver": DRIVER, "pool": NODE, "request": "main", "device": f"{uid}-{number}"}
+        for number in range(devices)
+    ]
     configs = [
         {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": each}}
         for each in parameters
     ]
-    rig.allocate(uid, *(f"{uid}-{number}" for number in range(devices)), config=configs)
+    allocation = {"devices": {"results": results, "config": configs}}
+    body = {"metadata": {"uid": uid}, "status": {"allocation": allocation}}
+    rig.api_server.store(f"{CLAIMS}/claim-{uid}", body)
 
 
 def status_mib(pid: int, field: str) -> float:
@@ -53,8 +61,9 @@ async def test_claims_with_as_many_parameters_as_the_api_server_takes_fail_alone
     bombs = [f"uid-bomb-{number}" for number in range(20)]
     for uid in bombs:
         store(rig, uid, 32, [SHAPES[shape]] * MAX_CONFIGS)
-    async with rig.serving() as (kubelet, dra, process):
-        await rig.until(lambda: rig.published() == ["atlas"])
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and rig.published() == ["atlas"])
+        dra = await kubelet.register()
         answers = await kubelet.prepare(dra, *map(reference, ["uid-a", *bombs]))
         peak = status_mib(process.pid, "VmHWM")
     assert answers.pop("uid-a").error == ""
@@ -76,8 +85,9 @@ async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: R
         store(rig, uid, devices, parameters)
         for number in range(devices):
             (rig.shelf / f"{uid}-{number}").touch()
-    async with rig.serving() as (kubelet, dra, process):
-        await rig.until(lambda: len(rig.published()) == devices * len(uids))
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and len(rig.published()) == devices * len(uids))
+        dra = await kubelet.register()
         calls = [kubelet.prepare(dra, reference(uid)) for uid in uids]
         answers = {uid: a for each in await asyncio.gather(*calls) for uid, a in each.items()}
         peak = status_mib(process.pid, "VmHWM")

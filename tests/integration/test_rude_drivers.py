@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.kubelet import FakeKubelet, reference
-from tests.integration.rig import DRIVER, SLICES, Rig, stop
+from tests.integration.test_node_plugin import DRIVER, NODE, Rig, rig, stop  # noqa: F401
 
 RUDE = "rude.example.com"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 REASONS = {
     "end": "SystemExit",
+    "raise": "ValueError: no manners",
     "flood": "within a second",
+    "nonsense": "not a Device",
     "leak": "its stream ended",
 }
 """The reported reason of the taints, by the driver's fault."""
@@ -24,7 +28,7 @@ REASONS = {
 class Neighbours:
     """The rig with two drivers: books that behave, and one that does what `word` says."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig) -> None:  # noqa: F811
         self.rig = rig
         self.manners = rig.root / "manners"
         self.manners.mkdir()
@@ -58,13 +62,13 @@ class Neighbours:
 
 
 @pytest.fixture
-def neighbours(rig):
+def neighbours(rig):  # noqa: F811
     return Neighbours(rig)
 
 
 @pytest.mark.parametrize("word", ["block", *REASONS])
 async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, word):
-    rig = neighbours.rig
+    rig = neighbours.rig  # noqa: F811
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
     claim = reference("uid-a")
@@ -85,7 +89,10 @@ async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, w
                 await kubelet.get_info(registration)  # within 1 s, or it raises
 
         if word != "block":
-            rig.allocate(word, "boor", driver=RUDE)
+            rig.api_server.store(
+                f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/claim-{word}",
+                {"metadata": {"uid": word}, "status": {"allocation": boor()}},
+            )
             refused = await kubelet.prepare(sockets[RUDE][1], reference(word))
             assert REASONS[word] in refused[word].error
 
@@ -98,11 +105,32 @@ async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, w
         assert any("sleep" in str(line) for line in lines if "task" in line["msg"]), errors
 
 
+async def test_the_watchdog_names_the_call_that_blocks(neighbours):
+    rig = neighbours.rig  # noqa: F811
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await neighbours.sockets(kubelet)
+        await rig.until(lambda: rig.published() == ["boor"])
+        neighbours.say("block")
+        told = ""
+        async with asyncio.timeout(10):
+            while not re.search(r"Rude\.devices .*rude\.py", told):
+                told = (await process.stderr.readline()).decode()
+        assert RUDE in told
+        neighbours.say("behave")
+        process.terminate()
+        await process.communicate()
+
+
 async def test_the_process_ends_though_a_driver_has_left_a_thread(neighbours):
-    rig = neighbours.rig
+    rig = neighbours.rig  # noqa: F811
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         await neighbours.sockets(kubelet)
         neighbours.say("linger")
         await rig.until(lambda: (neighbours.manners / "lingers").exists())
         code, errors = await stop(process)
     assert code == 0, errors
+
+
+def boor() -> dict:
+    result = {"driver": RUDE, "pool": NODE, "request": "main", "device": "boor"}
+    return {"devices": {"results": [result]}}
