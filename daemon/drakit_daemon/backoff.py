@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ("Backoff",)
-
 
 class Backoff:
     """The delays between the attempts of one operation."""

@@ -29,8 +29,6 @@ from typing import TypeAlias
 
 from drakit.settings import parse_address
 
-__all__ = ("Answer", "HttpServer", "Route")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 2.0

@@ -22,15 +22,6 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-__all__ = (
-    "ProblemLog",
-    "RequestIdFilter",
-    "configure",
-    "new_request_id",
-    "request_id",
-    "request_scope",
-)
-
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}

@@ -21,8 +21,6 @@ from drakit_daemon.httpserver import Answer, HttpServer
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import CONTENT_TYPE, CollectorRegistry, text_of
 
-__all__ = ("Probed", "StatusServers")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.5

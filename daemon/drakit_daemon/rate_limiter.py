@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ("RateLimiter",)
-
 
 class RateLimiter:
     """A token bucket: `burst` tokens, refilled at `per_second`. Use it in one event loop."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-__all__ = ("TaskEndedError", "cancelled_by_owner", "run", "until_stopped")
-
 
 class TaskEndedError(Exception):
     """A part that must run until it is stopped has ended."""

@@ -16,8 +16,6 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ("main",)
-
 LEFT_THREADS_SECONDS = 3.0
 """The grace period of threads that still run when everything else has ended."""
 

@@ -21,8 +21,6 @@ from drakit.settings import Settings, normalised
 from drakit_formats.cdi.checks import InvalidNameError, split_kind
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain, is_driver_name
 
-__all__ = ("AllowedBackend", "AllowedEndpoint", "AllowedPlugin", "OwnerSettings", "check")
-
 MAX_NAME = 20
 """Characters of an entry's name, which is a part of the paths of its sockets."""
 

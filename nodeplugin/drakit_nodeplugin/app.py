@@ -32,8 +32,6 @@ from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.podresources import PodName, PodResources
 
-__all__ = ("Launch", "serve")
-
 logger = logging.getLogger(__name__)
 
 

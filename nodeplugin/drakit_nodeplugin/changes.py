@@ -24,12 +24,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-__all__ = (
-    "FilePoller",
-    "FileWatch",
-    "Revision",
-)
-
 # ---------------------------------------------------------------- in memory
 
 

@@ -19,8 +19,6 @@ from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.records import STATES
 
-__all__ = ("DriverMetrics", "Metrics")
-
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 """Bucket bounds. They exceed the 45 s that the kubelet waits, because the work continues."""
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ("ClaimReason", "NodeReason")
-
 ClaimReason = Literal["DeviceRenumbered", "Prepared", "PrepareFailed", "UnprepareFailed"]
 """Reasons of Events about a ResourceClaim."""
 

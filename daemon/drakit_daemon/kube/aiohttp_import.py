@@ -25,8 +25,6 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ("hashed_directory",)
-
 BUFFER_BYTES = 64 * 1024
 """The most that one call receives from a TLS connection: three records of 16 KiB, the largest."""
 

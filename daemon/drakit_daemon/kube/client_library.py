@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     # For the reader and for import-linter; at run time see _library().
     import kubernetes_asyncio as kubernetes_asyncio
 
-__all__ = ("ClusterAccess", "ConfigError", "Connection", "load_in_cluster", "load_kubeconfig")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _ROOT = "kubernetes_asyncio"

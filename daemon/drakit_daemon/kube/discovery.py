@@ -14,8 +14,6 @@ from typing import Any
 from drakit_daemon.kube.request import NotFoundError
 from drakit_daemon.kube.session import Session
 
-__all__ = ("VersionNotServedError", "served_version", "served_versions", "version_of")
-
 
 class VersionNotServedError(Exception):
     """The API server serves a group in no version that we know. The text is a sentence for logs."""

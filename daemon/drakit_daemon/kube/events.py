@@ -29,8 +29,6 @@ from drakit_daemon.kube.request import (
 )
 from drakit_daemon.rate_limiter import RateLimiter
 
-__all__ = ("EventRecorder", "EventTimings", "Events")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "events.k8s.io/v1"

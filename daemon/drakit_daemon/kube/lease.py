@@ -31,8 +31,6 @@ from drakit_daemon.kube.request import (
 )
 from drakit_daemon.logs import ProblemLog
 
-__all__ = ("LeaseElection", "LeaseTimings")
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"

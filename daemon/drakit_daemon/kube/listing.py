@@ -31,16 +31,6 @@ from drakit_daemon.kube.request import (
     error_of_status,
 )
 
-__all__ = (
-    "MAX_OBJECT_BYTES",
-    "Listing",
-    "Skipped",
-    "SkippedLog",
-    "WatchEvent",
-    "read_events",
-    "read_list",
-)
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- lists

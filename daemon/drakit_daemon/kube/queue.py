@@ -17,8 +17,6 @@ from typing import Generic, TypeVar
 
 from drakit_daemon.backoff import Backoff
 
-__all__ = ("QueueFullError", "WorkQueue")
-
 Key = TypeVar("Key", bound=Hashable)
 
 

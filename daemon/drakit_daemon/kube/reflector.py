@@ -29,16 +29,6 @@ from drakit_daemon.kube.request import (
     UnavailableError,
 )
 
-__all__ = (
-    "PAGE_SIZE",
-    "Applied",
-    "Change",
-    "Collection",
-    "Deleted",
-    "Reflector",
-    "Replaced",
-)
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 KeptT = TypeVar("KeptT")

@@ -31,27 +31,6 @@ from urllib.parse import quote
 
 import orjson
 
-__all__ = (
-    "AlreadyExistsError",
-    "Answer",
-    "ApiError",
-    "ConflictError",
-    "ForbiddenError",
-    "GoneError",
-    "InvalidError",
-    "NotFoundError",
-    "Target",
-    "TooManyRequestsError",
-    "UnauthorizedError",
-    "UnavailableError",
-    "UnreadableError",
-    "error_of_response",
-    "error_of_status",
-    "parse_path",
-    "read_answer",
-    "resource_path",
-)
-
 # ---------------------------------------------------------------- paths
 
 

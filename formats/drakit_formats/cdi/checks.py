@@ -19,28 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
-__all__ = (
-    "Check",
-    "Found",
-    "InvalidNameError",
-    "Listing",
-    "Problem",
-    "Record",
-    "Severity",
-    "add",
-    "check_device_name",
-    "flag",
-    "has_errors",
-    "kind_of",
-    "number",
-    "qualified_name",
-    "shown",
-    "split_kind",
-    "split_qualified_name",
-    "text",
-    "transient_file_name",
-)
-
 # ---------------------------------------------------------------- problems
 
 Severity = Literal["error", "warning"]

@@ -22,8 +22,6 @@ from typing import Any, cast
 
 from drakit_formats.cdi.text import dump_spec
 
-__all__ = ("DamagedSpecError", "SpecDirectory")
-
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
 _ATTEMPTS = 3

@@ -36,8 +36,6 @@ from drakit_formats.cdi.checks import (
     text,
 )
 
-__all__ = ("check_edits", "check_spec")
-
 # ---------------------------------------------------------------- rules of texts and numbers
 
 _NODE_TYPES = ("b", "c", "u", "p")

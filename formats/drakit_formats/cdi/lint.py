@@ -26,14 +26,6 @@ from drakit_formats.cdi.fields import check_spec
 from drakit_formats.cdi.spec import check_version
 from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
-__all__ = (
-    "DEFAULT_DIRECTORIES",
-    "Directories",
-    "lint_directories",
-    "lint_spec",
-    "read_directories",
-)
-
 # ---------------------------------------------------------------- directories
 
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))

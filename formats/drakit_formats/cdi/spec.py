@@ -42,15 +42,6 @@ from drakit_formats.cdi.checks import (
 )
 from drakit_formats.cdi.fields import check_edits
 
-__all__ = (
-    "InvalidEditsError",
-    "Spec",
-    "build_spec",
-    "check_version",
-    "container_edits",
-    "required_version",
-)
-
 # ---------------------------------------------------------------- versions
 
 _VERSIONS = (

@@ -20,8 +20,6 @@ from typing import Any, cast
 
 from drakit_formats.cdi.checks import shown
 
-__all__ = ("UnreadableSpecError", "dump_spec", "parse_json", "parse_yaml")
-
 _ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
 

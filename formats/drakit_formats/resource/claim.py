@@ -15,16 +15,6 @@ from typing import Any
 
 from drakit_formats.resource.raw import Object, child, children, text
 
-__all__ = (
-    "Allocation",
-    "Claim",
-    "DeviceResult",
-    "OpaqueConfig",
-    "applies",
-    "base_request",
-    "parse_claim",
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceResult:

@@ -25,19 +25,6 @@ from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
 from drakit.quantity import same_quantity
 from drakit_formats.resource.raw import Object, child, children, text
 
-__all__ = (
-    "TOPOLOGY_FIELDS",
-    "Feature",
-    "Refusal",
-    "counter_set_body",
-    "device_body",
-    "dropped_from_slice",
-    "refusal",
-    "same_counter_sets",
-    "same_device",
-    "without",
-)
-
 TOPOLOGY_FIELDS: Mapping[str, str] = {
     "resource.kubernetes.io/numaNode": "numa_node",
     "resource.kubernetes.io/pcieRoot": "pcie_root",

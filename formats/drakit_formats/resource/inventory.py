@@ -50,8 +50,6 @@ from drakit_formats.resource.limits import (
     qualified_name_problem,
 )
 
-__all__ = ("CheckedInventory", "check_inventory", "device_problems")
-
 # ---------------------------------------------------------------- one device
 
 MAX_PROBLEMS = 5

@@ -16,26 +16,6 @@ import re
 from functools import lru_cache
 from typing import TypeGuard
 
-__all__ = (
-    "MAX_ATTRIBUTES_AND_CAPACITIES",
-    "MAX_ATTRIBUTE_VALUES",
-    "MAX_CONSUMED_COUNTER_SETS",
-    "MAX_COUNTERS",
-    "MAX_COUNTER_SETS_PER_SLICE",
-    "MAX_DRIVER_NAME",
-    "MAX_DRIVER_TAINTS",
-    "MAX_POOL_NAME_LENGTH",
-    "MAX_STRING_BYTES",
-    "MAX_TAINTED_DEVICES_PER_SLICE",
-    "MAX_VALID_VALUES",
-    "is_dns_label",
-    "is_dns_subdomain",
-    "is_driver_name",
-    "label_key_problem",
-    "label_value_problem",
-    "qualified_name_problem",
-)
-
 # ---------------------------------------------------------------- names
 
 MAX_LABEL_LENGTH = 63

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from drakit_formats.resource.raw import Object, children
 
-__all__ = ("NodeLabelsUnknownError", "is_pool_of", "pool_name", "selects_node", "short_pool")
-
 # ---------------------------------------------------------------- pools
 
 

@@ -15,19 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-__all__ = (
-    "GROUP",
-    "RULE_VERSIONS",
-    "VERSIONS",
-    "Object",
-    "child",
-    "children",
-    "from_version",
-    "requests_from_version",
-    "text",
-    "to_version",
-)
-
 # ---------------------------------------------------------------- reading
 
 Object = Mapping[str, Any]

@@ -30,18 +30,6 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
-__all__ = (
-    "ParameterLimits",
-    "Step",
-    "allocated_claim",
-    "allocated_results",
-    "device_keys",
-    "next_step",
-    "wanted_claim",
-    "with_consumption",
-)
-
-
 MAX_CONFIG_DEPTH = 64
 """Nesting levels of opaque parameters: drivers and backends parse them recursively. The API server
 accepts as many as fit into 10 KiB."""

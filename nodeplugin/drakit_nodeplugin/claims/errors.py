@@ -14,32 +14,6 @@ from typing import ClassVar
 
 from drakit_nodeplugin.state.records import StoredDevice
 
-__all__ = (
-    "AbandonedError",
-    "BadConfigError",
-    "BadParametersFailedError",
-    "CheckpointFailedError",
-    "ClaimBusyError",
-    "ClaimError",
-    "ClaimFetchError",
-    "ClaimGoneError",
-    "ClaimNotAllocatedError",
-    "ClaimReplacedError",
-    "DeviceGoneError",
-    "DeviceNotListedError",
-    "DeviceTakenError",
-    "DriverFailedError",
-    "FaultError",
-    "NoAnswerError",
-    "NoResultError",
-    "NumberTakenError",
-    "OverAllocatedError",
-    "SpecFailedError",
-    "SpecNotRemovedError",
-    "TooManyParametersError",
-    "WrongNodeError",
-)
-
 
 class ClaimError(Exception):
     """A claim cannot be prepared or unprepared; the rest of its batch continues."""

@@ -33,8 +33,6 @@ from drakit_nodeplugin.claims.queue import SLOW_SECONDS
 from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
 from drakit_nodeplugin.reasons import ClaimReason
 
-__all__ = ("ClaimEvents",)
-
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 600.0

@@ -40,17 +40,6 @@ from drakit_nodeplugin.state.podresources import (
 )
 from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = (
-    "Grace",
-    "KubeletClaimView",
-    "KubeletClaims",
-    "StateFileError",
-    "Unclaimed",
-    "kubelet_claims",
-    "names_of_others",
-    "read_claim_uids",
-)
-
 logger = logging.getLogger(__name__)
 
 _KIND, _VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"

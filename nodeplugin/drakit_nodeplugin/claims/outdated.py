@@ -26,8 +26,6 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 
-__all__ = ("OutdatedClaims",)
-
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 60.0)

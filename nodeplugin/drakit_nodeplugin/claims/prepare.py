@@ -62,8 +62,6 @@ from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
-__all__ = ("Preparing",)
-
 logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0

@@ -32,8 +32,6 @@ from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, ClaimWork, Operation
 from drakit_nodeplugin.state.records import State, StoredClaim
 
-__all__ = ("NOT_DONE", "ClaimObserver", "ClaimOperations", "ClaimQueue")
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

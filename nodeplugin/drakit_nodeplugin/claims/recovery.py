@@ -63,8 +63,6 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
-__all__ = ("OrphanRemover", "Rebuilder", "Rebuilt", "Recovery", "SpecRestorer")
-
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0

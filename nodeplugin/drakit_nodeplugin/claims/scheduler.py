@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ("HardwareKey", "Scheduler", "Turn")
-
 HardwareKey = tuple[Literal["device", "counter set"], str, str]
 """Hardware behind a claim: its kind, and the names of its pool and of itself."""
 

@@ -32,8 +32,6 @@ from drakit_nodeplugin.claims.errors import (
     NoAnswerError,
 )
 
-__all__ = ("ApiClaims", "FetchResult")
-
 FetchResult = Literal["success", "gone", "no_answer", "error"]
 """The result of a read, as a label of metrics."""
 

@@ -44,8 +44,6 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = ("StaleCollector", "StaleReason", "StaleTiming", "stale_reason")
-
 logger = logging.getLogger(__name__)
 
 FETCH_SECONDS = 5.0

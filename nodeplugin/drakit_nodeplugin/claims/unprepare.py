@@ -37,8 +37,6 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStop
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim
 
-__all__ = ("Undone", "Unpreparing")
-
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 20.0

@@ -57,25 +57,6 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outc
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim
 
-__all__ = (
-    "GERUND",
-    "ClaimAnswer",
-    "ClaimDependencies",
-    "ClaimWork",
-    "Inventories",
-    "Operation",
-    "PreparedDevice",
-    "call_driver",
-    "driver_failed",
-    "facts_of",
-    "not_stored",
-    "prepared_devices",
-    "refused",
-    "run_concurrently",
-    "with_hardware",
-    "workers",
-)
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

@@ -25,17 +25,6 @@ from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
 
-__all__ = (
-    "SILENT",
-    "EndpointState",
-    "GracePeriods",
-    "Life",
-    "Phase",
-    "are_pools_known",
-    "phase",
-    "phase_ends",
-)
-
 SILENT = "it has not listed its devices since the node plugin was started"
 """The reason of an endpoint that has not reported anything yet."""
 

@@ -50,8 +50,6 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
 
-__all__ = ("DeviceManager",)
-
 logger = logging.getLogger(__name__)
 
 _STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = {

@@ -15,19 +15,6 @@ from typing import Literal
 
 from drakit.device import CounterSet, Device, TaintEffect
 
-__all__ = (
-    "Capacity",
-    "DesiredDevice",
-    "DesiredPool",
-    "DeviceHealth",
-    "EndpointStatus",
-    "EndpointStop",
-    "PoolCapacity",
-    "Publication",
-    "PublishedTaints",
-    "StampedTaint",
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StampedTaint:

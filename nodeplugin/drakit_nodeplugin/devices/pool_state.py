@@ -48,12 +48,6 @@ from drakit_nodeplugin.devices.taints import (
 )
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
-__all__ = (
-    "DriverState",
-    "PoolState",
-    "health_of",
-)
-
 _GONE_MESSAGE = "the device is gone: its driver no longer lists it"
 
 # ---------------------------------------------------------------- state of the driver

@@ -28,12 +28,6 @@ from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.records import StoredEndpoint
 
-__all__ = (
-    "GONE_SECONDS",
-    "EndpointWriter",
-    "GoneDevices",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- endpoints

@@ -21,27 +21,6 @@ from types import MappingProxyType
 from drakit.device import Health, Taint, TaintEffect
 from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
 
-__all__ = (
-    "DOMAIN",
-    "GONE",
-    "NOT_PUBLISHED",
-    "STOPPED",
-    "UNHEALTHY",
-    "UNKNOWN",
-    "UNPREPARING",
-    "Condition",
-    "HealthTiming",
-    "adopted",
-    "listed",
-    "lost",
-    "next_change",
-    "observed",
-    "settled",
-    "stamped",
-    "taints",
-    "validated",
-)
-
 DOMAIN = "drakit.dev/"
 """The prefix of all taint keys of the node plugin."""
 

@@ -27,8 +27,6 @@ from drakit_nodeplugin.endpoints.host_paths import HostNode, SocketFile
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
 
-__all__ = ("Rights",)
-
 MAX_SHOWN = 200
 """Characters of a path in an error: the vendor's program chooses the path."""
 

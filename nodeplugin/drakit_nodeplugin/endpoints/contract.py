@@ -30,29 +30,6 @@ from drakit.driver import (
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, EndpointStoppedError
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 
-__all__ = (
-    "CALL_SECONDS",
-    "MAX_DEVICES",
-    "CallError",
-    "CallOperation",
-    "CallableEndpoint",
-    "Calls",
-    "Connection",
-    "ConnectionEndedError",
-    "DeviceKey",
-    "DriverSource",
-    "DriverTraits",
-    "EndpointContext",
-    "EndpointListener",
-    "HealthReport",
-    "HostedEndpoint",
-    "PolicyTraits",
-    "Reports",
-    "Update",
-    "overdue",
-    "traits_of",
-)
-
 MAX_DEVICES = 16_384
 """Devices of an endpoint, or of all device plugins of a node. The limit is above the numbers for
 which publishing was measured, and low enough to iterate over all devices at each change."""

@@ -50,12 +50,6 @@ from drakit_nodeplugin.endpoints.failures import (
     unusable_answer,
 )
 
-__all__ = (
-    "Caller",
-    "Endpoint",
-    "Lifecycle",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- calls

@@ -24,22 +24,6 @@ from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.reasons import NodeReason
 
-__all__ = (
-    "BadParametersError",
-    "CallCancelledError",
-    "CallOverdueError",
-    "DeviceFailedError",
-    "Diagnostic",
-    "Diagnostics",
-    "EndpointStoppedError",
-    "failure_of",
-    "kind_and_text",
-    "kind_of",
-    "text_of",
-    "traceback_of",
-    "unusable_answer",
-)
-
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 2000

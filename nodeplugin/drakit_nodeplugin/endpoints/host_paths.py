@@ -25,20 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-__all__ = (
-    "MAX_NODES",
-    "DirectoryError",
-    "HostDeviceNodes",
-    "HostNode",
-    "OpenSocket",
-    "SocketFile",
-    "TooManyNodesError",
-    "open_directory",
-    "open_socket",
-    "path_of",
-    "socket_file",
-)
-
 DEVICES = "/dev"
 MOUNTED = Path("/host/dev")
 """The mount point of the host's ``/dev`` in the chart."""

@@ -27,8 +27,6 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 
-__all__ = ("LatestValue", "pause_after", "updates_of")
-
 PACE_SECONDS = 0.1
 """Minimum seconds between two reads. The first value is read at once."""
 

@@ -22,8 +22,6 @@ from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.failures import BadParametersError, kind_of, traceback_of
 
-__all__ = ("merged", "with_parameters")
-
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 5

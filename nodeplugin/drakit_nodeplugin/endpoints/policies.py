@@ -25,8 +25,6 @@ from typing import Any, cast
 from drakit.device import ClaimReference, DeviceNode, Edits, HeldDevice, HeldNode
 from drakit.driver import Policy
 
-__all__ = ("AnyPolicies", "HeldClaims", "PolicyFeed", "held_nodes")
-
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the
 time for two reads of it on a slow disk. A claim that is not stored by then has failed."""

@@ -47,16 +47,6 @@ from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
 from drakit_nodeplugin.endpoints.failures import kind_of
 
-__all__ = (
-    "InventorySnapshots",
-    "UnsupportedValue",
-    "inventory_of",
-    "is_unchanged",
-    "key_of",
-    "same_inventory",
-    "snapshot_of",
-)
-
 MAX_DEPTH = 8
 """Nesting levels. A deeper value is unsupported, because a dict may contain itself. Allowed values
 have half as many levels."""

@@ -29,22 +29,6 @@ from drakit_daemon.rate_limiter import RateLimiter
 from drakit_daemon.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
-__all__ = (
-    "MAX_FIELDS",
-    "MAX_MESSAGE_BYTES",
-    "MAX_PART_BYTES",
-    "CallFailedError",
-    "Client",
-    "GarbageError",
-    "Turns",
-    "parse",
-    "parts",
-    "printable",
-    "quoted",
-    "shown",
-    "to_its_end",
-)
-
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """gRPC's own default, also that of servers in any language."""
 

@@ -55,11 +55,6 @@ from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.inspection import answer, requests
 
-__all__ = (
-    "ActiveDriver",
-    "Maintenance",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- maintenance of claims

@@ -38,8 +38,6 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.inspection import read_device_numbers
 from drakit_nodeplugin.state.lock import DriverLock
 
-__all__ = ("HostedDriver", "freeze_objects")
-
 logger = logging.getLogger(__name__)
 
 UNREGISTERED_SECONDS = 10.0

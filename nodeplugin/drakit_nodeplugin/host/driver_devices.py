@@ -33,8 +33,6 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.records import StoredNode
 
-__all__ = ("DriverDevices",)
-
 logger = logging.getLogger(__name__)
 
 UNPREPARING_SECONDS = 5.0

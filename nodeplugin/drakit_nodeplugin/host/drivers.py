@@ -35,8 +35,6 @@ from drakit_nodeplugin.kubelet.sockets import SocketError
 if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 
-__all__ = ("HostedDrivers",)
-
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0

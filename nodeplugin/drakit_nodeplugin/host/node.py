@@ -32,8 +32,6 @@ from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
 from drakit_nodeplugin.state.podresources import PodResources
 
-__all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
-
 logger = logging.getLogger(__name__)
 
 LABELS_SECONDS = 60.0

@@ -47,18 +47,6 @@ from drakit_nodeplugin.endpoints.contract import PolicyTraits
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 
-__all__ = (
-    "MAX_POLICIES",
-    "CheckedPolicy",
-    "PolicyState",
-    "PolicyTable",
-    "PolicyWatch",
-    "StoredPolicy",
-    "check",
-    "read_policies",
-    "write_policies",
-)
-
 logger = logging.getLogger(__name__)
 
 FILE = "policies.json"

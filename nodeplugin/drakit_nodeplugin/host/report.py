@@ -38,23 +38,6 @@ from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.lock import is_locked
 
-__all__ = (
-    "KIND",
-    "MAX_NAME",
-    "MAX_STUCK",
-    "PLURAL",
-    "DeviceCounts",
-    "DriverReport",
-    "ReportFacts",
-    "ReportSources",
-    "StuckClaim",
-    "body_of",
-    "remove_former_reports",
-    "remove_report",
-    "report_name",
-    "status_of",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- content

@@ -32,8 +32,6 @@ from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 
-__all__ = ("SUPPORTED_VERSIONS", "ClaimCalls", "add_dra_services")
-
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")

@@ -29,8 +29,6 @@ from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 
-__all__ = ("HealthService", "HealthServicer", "HealthSource", "StreamLog", "Subscription")
-
 logger = logging.getLogger(__name__)
 
 PACE_SECONDS = 0.2

@@ -41,8 +41,6 @@ from drakit_nodeplugin.kubelet.sockets import (
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("DriverServer", "Registration", "RegistrationStatus", "SocketGuard", "local_channel")
-
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 40.0

@@ -27,15 +27,6 @@ from pathlib import Path
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES, driver_directory, home_directory, private_directory
 
-__all__ = (
-    "SocketError",
-    "SocketPaths",
-    "create_directories",
-    "remove_sockets",
-    "remove_stale_sockets",
-    "socket_paths",
-)
-
 logger = logging.getLogger(__name__)
 
 PREDECESSOR_SECONDS = 5.0

@@ -48,19 +48,6 @@ from drakit_nodeplugin.slices.contents import (
 )
 from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite
 
-__all__ = (
-    "DroppedError",
-    "NodeOwner",
-    "OnWrite",
-    "PoolContext",
-    "PoolWriter",
-    "SliceApi",
-    "SliceStore",
-    "StaleError",
-    "Verb",
-    "Verdict",
-)
-
 logger = logging.getLogger(__name__)
 
 Verb = Literal["create", "update", "delete"]

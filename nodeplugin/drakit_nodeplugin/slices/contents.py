@@ -39,24 +39,6 @@ from drakit_nodeplugin.devices.model import (
 )
 from drakit_nodeplugin.devices.taints import DOMAIN
 
-__all__ = (
-    "Chosen",
-    "Difference",
-    "SliceContent",
-    "StoredSlice",
-    "choose",
-    "compare",
-    "compare_contents",
-    "describe",
-    "effects",
-    "keep_published",
-    "published_taints",
-    "same_content",
-    "same_desired",
-    "slice_spec",
-)
-
-
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
 """Fields of a spec that select nodes; ours have ``nodeName`` alone."""
 

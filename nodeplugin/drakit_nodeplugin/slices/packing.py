@@ -17,8 +17,6 @@ from itertools import chain
 
 from drakit_formats.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
 
-__all__ = ("CurrentLayout", "Packing", "PackingLimits", "pack")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingLimits:

@@ -41,16 +41,6 @@ from drakit_nodeplugin.slices.contents import (
 )
 from drakit_nodeplugin.slices.packing import CurrentLayout, Packing, PackingLimits, pack
 
-__all__ = (
-    "KnownSlice",
-    "Plan",
-    "PoolIdentity",
-    "SliceWrite",
-    "planning",
-    "slice_name",
-    "slices_by_index",
-)
-
 API_VERSION = "resource.k8s.io/v1"
 
 MAX_OBJECT_NAME = 253

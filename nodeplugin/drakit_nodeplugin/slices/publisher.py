@@ -50,8 +50,6 @@ from drakit_nodeplugin.slices.contents import (
 )
 from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slices_by_index
 
-__all__ = ("SlicePublisher",)
-
 logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0

@@ -20,8 +20,6 @@ from typing import cast
 from drakit.device import Edits
 from drakit_formats.cdi import SpecDirectory, build_spec, dump_spec
 
-__all__ = ("ClaimSpecs", "claim_uid")
-
 
 class ClaimSpecs:
     """

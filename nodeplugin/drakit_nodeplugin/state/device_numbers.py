@@ -28,8 +28,6 @@ from dataclasses import dataclass, replace
 from drakit.device import ClaimReference
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
-__all__ = ("ClaimDevices", "HeldNumbers", "TakenNumber", "with_former_nodes")
-
 MAX_FORMER_NODES = 64
 """Former numbers of a device that a claim keeps, the latest ones: a loose plug can renumber a
 device at every contact, and rows are bounded."""

@@ -27,25 +27,6 @@ from drakit.device import Capacity, CounterSet, Device
 from drakit.quantity import quantity_units
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
-__all__ = (
-    "Hardware",
-    "Held",
-    "HeldAs",
-    "HeldDevice",
-    "PoolContent",
-    "Rest",
-    "TakenFrom",
-    "blocked_by_unpreparing",
-    "contested",
-    "counters_of",
-    "devices_of",
-    "held_beside_unpreparing",
-    "held_devices",
-    "incomplete",
-    "refusal",
-    "units_of",
-)
-
 # ---------------------------------------------------------------- hardware
 
 Amounts = Mapping[str, int]

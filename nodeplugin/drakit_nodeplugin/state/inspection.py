@@ -25,16 +25,6 @@ from drakit_nodeplugin.state.lock import try_lock
 from drakit_nodeplugin.state.quarantine import DATABASE_ERRORS, CheckpointError
 from drakit_nodeplugin.state.records import StoredClaim, StoredEndpoint
 
-__all__ = (
-    "Inspection",
-    "InspectionError",
-    "answer",
-    "forget",
-    "inspect",
-    "read_device_numbers",
-    "requests",
-)
-
 FORGET_SECONDS = 10.0
 """The time that the node plugin has to answer; it looks for requests once a second."""
 

@@ -30,8 +30,6 @@ from drakit.layout import private_directory
 from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.changes import FilePoller
 
-__all__ = ("DriverLock", "is_locked", "try_lock")
-
 logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 0.2

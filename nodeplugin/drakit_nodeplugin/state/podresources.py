@@ -32,17 +32,6 @@ if TYPE_CHECKING:
         PodResourcesListerAsyncStub,
     )
 
-__all__ = (
-    "KubeletAnswer",
-    "ListedDevice",
-    "PodList",
-    "PodName",
-    "PodResources",
-    "PodResourcesError",
-    "PodView",
-    "own_pod",
-)
-
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0

@@ -42,19 +42,6 @@ from drakit.layout import private_directory, private_file
 from drakit_nodeplugin.state import rows, schema
 from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 
-__all__ = (
-    "DATABASE_ERRORS",
-    "KEPT",
-    "CheckpointError",
-    "Opened",
-    "copy_rows",
-    "forget_damage",
-    "is_damage",
-    "open_database",
-    "remembered_damage",
-    "rewrite",
-)
-
 logger = logging.getLogger(__name__)
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)

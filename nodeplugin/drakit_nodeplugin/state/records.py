@@ -20,22 +20,6 @@ import orjson
 
 from drakit.device import ClaimReference
 
-__all__ = (
-    "STATES",
-    "DamagedRowError",
-    "Hold",
-    "Rebuilt",
-    "State",
-    "StoredClaim",
-    "StoredDevice",
-    "StoredEndpoint",
-    "StoredNode",
-    "checksum",
-    "dump",
-    "load",
-    "load_endpoint",
-)
-
 State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
 

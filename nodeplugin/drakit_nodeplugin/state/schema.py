@@ -30,21 +30,6 @@ from drakit.layout import private_file
 from drakit_nodeplugin.state.holds import counters_of, devices_of
 from drakit_nodeplugin.state.records import DamagedRowError, load
 
-__all__ = (
-    "READABLE_FROM",
-    "VERSION",
-    "NewerVersionError",
-    "UnfitError",
-    "connect",
-    "connect_reading",
-    "create",
-    "has_log",
-    "is_empty",
-    "problems",
-    "recognize",
-    "upgrade",
-)
-
 VERSION = 2
 """Raised with each release that changes tables or rows."""
 

@@ -41,8 +41,6 @@ from drakit_nodeplugin.endpoints.wire import (
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("BackendClaims", "claim_message")
-
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0

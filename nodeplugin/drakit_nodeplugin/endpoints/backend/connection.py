@@ -57,12 +57,6 @@ from drakit_nodeplugin.endpoints.wire import (
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = (
-    "BackendConnection",
-    "BackendEndpoint",
-    "BackendSource",
-)
-
 logger = logging.getLogger(__name__)
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)

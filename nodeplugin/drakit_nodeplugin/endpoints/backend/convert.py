@@ -49,17 +49,6 @@ from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = (
-    "MAX_EDITS",
-    "EarlyHealth",
-    "InventoryReader",
-    "counter_set_of",
-    "device_of",
-    "edits_of",
-    "entries_of",
-    "health_of",
-)
-
 MAX_EDITS = 1000
 """Entries of the edits of one device: ten times what the largest drivers need."""
 

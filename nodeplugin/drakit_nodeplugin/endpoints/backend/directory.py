@@ -48,8 +48,6 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedBackend
 
-__all__ = ("SERVICE", "BackendDirectory", "BackendSocket", "identify", "unreachable")
-
 logger = logging.getLogger(__name__)
 
 SERVICE = "drakit.backend.v1.Backend"

@@ -52,24 +52,6 @@ from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, TooManyNodes
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts, quoted
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
-__all__ = (
-    "MAX_DEVICE_ID",
-    "BadAnswerError",
-    "DeviceRoom",
-    "ListedDevices",
-    "TooManyDevicesError",
-    "allocate_answer",
-    "device_name",
-    "devices_in",
-    "edits_in",
-    "edits_of",
-    "host_paths",
-    "list_devices",
-    "lost_annotations",
-    "pool_of",
-    "resource_name_problem",
-)
-
 # ---------------------------------------------------------------- lists
 
 MAX_DEVICE_BYTES = 4 * 1024

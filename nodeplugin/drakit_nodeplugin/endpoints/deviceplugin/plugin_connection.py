@@ -55,12 +55,6 @@ from drakit_nodeplugin.endpoints.wire import (
 )
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
-__all__ = (
-    "DevicePlugin",
-    "PluginClient",
-    "PluginConnection",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- client

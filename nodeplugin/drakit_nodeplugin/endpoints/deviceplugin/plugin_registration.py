@@ -45,8 +45,6 @@ from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
-__all__ = ("RefusedError", "Registration", "RegistrationService", "RegistrationSockets")
-
 logger = logging.getLogger(__name__)
 
 REGISTRATION_SOCKET = "kubelet.sock"

@@ -56,14 +56,6 @@ from drakit_nodeplugin.state.podresources import KubeletAnswer
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedPlugin
 
-__all__ = (
-    "Bar",
-    "DevicePlugins",
-    "DevicePluginsSource",
-    "KubeletResources",
-    "PluginUnavailableError",
-)
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- the kubelet's resources

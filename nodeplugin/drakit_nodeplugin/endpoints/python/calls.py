@@ -31,8 +31,6 @@ from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.policies import AnyPolicies
 from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
-__all__ = ("AnyDriver", "DriverCalls")
-
 logger = logging.getLogger(__name__)
 
 POLICIES_SECONDS = 30.0

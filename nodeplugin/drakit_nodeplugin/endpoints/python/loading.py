@@ -40,8 +40,6 @@ from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.python.calls import AnyDriver
 from drakit_nodeplugin.endpoints.python.thread import PythonConnector
 
-__all__ = ("LoadedDriver", "load_drivers")
-
 logger = logging.getLogger(__name__)
 
 GROUP = "drakit.drivers"

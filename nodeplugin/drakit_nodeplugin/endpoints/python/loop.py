@@ -31,8 +31,6 @@ from typing import Any, TypeVar
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallCancelledError, traceback_of
 
-__all__ = ("DriverLoop", "Watchdog", "end_loop", "where_is")
-
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- calls

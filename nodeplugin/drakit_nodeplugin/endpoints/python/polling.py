@@ -21,8 +21,6 @@ from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.failures import kind_and_text, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.snapshot import snapshot_of
 
-__all__ = ("HealthPolling",)
-
 logger = logging.getLogger(__name__)
 
 CONCURRENCY = 16

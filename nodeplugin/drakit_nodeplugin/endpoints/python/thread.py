@@ -44,15 +44,6 @@ from drakit_nodeplugin.endpoints.python.loop import DriverLoop, Watchdog, end_lo
 from drakit_nodeplugin.endpoints.python.polling import HealthPolling
 from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of
 
-__all__ = (
-    "FloodError",
-    "PythonConnection",
-    "PythonConnector",
-    "UnreadableError",
-    "open_stream",
-    "read_inventories",
-)
-
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
