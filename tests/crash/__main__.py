@@ -30,8 +30,8 @@ def main() -> None:
         for scenario in all_scenarios()
         if not arguments.scenario or scenario.name in arguments.scenario
     ]
-    if arguments.all:
-        scenarios = [replace(scenario, variants_per_point=len(ALL)) for scenario in scenarios]
+    if count := arguments.variants:
+        scenarios = [replace(scenario, variants_per_point=count) for scenario in scenarios]
     # Killed clients abort their requests.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     sys.exit(asyncio.run(_run_all(scenarios, arguments)))
@@ -108,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
         "--point", help="run only points whose label contains this; failures show logs"
     )
     parser.add_argument("--variant", choices=ALL, help="run only this variant, at each point")
-    parser.add_argument("--all", action="store_true", help="run every variant at every point")
+    parser.add_argument(
+        "--variants",
+        type=int,
+        choices=range(1, len(ALL) + 1),
+        help="the number of variants at each point, in turn; default: as the scenario says",
+    )
     parser.add_argument("--jobs", type=int, default=JOBS, help="concurrent runs")
     parser.add_argument("--list", action="store_true", help="list the points and exit")
     return parser

@@ -122,7 +122,7 @@ class Scenario:
     """The variants after the restart, used in turn."""
 
     variants_per_point: int = 3
-    """The number of variants that run at each point, unless all are requested."""
+    """The number of variants that run at each point, unless the command names another one."""
 
     def chosen(self, number: int) -> list[Variant]:
         """Return the variants for the point with this number."""
