@@ -108,7 +108,7 @@ check-go: ## check the Go modules (stubs, example backend, CEL helper): format, 
 
 .PHONY: unit
 unit: venv ## run the unit tests, one process per core
-	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadgroup
+	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadfile
 
 .PHONY: check
 check: lint check-generated check-proto check-go unit ## run all checks that need no cluster

@@ -19,11 +19,8 @@ from drakit.testing.conformance.rules import rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
 from drakit.testing.conformance.targets import BackendTarget, PythonTarget, Target
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    # One process runs all nodes; each further one would run all of them again.
-    pytest.mark.xdist_group("conformance"),
-]
+# One process runs all nodes, because `make unit` gives it the whole file.
+pytestmark = pytest.mark.timeout(400)
 
 SIDE_BY_SIDE = 4
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ class FakeSession:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    async def get(self, path: str, *, timeout_seconds: float) -> Any:
+    async def get(self, path: str, *, timeout_seconds: float = 10) -> Any:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

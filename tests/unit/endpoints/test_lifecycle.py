@@ -270,7 +270,7 @@ async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason_and
 ):
     source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
     _, lifecycle = await live(source, seconds=0.5)
-    assert lifecycle.unavailable == "the bus is gone"
+    assert lifecycle.stop_reason == "the bus is gone"
     assert lifecycle.connection is None
     (record,) = [r for r in caplog.records if r.msg == "endpoint stopped"]
     assert (record.levelno, record.endpoint, record.reason) == (

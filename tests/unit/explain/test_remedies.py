@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain import trial
+from drakit_explain.allocation import Outcome
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.model import (
@@ -21,7 +22,6 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
-from drakit_explain.selectors import Outcome
 from drakit_explain.world import Name
 from tests.fakes.world import (
     ANY,

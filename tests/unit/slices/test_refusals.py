@@ -218,9 +218,8 @@ async def test_published_devices_are_tainted_and_removed_while_a_layout_is_refus
     published.link.refuse = denies(has("dev-199"))
     await published.publish(pool(*many(200)))
     failed = device("dev-50", taint("drakit.dev/unhealthy"), attributes={"model": "y"})
-    assert await published.publish(pool(*many(50), failed, *many(149, start=51)), seconds=1) == [
-        "PUT"
-    ]
+    changed = pool(*many(50), failed, *many(149, start=51))
+    assert await published.publish(changed, seconds=2) == ["PUT"]
     bodies = {d["name"]: d for body in published.slices() for d in body["spec"]["devices"]}
     assert [each["key"] for each in bodies["dev-50"]["taints"]] == ["drakit.dev/unhealthy"]
     assert bodies["dev-50"]["attributes"]["model"] == {"string": "x"}, "the content is refused"
