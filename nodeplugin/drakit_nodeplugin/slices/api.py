@@ -217,7 +217,8 @@ class SliceStore:
         are integers that grow (KEP-5504)."""
         if (old := self._slices.get(new.name)) is not None:
             one, other = new.version, old.version
-            is_newer = int(one) > int(other) if (one + other).isdigit() else one != other
+            numbered = one.isdigit() and other.isdigit()
+            is_newer = int(one) > int(other) if numbered else one != other
             if not is_newer:
                 return False
         self._slices[new.name] = new
