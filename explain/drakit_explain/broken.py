@@ -20,7 +20,7 @@ from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodF
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.world import World
-from drakit_formats.resource.raw import children
+from drakit_formats.resource.objects import children
 
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar, overload
 
-from drakit_formats.resource.raw import Object
+from drakit_formats.resource.objects import Object
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from drakit.quantity import quantity_units
 from drakit_explain.model import NodeFacts, PodFacts
-from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.objects import Object, child, children, text
 
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""

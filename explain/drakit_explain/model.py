@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
-from drakit_formats.resource.raw import Object
+from drakit_formats.resource.objects import Object
 
 
 class PoolID(NamedTuple):

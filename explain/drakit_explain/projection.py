@@ -58,7 +58,7 @@ from drakit_explain.model import (
     TemplateFacts,
     Toleration,
 )
-from drakit_formats.resource.raw import (
+from drakit_formats.resource.objects import (
     VERSIONS,
     Object,
     child,

@@ -117,7 +117,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Evaluations:
     """The next evaluations by expression: one device stands for all that are alike."""
 
     parts: Mapping[str, _Part]
@@ -155,7 +155,7 @@ class _Question:
 
 @dataclass(slots=True)
 class _Part:
-    """The work for one expression."""
+    """The next evaluations of one expression."""
 
     devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     numbers: dict[object, int] = field(default_factory=dict[object, int])
@@ -222,9 +222,9 @@ class SelectorIndex:
         while len(self._expressions) > MAX_EXPRESSIONS:
             del self._expressions[next(iter(self._expressions))]
 
-    def work(
+    def needed(
         self, expressions: Iterable[str], slices: Collection[SliceFacts], *, version: object = None
-    ) -> Work:
+    ) -> Evaluations:
         """
         Return what must be evaluated next; false if all outcomes for these slices are known.
 
@@ -241,7 +241,7 @@ class SelectorIndex:
             else:
                 entry.complete = version
                 entry.expensive = None
-        return Work(parts)
+        return Evaluations(parts)
 
     def _part(self, entry: _Expression, slices: Collection[SliceFacts]) -> _Part:
         part = _Part()
@@ -255,10 +255,10 @@ class SelectorIndex:
                 part.questions[profile] = _Question([of], _ask(entry, of, part))
         return part
 
-    def store(self, work: Work, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-        """Keep the outcomes of work, in its order."""
+    def store(self, needed: Evaluations, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+        """Keep the outcomes of evaluations, in their order."""
         for expression, found in outcomes.items():
-            entry, part = self._expressions.get(expression), work.parts[expression]
+            entry, part = self._expressions.get(expression), needed.parts[expression]
             if entry is None:
                 continue
             for profile, question in part.questions.items():
@@ -360,12 +360,12 @@ def bring_up_to_date(
     """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
     if unread := index.unread(expressions):
         index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-    while work := index.work(expressions, slices):
+    while needed := index.needed(expressions, slices):
         index.store(
-            work,
+            needed,
             {
                 expression: evaluate(selectors, expression, devices)
-                for expression, devices in work.devices.items()
+                for expression, devices in needed.devices.items()
             },
         )
 
@@ -379,7 +379,7 @@ def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
 
 
 def _ask(entry: _Expression, of: SliceFacts, part: _Part) -> list[Outcome | int]:
-    """Return the outcome of each device of a slice, or its number in the work."""
+    """Return the outcome of each device of a slice, or its number in the evaluations."""
     found: list[Outcome | int] = [0] * len(of.devices)
     for kind, mask, columns in of.devices.groups:
         positions = _positions_of(entry, of.driver, kind)

@@ -40,7 +40,7 @@ from drakit_explain.projection import (
     project_template,
 )
 from drakit_explain.world import Fact, Name
-from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child
+from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
-from drakit_explain.selectors import FeatureGates, Selectors, Work, evaluate
+from drakit_explain.selectors import Evaluations, FeatureGates, Selectors, evaluate
 from drakit_explain.world import World
 
 logger = logging.getLogger(__name__)
@@ -120,13 +120,13 @@ class SelectorEvaluation:
             reads = await asyncio.to_thread(self._selectors.reads, unread)
             self._problems.report(None)
             index.learn(dict(zip(unread, reads, strict=True)))
-        while work := self._work(expression):
-            for needed, devices in work.devices.items():
-                outcomes = await asyncio.to_thread(evaluate, self._selectors, needed, devices)
+        while needed := self._needed(expression):
+            for each, devices in needed.devices.items():
+                outcomes = await asyncio.to_thread(evaluate, self._selectors, each, devices)
                 self._problems.report(None)
-                index.store(work, {needed: outcomes})
+                index.store(needed, {each: outcomes})
 
-    def _work(self, expression: str) -> Work:
+    def _needed(self, expression: str) -> Evaluations:
         world = self._world
         slices = [each.slice for each in world.reachable()]
-        return world.selectors.work([expression], slices, version=world.slices_revision)
+        return world.selectors.needed([expression], slices, version=world.slices_revision)

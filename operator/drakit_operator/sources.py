@@ -25,7 +25,7 @@ from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.world import name_of_fact
-from drakit_formats.resource.raw import Object
+from drakit_formats.resource.objects import Object
 from drakit_operator.kinds import Absence, Fact, Kind, Served, find, name_of
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Change, Store

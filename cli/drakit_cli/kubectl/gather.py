@@ -51,7 +51,7 @@ from drakit_explain.projection import (
 )
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
-from drakit_formats.resource.raw import GROUP, RULE_VERSIONS, VERSIONS, Object, child, children
+from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child, children
 
 # ---------------------------------------------------------------- kinds
 

@@ -20,7 +20,7 @@ import yaml
 
 from drakit_cli.kubectl.gather import Gap
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
-from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.objects import Object, child, children, text
 
 # ---------------------------------------------------------------- values
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.objects import Object, child, children, text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
 from drakit.quantity import same_quantity
-from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.objects import Object, child, children, text
 
 TOPOLOGY_FIELDS: Mapping[str, str] = {
     "resource.kubernetes.io/numaNode": "numa_node",

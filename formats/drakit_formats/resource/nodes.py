@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drakit_formats.resource.raw import Object, children
+from drakit_formats.resource.objects import Object, children
 
 # ---------------------------------------------------------------- pools
 

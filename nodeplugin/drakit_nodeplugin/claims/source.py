@@ -24,7 +24,7 @@ from drakit_daemon.kube import (
 )
 from drakit_daemon.kube.discovery import VersionNotServedError, served_version
 from drakit_formats.resource.claim import Claim, parse_claim
-from drakit_formats.resource.raw import GROUP, VERSIONS
+from drakit_formats.resource.objects import GROUP, VERSIONS
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,

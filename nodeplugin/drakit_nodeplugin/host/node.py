@@ -24,7 +24,7 @@ from drakit.layout import write_private
 from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_daemon.kube.events import EventRecorder
 from drakit_daemon.logs import ProblemLog
-from drakit_formats.resource.raw import child, text
+from drakit_formats.resource.objects import child, text
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.metrics import Metrics

@@ -30,7 +30,7 @@ from drakit_formats.resource.device import (
     same_device,
     without,
 )
-from drakit_formats.resource.raw import Object, child, children, text
+from drakit_formats.resource.objects import Object, child, children, text
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,

@@ -26,7 +26,7 @@ from typing import Any
 
 from drakit.device import CounterSet
 from drakit_formats.resource.device import Feature
-from drakit_formats.resource.raw import children, text
+from drakit_formats.resource.objects import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
     Difference,

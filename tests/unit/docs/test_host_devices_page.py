@@ -10,7 +10,7 @@ import yaml
 
 from drakit_drivers.hostdev.dangerous import danger_of_descriptors
 from drakit_drivers.hostdev.policy_devices import Doubt
-from drakit_formats.resource.raw import RULE_VERSIONS
+from drakit_formats.resource.objects import RULE_VERSIONS
 from tests.fakes.usb_descriptors import configuration, device, interface
 from tests.unit.docs.listings import ROOT
 

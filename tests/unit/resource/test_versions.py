@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit_formats.resource.raw import VERSIONS, from_version, to_version
+from drakit_formats.resource.objects import VERSIONS, from_version, to_version
 
 SLICE = {
     "apiVersion": "resource.k8s.io/v1",

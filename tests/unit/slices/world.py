@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from drakit.device import CounterSet, Device
-from drakit_formats.resource.raw import Object
+from drakit_formats.resource.objects import Object
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
