@@ -1,4 +1,4 @@
-"""The operator's token can write the DeviceClasses that the operator writes, and no others."""
+"""The operator's token can write what the operator writes, and nothing else."""
 
 from __future__ import annotations
 
@@ -98,3 +98,32 @@ def test_the_operators_token_can_write_only_classes_as_the_operator_makes_them(
             free = json.dumps({"metadata": {"finalizers": None}})
             release.kubectl("patch", "deviceclass", CLASS, "--type=merge", "-p", free)
             release.kubectl("delete", "deviceclass", CLASS)
+
+
+@pytest.mark.parametrize(
+    ("controller", "allowed"), [("drakit.dev/operator", True), ("kubelet", False)]
+)
+def test_the_operators_token_can_write_events_only_in_the_operators_name(
+    as_operator: Kubectl, controller: str, allowed: bool
+):
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "admission", "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "type": "Warning",
+        "reason": "Forged",
+        "action": "Allocating",
+        "reportingController": controller,
+        "reportingInstance": "admission",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "name": "a", "namespace": "default"},
+    }
+
+    def try_write() -> None:
+        as_operator("create", "-f", "-", input=json.dumps(event))
+
+    if allowed:
+        try_write()
+    else:
+        with pytest.raises(CommandError, match=r"reportingController 'drakit[.]dev/operator'"):
+            try_write()

@@ -9,11 +9,13 @@ import pytest
 from cel_expr_python import cel
 
 from drakit_explain.model import PolicyFacts
+from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
 from tests.unit.chart.reading import pod_spec, the
 
 NAME = "drakit-operator"
+EVENTS = "drakit-operator-events"
 ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
 SERIAL = {
     "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
@@ -52,8 +54,8 @@ class AdmissionPolicy:
         return f"variables.{variable}" in expression
 
 
-def policy_of(objects: list[dict[str, Any]]) -> AdmissionPolicy:
-    return AdmissionPolicy(the(objects, "ValidatingAdmissionPolicy", NAME)["spec"])
+def policy_of(objects: list[dict[str, Any]], name: str = NAME) -> AdmissionPolicy:
+    return AdmissionPolicy(the(objects, "ValidatingAdmissionPolicy", name)["spec"])
 
 
 def class_with(resource: str) -> dict[str, Any]:
@@ -65,9 +67,10 @@ def class_with(resource: str) -> dict[str, Any]:
     return made
 
 
-def test_the_policy_binds_the_account_of_the_operator_and_fails_closed(render):
+@pytest.mark.parametrize("name", [NAME, EVENTS])
+def test_a_policy_binds_the_account_of_the_operator_and_fails_closed(render, name):
     objects = render()
-    spec = the(objects, "ValidatingAdmissionPolicy", NAME)["spec"]
+    spec = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
     account = pod_spec(objects, "Deployment", NAME)["serviceAccountName"]
     (condition,) = spec["matchConditions"]
     assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
@@ -75,8 +78,8 @@ def test_the_policy_binds_the_account_of_the_operator_and_fails_closed(render):
     (rule,) = spec["matchConstraints"]["resourceRules"]
     assert rule["apiVersions"] == ["*"]
     assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
-    binding = the(objects, "ValidatingAdmissionPolicyBinding", NAME)["spec"]
-    assert binding == {"policyName": NAME, "validationActions": ["Deny"]}
+    binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny"]}
 
 
 def test_every_right_to_write_has_a_clause(render):
@@ -90,21 +93,15 @@ def test_every_right_to_write_has_a_clause(render):
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    policies = [
-        body["spec"]
-        for body in objects
-        if body["kind"] == "ValidatingAdmissionPolicy"
-        and NAME in body["spec"]["matchConditions"][0]["expression"]
-    ]
     covered = {
         (group, resource)
-        for spec in policies
+        for name in (NAME, EVENTS)
+        for spec in [the(objects, "ValidatingAdmissionPolicy", name)["spec"]]
         for rule in spec["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
     assert written - covered == {
-        ("events.k8s.io", "events"),  # about any object
         ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
         ("coordination.k8s.io", "leases"),  # a name cannot limit `create`, but limits `update`
     }
@@ -128,6 +125,16 @@ def test_a_field_of_a_later_kubernetes_is_refused(render):
     assert new is not None
     new["spec"]["later"] = {}
     assert policy_of(render()).refusal(old, new) == ("Forbidden", OTHER_FIELDS)
+
+
+def test_events_need_the_operator_as_reporter(render):
+    policy = policy_of(render(), EVENTS)
+    ours, others = {"reportingController": CONTROLLER}, {"reportingController": "kubelet"}
+    assert policy.refusal(None, ours) == policy.refusal(ours, ours) == ("", "")
+    for old, new in ((None, others), (None, {}), (others, others), (others, ours), (ours, others)):
+        reason, message = policy.refusal(old, new)
+        assert reason == "Forbidden"
+        assert f"reportingController '{CONTROLLER}'" in message
 
 
 @pytest.mark.parametrize(
