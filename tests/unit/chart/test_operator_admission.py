@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from cel_expr_python import cel
 
 from drakit_explain.model import PolicyFacts
@@ -13,6 +14,7 @@ from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
 from tests.unit.chart.reading import pod_spec, the
+from tests.unit.docs.listings import listing
 
 NAME = "drakit-operator"
 EVENTS = "drakit-operator-events"
@@ -186,6 +188,12 @@ def test_extended_resources_need_a_prefix_or_a_policy_in_the_values(
         assert message == ""
     else:
         assert (reason, message) == ("Invalid", f"the extended resource '{resource}' {EXTENDED}")
+
+
+def test_the_values_of_the_page_about_migration_allow_its_resource(render):
+    values = yaml.safe_load(listing("docs/admin/migrate.md", "prefixes.yaml"))
+    net_tun = class_with("smarter-devices/net_tun")
+    assert policy_of(render(values)).refusal(None, net_tun) == ("", "")
 
 
 @pytest.mark.parametrize(
