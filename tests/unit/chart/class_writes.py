@@ -129,7 +129,7 @@ def _config(value: int) -> Edit:
 
 _foreign: Edit = _both(lambda body: body["metadata"].pop("ownerReferences"), _cel("true"))
 _finalizer: Edit = lambda body: body["metadata"].update(finalizers=["class.test/kept"])  # noqa: E731
-_continued = 'x" || true || "'
+_continued = 'x" || "" == "'
 
 WRITES = (
     # What the operator does.
