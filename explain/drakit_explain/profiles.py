@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from drakit_explain.allocation import SearchedClaim
-from drakit_explain.devices import Devices, bits
+from drakit_explain.devices import bits
 from drakit_explain.model import DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.release import rules_of
 from drakit_explain.world import World
 
 
@@ -33,6 +34,9 @@ class Profiles:
         """
         self._world = world
         self._all_free = all_free
+        self._counts_empty = not rules_of(world.minor).skips_pools
+        """Whether devices on other nodes only make a pool incomplete."""
+
         self._exact: tuple[Request, ...] = tuple(
             exact
             for claim in claims
@@ -54,7 +58,7 @@ class Profiles:
                 self._pool(pool, values, names)
                 for pool in pools
                 # Slices with counters concern all nodes, but most have no device of the pool.
-                if pool.slices or pool.state is not PoolState.READY
+                if pool.slices or self._counts_empty or pool.state is not PoolState.READY
             ]
         )
 
@@ -114,7 +118,7 @@ class Profiles:
                 yield tuple(world.taints(DeviceID(of.driver, of.pool, device.name), device))
         elif of.devices.taints:
             yield tuple([of.devices.taints[index] for index in bits(relevant)])
-        for index in bits(relevant & _shareable(of.devices)):
+        for index in bits(relevant) if world.has_shares else ():
             identity = DeviceID(of.driver, of.pool, of.devices.names[index])
             if world.is_shared(identity):
                 consumed = world.consumed(identity)
@@ -129,11 +133,3 @@ class Profiles:
                 value = device.attribute(name, of.driver)
                 key = (name, type(value), value)
                 yield type(value), values.setdefault(key, len(values))
-
-
-def _shareable(devices: Devices) -> int:
-    mask = 0
-    for group in devices.groups:
-        if group.kind.shareable:
-            mask |= group.mask
-    return mask

@@ -369,6 +369,11 @@ class World:
     def is_shared(self, device: DeviceID) -> bool:
         return device in self._sharers
 
+    @property
+    def has_shares(self) -> bool:
+        """Whether any device is shared."""
+        return bool(self._sharers)
+
     def consumed(self, device: DeviceID) -> Consumed | None:
         """Return what shares take of a device's capacity; None if they take nothing."""
         shares = (share for claim in self.sharers(device) for share in claim.shares)

@@ -395,6 +395,12 @@ def profiles(world, *requests, constraints=()):
         ),
         pytest.param(PAIR, [*PAIR, device("c")], False, id="number-of-devices"),
         pytest.param(PAIR, [replace(PAIR[0], taints=(TAINT,)), PAIR[1]], False, id="taints"),
+        pytest.param(
+            [replace(PAIR[0], taints=(TAINT,)), PAIR[1]],
+            [PAIR[0], replace(PAIR[1], taints=(TAINT,))],
+            False,
+            id="taints-of-another-device",
+        ),
         pytest.param([device("s")], [SHARED], False, id="capacity"),
     ],
 )
