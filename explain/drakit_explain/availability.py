@@ -69,6 +69,10 @@ class Availability:
     small: int = 0
     """Devices that can never have the requested capacity; `total` does not include them."""
 
+    left_out: int = 0
+    """Shared devices with too little left. A request for all devices does not need them, as it does
+    not need small ones (``validateDeviceRequest`` in ``allocator_incubating.go``)."""
+
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Key and effect of each taint of `tainted`."""
@@ -101,6 +105,7 @@ class Availability:
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
+        self.left_out += other.left_out
         for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
             getattr(self, name).merge(getattr(other, name))
         self.effects |= other.effects
@@ -155,6 +160,10 @@ class SliceCount:
     def total(self) -> int:
         """Devices without those that are too small."""
         return self.free + self.held if self.found is None else self.found.total
+
+    @property
+    def left_out(self) -> int:
+        return 0 if self.found is None else self.found.left_out
 
     @property
     def too_small(self) -> int:
@@ -304,7 +313,7 @@ def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, i
         if number := count.available:
             for node in count.reach.nodes:
                 free[node] = free.get(node, 0) + number
-        if request.every and count.available < count.total:
+        if request.every and count.available + count.left_out < count.total:
             taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
 
@@ -403,6 +412,7 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
+        found.left_out += bool(short)
         taints = world.taints(identity, device)
         if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))

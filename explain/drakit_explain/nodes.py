@@ -85,6 +85,9 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
     return None
 
 
+LOWEST = -(2**31)
+"""The lowest priority: beside a pod that has it, all others count."""
+
 _ROOM = "room for pods"
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -129,6 +132,13 @@ class UsableNodes:
             name: problem or _other_claim(restricted, self._views[name])
             for name, problem in nodes.items()
         }
+
+    def passes(self, pod: PodFacts, name: str) -> bool:
+        """Return whether a node that a pod can use has room for it without preemption."""
+        node, loads = self._world.node(name), self._world.loads
+        if node is None or loads is None or self._loads is None:
+            return True
+        return too_small(pod.requests, loads.free(node, priority=LOWEST)) is None
 
     def after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
         """Return whether a pod could use a node if the reason against it were resolved."""

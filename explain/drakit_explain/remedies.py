@@ -22,6 +22,7 @@ from drakit_explain.allocation import (
     Outcome,
     SearchedClaim,
     Selections,
+    WithoutErrors,
     tolerates,
 )
 from drakit_explain.availability import needed
@@ -29,7 +30,7 @@ from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.selectors import only_driver
-from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
+from drakit_explain.trial import Position, Released, Trial, WithoutSelector
 from drakit_explain.wording import named_holder, shown
 
 MAX_DEVICES = 20_000
@@ -140,15 +141,24 @@ class _Remedies:
         allocated: Allocated | None = None,
         selections: Selections | None = None,
     ) -> bool:
-        """Return whether the search allocates on a node; False if the bound is reached."""
-        number = sum(len(each.devices) for pool in self._trial.pools(node) for each in pool.slices)
-        if number > self._left:
-            return False
-        answer = self._trial.allocate(
-            node, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
-        )
-        self._left -= number + answer.steps
-        return answer.outcome is Outcome.FITS
+        """
+        Return whether the search allocates on a node, and ends without an error on the others.
+
+        False if the bound is reached.
+        """
+        for name in dict.fromkeys((node, *self._trial.fatal)):
+            number = sum(
+                len(each.devices) for pool in self._trial.pools(name) for each in pool.slices
+            )
+            if number > self._left:
+                return False
+            answer = self._trial.allocate(
+                name, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
+            )
+            self._left -= number + answer.steps
+            if answer.fatal or (name == node and answer.outcome is not Outcome.FITS):
+                return False
+        return True
 
     def _request(self, at: Position, name: str) -> str:
         wanted = self._trial.wanted

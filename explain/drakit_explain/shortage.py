@@ -15,14 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.model import Request
+from drakit_explain.fold import Judged, not_counted
+from drakit_explain.model import PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.release import Rules
 from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, how_taints_end, shown, state
@@ -49,7 +51,7 @@ class RequestReport:
 def findings_of_shortage(
     trial: Trial,
     reports: Mapping[str, Sequence[RequestReport]],
-    answers: Mapping[str, Answer],
+    judged: Judged,
     *,
     reader: str | None,
 ) -> list[Finding]:
@@ -57,10 +59,11 @@ def findings_of_shortage(
     Return why a pod fits on no node.
 
     :param reports: the devices of each exact request, by the origin of its claim.
-    :param answers: of the nodes that were searched, none of which fits.
+    :param judged: the answers of the nodes, none of which fits.
     :param reader: the namespace outside of which holders stay unnamed; None names all.
     """
     findings: list[Finding] = []
+    answers = judged.answers
     failed = [
         (name, answer)
         for name, answer in answers.items()
@@ -69,6 +72,8 @@ def findings_of_shortage(
     for name, answer in failed[:1]:
         findings.append(_failed(name, answer, len(failed), trial.world))
     invalid = _invalid(trial)
+    not_ready = _not_ready(judged, {pool.identity for pool in invalid})
+    findings += not_ready
     findings += [
         Finding(
             code=Code.POOL_INVALID,
@@ -85,12 +90,24 @@ def findings_of_shortage(
             short = short or bool(found)
             if not invalid or any(one.analysis.matching for one in of_claim):
                 findings += (replace(one, claims=(each.claim,)) for one in found)
-    if not short and not failed:
+    if not short and not failed and not not_ready:
         unevaluated = _unevaluated(trial, reports)
         findings += unevaluated or [_competing(trial, answers)]
     # What is not about one claim keeps all of them from being allocated.
     every = tuple(each.claim for each in trial.wanted)
-    return [each if each.claims else replace(each, claims=every) for each in findings]
+    findings = [each if each.claims else replace(each, claims=every) for each in findings]
+    exact = (each for _, _, each in trial.exact())
+    note = not_counted(trial.world, exact, set(trial.usable()))
+    return [_beside_incomplete(each, note) for each in findings] if note else findings
+
+
+def _beside_incomplete(finding: Finding, note: str) -> Finding:
+    """Return a finding that may end when pools are complete: drivers need a moment for that."""
+    return replace(
+        finding,
+        what=f"{finding.what} ({note})",
+        transient=finding.transient or f"{finding.code} beside an incomplete pool",
+    )
 
 
 def _invalid(trial: Trial) -> list[NodePool]:
@@ -102,13 +119,127 @@ def _invalid(trial: Trial) -> list[NodePool]:
     return [found[identity] for identity in sorted(found)]
 
 
+# ---- an error of the search
+
+
+_ADVICE = {
+    Failure.INCOMPLETE_POOL: "wait until the driver has published all slices, or ask for a number "
+    "of devices",
+    Failure.INVALID_POOL: "correct the driver",
+    Failure.CONSTRAINT: "relax the constraint, or ask for a number of devices",
+    Failure.TOO_MANY: "reduce the requests",
+}
+
+_CODES = {
+    Failure.SELECTOR: Code.SELECTOR_FAILED,
+    Failure.INCOMPLETE_POOL: Code.POOL_INCOMPLETE,
+    Failure.INVALID_POOL: Code.POOL_INVALID,
+    Failure.CONSTRAINT: Code.CONSTRAINT_NOT_MET,
+    Failure.TOO_MANY: Code.REQUESTS_COMPETE,
+}
+
+
+def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
+    """Return why the scheduler gives up a pod that fits on a node: the errors on other nodes."""
+    nodes: dict[Failure, list[str]] = {}
+    for name in judged.fatal:
+        if (kind := judged.answers[name].kind) is not None:
+            nodes.setdefault(kind, []).append(name)
+    every = tuple(each.claim for each in trial.wanted)
+    return [
+        replace(_given_up(kind, names, judged, trial.world), claims=every)
+        for kind, names in nodes.items()
+    ]
+
+
+def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World) -> Finding:
+    answer = judged.answers[names[0]]
+    where = f"node {names[0]}{_and_more(len(names))}"
+    chance = ", unless it looks elsewhere first: the pod may start by chance"
+    fits = (
+        f"the pod would fit on node {judged.fits_on}, but the scheduler gives up on all nodes "
+        f"because of this error on {where}{chance if judged.chance else ''}"
+    )
+    code = _CODES.get(kind, Code.SEARCH_FAILED)
+    if answer.device is None:
+        return Finding(
+            code=code,
+            what=f"{answer.failure}; {fits}",
+            advice=_ADVICE.get(kind, ""),
+            transient=_transient(kind),
+        )
+    device = answer.device
+    fix = _advice(answer.failure, device.device, device.driver, published_device(device, world))
+    return Finding(
+        code=code,
+        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
+        f"{device.driver}; {fits}; {fix}",
+    )
+
+
+def _and_more(number: int) -> str:
+    """Count the nodes beside the one that is named."""
+    if number < 2:
+        return ""
+    return f" (and {number - 1} more node{'s' if number > 2 else ''})"
+
+
+def _transient(kind: Failure) -> str:
+    """Return the key of a state that is normal while a driver publishes slices."""
+    return Code.POOL_INCOMPLETE if kind is Failure.INCOMPLETE_POOL else ""
+
+
+def _not_ready(judged: Judged, named: set[PoolID]) -> list[Finding]:
+    """Return the pools because of which requests for all devices fail, but those in `named`."""
+    found: dict[PoolID, Finding] = {}
+    for name in judged.fatal:
+        answer = judged.answers[name]
+        if answer.pool is None or answer.pool in named or answer.kind is None:
+            continue
+        found[answer.pool] = found.get(answer.pool) or Finding(
+            code=_CODES[answer.kind],
+            what=f"{answer.failure}; the scheduler gives up on all nodes because of this error "
+            f"on node {name}",
+            advice=_ADVICE[answer.kind],
+            transient=_transient(answer.kind),
+        )
+    return list(found.values())[:MAX_NAMED]
+
+
+_TIMEOUT = re.compile(r"\bnode (\S+): timed out trying to allocate devices")
+_DISABLED = re.compile(
+    r"\bclaim \S+, (?:sub)?request [^:]+: [^:;]*\bthe (?:\w+ )?feature is disabled"
+)
+"""Errors of the plugin and the allocator whose cause no object shows: the clock, and the feature
+gates of the scheduler."""
+
+
+def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
+    """Return the error with which the scheduler gave up the pod, if only the scheduler knows it."""
+    if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:
+        return Finding(
+            code=Code.SEARCH_FAILED,
+            what=f"the scheduler's search on node {timeout[1]} reached its timeout, so the "
+            f"scheduler gave up on all nodes",
+            advice="simplify the constraints and requests of its claims",
+        )
+    if disabled := _DISABLED.search(pod.scheduling_message):
+        return Finding(
+            code=Code.SEARCH_FAILED,
+            what=f"a feature gate of the scheduler is off: {disabled[0]}; the scheduler gives up "
+            f"on all nodes because of this error",
+            advice="enable the feature gate, or do not use the feature",
+        )
+    return None
+
+
 # ---- a selector that fails
 
 
 def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     assert answer.device is not None
     device = answer.device
-    more = f" (and {nodes - 1} more node{'s' if nodes > 2 else ''})" if nodes > 1 else ""
+    more = _and_more(nodes)
     facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,

@@ -162,6 +162,9 @@ class World:
         self.loads: Loads | None = None
         """The requests of pods by their nodes; None if they are unknown."""
 
+        self.minor: int | None = None
+        """The minor version of Kubernetes 1; None if it is unknown."""
+
         self.hidden: frozenset[type[Fact]] = frozenset()
         """Kinds of which nothing may be listed: objects may exist that are not here."""
 
@@ -175,6 +178,14 @@ class World:
         """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
     # ---- what goes in
+
+    def use_release(self, minor: int | None) -> bool:
+        """Take the minor version of Kubernetes 1, if it is known; return whether it has changed."""
+        if minor is None or minor == self.minor:
+            return False
+        self.minor = minor
+        self.revision += 1
+        return True
 
     def apply(self, fact: Fact) -> Change | None:
         """Store an object as it is now. Return the change, or None if nothing has changed."""
@@ -357,6 +368,11 @@ class World:
 
     def is_shared(self, device: DeviceID) -> bool:
         return device in self._sharers
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether any device is shared."""
+        return bool(self._sharers)
 
     def consumed(self, device: DeviceID) -> Consumed | None:
         """Return what shares take of a device's capacity; None if they take nothing."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from drakit_daemon import tasks
 from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resource_path
+from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.probes import StatusServers
@@ -219,6 +220,7 @@ class _Leader:
         self._metrics = metrics
         self._on_kopf_started = on_kopf_started
         self._store = Store()
+        self._release_read = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
@@ -268,6 +270,7 @@ class _Leader:
             "loads": self._loads.run,
             "kopf": self._serve_policies,
             "feature gates": self._follow_gates,
+            "release": self._follow_release,
             "resync": self._resync,
         }
         workers = {f"worker {number}": self._work for number in range(self._config.workers)}
@@ -284,6 +287,7 @@ class _Leader:
 
     async def _work(self) -> None:
         await self.sources.complete.wait()
+        await self._release_read.wait()
         await self.reconciler.work()
 
     async def _serve_policies(self) -> None:
@@ -314,6 +318,25 @@ class _Leader:
             else:
                 problems.report(None)
                 await self.reconciler.use(gates)
+            await asyncio.sleep(self._config.resync_period)
+
+    async def _follow_release(self) -> None:
+        """An upgrade of the cluster can change the scheduler's rules while we lead."""
+        problems = ProblemLog(
+            logger,
+            "the release of Kubernetes is unknown, so the rules of the newest one are assumed",
+            recovered="the release of Kubernetes is known",
+        )
+        while True:
+            try:
+                minor = await minor_release(self._session)
+            except ApiError as error:
+                problems.report(str(error))
+            else:
+                problems.report(None)
+                if self._store.world.use_release(minor):
+                    self.reconciler.add_waiting()
+            self._release_read.set()
             await asyncio.sleep(self._config.resync_period)
 
     async def _resync(self) -> None:

@@ -34,6 +34,7 @@ from drakit_cli.kubectl.gather import (
     UnreachableError,
     gather,
     read_pod,
+    read_release,
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.releases import find_denied, find_releases
@@ -144,6 +145,7 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
             names[NAMESPACES] = [namespace]
         local = [TEMPLATES, QUOTAS]
         found = await gather(session, kinds, namespace=namespace, names=names, local=local)
+        await read_release(session, found)
         found = await with_gates(session, found, explaining.selectors_of(pod, found))
         return pod, settled, found
 
@@ -159,6 +161,7 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
         )
         claim = found.world.claim(namespace, name)
         if claim is not None:
+            await read_release(session, found)
             found = await with_gates(session, found, explaining.selectors_of(claim, found))
             return claim, found
         if found.lacks_all(CLAIMS):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +26,7 @@ from drakit_daemon.kube import (
     UnauthorizedError,
     resource_path,
 )
-from drakit_daemon.kube.discovery import served_versions, version_of
+from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
 from drakit_explain.loads import loads_of
 from drakit_explain.model import (
     ClaimFacts,
@@ -284,6 +285,12 @@ async def gather(
     if PODS in chosen and PODS not in local and not reader.found.lacks(PODS):
         world.loads = loads_of(world.of(PodFacts).values())
     return reader.found
+
+
+async def read_release(session: Session, found: Gathered) -> None:
+    """Read the release of Kubernetes; if it is unknown, the rules of the newest one count."""
+    with suppress(ApiError):
+        found.world.use_release(await minor_release(session))
 
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, policy_devices
-from drakit_explain import pending, projection, search, selectors
+from drakit_explain import fold, projection, search, selectors
 from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
@@ -112,7 +112,7 @@ EXPECTED = [
     # Operator and kubectl drakit explain
     f"{projection.MAX_EXPRESSION:,} characters",
     "1 s",
-    f"{pending.MAX_NODES}",
+    f"{fold.MAX_WORK:,}",
     f"{search.MAX_STEPS:,}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
@@ -144,10 +144,10 @@ def test_the_page_about_the_protocol_has_the_limits_of_the_code():
 def test_the_operators_page_has_the_limits_of_explanations():
     text = (ROOT / "docs/reference/operator.md").read_text()
     _, _, undecided = text.partition("### Undecided cases")
-    shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A pool")[0])
+    shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A slice")[0])
     assert [int(number.replace(",", "")) for number in shown] == [
         search.MAX_STEPS,
-        pending.MAX_NODES,
+        fold.MAX_WORK,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
     ]

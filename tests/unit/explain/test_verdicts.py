@@ -250,7 +250,10 @@ def twins(driver, **changes):
     [
         pytest.param("d", {}, Verdict.BLOCKED, "PoolInvalid", id="its-pool-is-invalid"),
         pytest.param("e", {}, Verdict.BLOCKED, "NoDevicePublished", id="another-pool-is-invalid"),
-        pytest.param("d", {"pool_slices": 2}, Verdict.UNDECIDED, None, id="its-pool-is-incomplete"),
+        pytest.param(
+            *("d", {"pool_slices": 2}, Verdict.BLOCKED, "NoDevicePublished"),
+            id="its-pool-is-incomplete",
+        ),
         pytest.param(
             *("e", {"pool_slices": 2}, Verdict.BLOCKED, "NoDevicePublished"),
             id="another-pool-is-incomplete",
@@ -264,7 +267,9 @@ def test_a_pool_that_is_not_ready_matters_if_the_class_could_select_its_devices(
     world = world_of(only, node("n1"), twins(driver, **changes), claim(request()))
     explanation = explain(POD, world)
     assert explanation.verdict is verdict
-    assert [str(reason.code) for reason in explanation.reasons] == ([code] if code else [])
+    assert [str(reason.code) for reason in explanation.reasons] == [code]
+    named = "not counted: pool twins on node n1, 1 of 2 slices" in explanation.reasons[0].text
+    assert named is (driver == "d" and "pool_slices" in changes)
 
 
 def test_a_change_of_the_world_changes_the_verdict():

@@ -68,6 +68,47 @@ async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
     assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
 
 
+@pytest.fixture
+def failing(site):
+    """A device that fits on n2, and one on n1 at which the class's selector fails."""
+    site.node("n1")
+    site.node("n2")
+    site.device_class("gpu", f'device.attributes["{site.driver}"].model == "x"')
+    site.slice("s1", "gpu-0")
+    model = {"name": "gpu-0", "attributes": {"model": {"string": "x"}}}
+    site.slice("s2", node="n2", devices=[model])
+    site.claim("mine")
+    site.pod("waiting", "mine", message='running "DynamicResources" filter plugin: no such key')
+    return site
+
+
+@pytest.mark.parametrize("target", ["pod/waiting", "claim/mine"])
+async def test_an_error_on_one_node_is_an_error_although_another_fits(failing, run, target):
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, "blocked", "n2")
+    (reason,) = body["reasons"]
+    assert reason["code"] == "SelectorFailed"
+    assert (
+        "the pod would fit on node n2, but the scheduler gives up on all nodes because of this "
+        "error on node n1; " in reason["sentence"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "verdict"),
+    [("v1.34.13", "undecided"), ("v1.35.10", "blocked"), ("v1.37.2", "blocked")],
+)
+async def test_the_rules_are_those_of_the_cluster(stuck, run, kubernetes, verdict):
+    stuck.runs(kubernetes)
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
+    stuck.slice("s1", "gpu-0", pool=pool)
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (1, verdict)
+    assert ("(not counted: pool n1 on node n1, 1 of 2 slices)" in body["message"]) is (
+        verdict == "blocked"
+    )
+
+
 async def test_nodes_are_grouped_by_why_the_pod_cannot_use_them(stuck, run):
     for number in range(3, 8):
         stuck.node(f"n{number}", unschedulable=True)
