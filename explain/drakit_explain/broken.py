@@ -29,6 +29,13 @@ _UNHEALTHY = "drakit.dev/unhealthy"
 _STOPPED = "drakit.dev/stopped"
 _GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
+_HOSTDEV = "hostdev.drakit.dev"
+
+_MUST_LAST = frozenset(
+    [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
+)
+"""Problems of a pod with a node that also appear while the watch of claims lags behind that of
+pods: the pod may be running by the time that its owner reads the advice."""
 
 
 def is_placed(pod: PodFacts) -> bool:
@@ -59,8 +66,14 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
     start += f"cannot start on node {pod.node}" if starting else f"runs on node {pod.node}, but"
     separator = ": " if starting else " "
     return tuple(
-        Reason(code=each.code, sentence=f"{start}{separator}{each.what}", regarding=pod.reference)
+        Reason(
+            code=each.code,
+            sentence=f"{start}{separator}{each.what}",
+            regarding=pod.reference,
+            transient=each.code if each.code in _MUST_LAST else "",
+        )
         for each in dict.fromkeys(found)
+        if settled or each.code not in _MUST_LAST
     )
 
 
@@ -128,7 +141,7 @@ def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Ite
     if name is None:
         yield Finding(
             code=Code.CLAIM_NOT_ALLOCATED,
-            what=f'no ResourceClaim has been created from template "{each.template}" for its claim '
+            what=f'no ResourceClaim has been created from template "{each.template}" for pod claim '
             f'"{each.name}"; {_UNSCHEDULED}',
         )
         return
@@ -250,25 +263,36 @@ def _of_result(
     device = published_device(result.device, world)
     if device is not None:
         taints = world.taints(result.device, device)
-        yield from _of_taints(result, taints, claim, node)
+        yield from _of_taints(result, taints, claim, node, world)
     elif is_complete(slices):
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device_of_result(result, claim)} is no longer published; connect the "
-            f"device again, or delete the pod and the claim, so that another device is allocated",
+            what=f"{device_of_result(result, claim)} is no longer published; {_back(result)}, or "
+            f"delete the pod and the claim, so that another device is allocated",
         )
 
 
+def _back(result: Result) -> str:
+    """Return what brings a device back."""
+    if result.device.driver == _HOSTDEV:  # a policy may offer fewer shares of it, or none
+        return "check that a HostDevicePolicy still offers it, and that it is connected"
+    return "connect the device again"
+
+
 def _of_taints(
-    result: Result, taints: Sequence[TaintFacts], claim: ClaimFacts, node: str | None
+    result: Result,
+    taints: Sequence[TaintFacts],
+    claim: ClaimFacts,
+    node: str | None,
+    world: World,
 ) -> Iterator[Finding]:
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
     if _GONE in keys:
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device} is gone: its driver no longer lists it; connect the device "
-            f"again, or delete the pod and the claim, so that another device is allocated",
+            what=f"{device} is gone: its driver no longer lists it; {_back(result)}, or delete the "
+            f"pod and the claim, so that another device is allocated",
         )
     if _UNHEALTHY in keys:
         yield Finding(
@@ -299,10 +323,14 @@ def _of_taints(
         if applying:
             longest = max(each.seconds or 0 for each in applying)
             when += f" after the {longest} s that the request tolerates"
+        rules = sorted(world.taint_rules(result.device, [taint]))
+        cause = "resolve the cause of the taint"
+        if rules:
+            cause = f"DeviceTaintRule {rules[0]} sets the taint: delete the rule"
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
-            what=f"{device} has the taint {taint.key} with effect NoExecute, so {when}; resolve "
-            f"the cause of the taint, or tolerate its key and effect NoExecute in the request",
+            what=f"{device} has the taint {taint.shown} with effect NoExecute, so {when}; {cause}, "
+            f"or tolerate the taint's key and effect NoExecute in the request",
         )
 
 

@@ -44,6 +44,12 @@ class Unusable(NamedTuple):
 
     problem: NodeProblem
     detail: str = ""
+    """For a taint: its key, or ``key=value``."""
+
+
+def is_condition(taint: str) -> bool:
+    """Return whether a taint shows the condition of a node, which pods must not tolerate."""
+    return taint.startswith(_CONDITIONS)
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
@@ -56,7 +62,7 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
         if not _tolerated(taint, placement.tolerations):
             if taint.key == _CORDON.key:
                 return Unusable(NodeProblem.CORDONED)
-            return Unusable(NodeProblem.TAINT, taint.key)
+            return Unusable(NodeProblem.TAINT, taint.shown)
     return None
 
 
@@ -68,7 +74,11 @@ def resolved(
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
-            added = Toleration(key=problem.detail, operator="Exists")
+            key = problem.detail.partition("=")[0]
+            if is_condition(key):  # not to be tolerated: the node must recover
+                taints = tuple(each for each in node.taints if each.key != key)
+                return placement, replace(node, taints=taints)
+            added = Toleration(key=key, operator="Exists")
             return replace(placement, tolerations=(*placement.tolerations, added)), node
         case NodeProblem.CORDONED:
             taints = tuple(each for each in node.taints if each.key != _CORDON.key)
@@ -86,6 +96,9 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
 
 
 _ROOM = "room for pods"
+_CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""The domains of taints that Kubernetes sets while a node has a problem."""
+
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 

@@ -191,9 +191,9 @@ class Explainer:
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
-            if elsewhere := list(self._elsewhere(allocated, nodes)):
+            if elsewhere := list(self._elsewhere(pod, allocated, nodes)):
                 return self._blocked(pod, elsewhere, reports, nodes)
-            if all(nodes.values()) and (unused := _unused(allocated, nodes)):
+            if all(nodes.values()) and (unused := _unused(pod, allocated, nodes)):
                 return _undecided(unused, reports, nodes)
             return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
         try:
@@ -201,13 +201,23 @@ class Explainer:
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
-    def _elsewhere(self, allocated: Sequence[ClaimFacts], nodes: Nodes) -> Iterator[Finding]:
+    def _elsewhere(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
+    ) -> Iterator[Finding]:
         """Return the claims that other pods use on nodes where this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
-            if claim.nodes is not None and claim.consumers:
+            if claim.nodes is not None and _has_others(claim, pod):
                 only = node_of_claim(claim)
+                if only is not None and self._world.node(only) is None:
+                    yield Finding(
+                        code=Code.NODE_GONE,
+                        what=f"its claim {claim.name} is allocated on node {only}, which no longer "
+                        f"exists, and other pods use the claim; delete these pods, so that the "
+                        f"claim is allocated again, or use another claim",
+                    )
+                    continue
                 where = f"on node {only}" if only is not None else "on nodes"
                 yield Finding(
                     code=Code.DEVICES_ON_OTHER_NODES,
@@ -277,13 +287,15 @@ class Explainer:
         if len(candidates) > MAX_NODES:
             unknown = f"more than {MAX_NODES} nodes would have to be searched"
             return _undecided([unknown], reports, nodes)
-        if unused := _unused(allocated, nodes):
+        if unused := _unused(pod, allocated, nodes):
             return _undecided(unused, reports, nodes)
         if unknown := _uncertain(trial):
             return _undecided([unknown], reports, nodes)
         reader = None if self._name_all else pod.namespace
         found = {each.origin: each.requests for each in reports}
-        findings = findings_of_shortage(trial, found, answers, reader=reader)
+        findings = findings_of_shortage(
+            trial, found, answers, reader=reader, preempting=pod.priority > 0
+        )
         return self._blocked(
             pod,
             findings,
@@ -365,8 +377,13 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
     )
 
 
-def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes, although no pod uses them: they may be deallocated."""
+def _has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
+    """Return whether a claim is reserved for others: else the scheduler may deallocate it."""
+    return any(each.uid != pod.uid for each in claim.consumers)
+
+
+def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
+    """Return the claims that exclude nodes without another pod: they may be deallocated."""
     excluding = {
         problem.detail
         for problem in nodes.values()
@@ -376,7 +393,7 @@ def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
         f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
         f"might allocate it again"
         for claim in allocated
-        if claim.name in excluding and not claim.consumers
+        if claim.name in excluding and not _has_others(claim, pod)
     ]
 
 

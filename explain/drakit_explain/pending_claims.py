@@ -49,6 +49,8 @@ class Wanted:
 
     origin: str
     name: str
+    """For sentences: not the pod's own name for the claim."""
+
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
     claim: str = ""
@@ -85,7 +87,7 @@ def resolve(
             what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
             f'namespace "{pod.namespace}"; create it or correct resourceClaimName',
         )
-    return _wanted(f'claim "{claim.name}"', each.name, claim)
+    return _wanted(f'claim "{claim.name}"', claim)
 
 
 def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | None:
@@ -114,14 +116,14 @@ def _from_template(
         return Finding(
             code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
             what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
-            f'does not exist in namespace "{pod.namespace}"; create it or correct '
-            f"resourceClaimTemplateName",
+            f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
+            f"server reports if it refuses it, or correct resourceClaimTemplateName",
         )
     if claim is None and template is not None and each.generated is None:
         problem = _not_created(each, template, world, settled=settled)
         if problem is not None:
             return problem
-    return _wanted(f'claim template "{each.template}"', each.name, source)
+    return _wanted(f'claim template "{each.template}"', source)
 
 
 def _not_created(
@@ -306,11 +308,12 @@ def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
         yield f"{request.name}/{each.name}", each
 
 
-def _wanted(origin: str, name: str, source: ClaimFacts | TemplateFacts) -> Wanted:
+def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:
+    is_claim = isinstance(source, ClaimFacts)
     return Wanted(
         origin=origin,
-        name=name,
+        name=source.name if is_claim else f"of template {source.name}",
         requests=source.requests,
         constraints=source.constraints,
-        claim=source.name if isinstance(source, ClaimFacts) else "",
+        claim=source.name if is_claim else "",
     )
