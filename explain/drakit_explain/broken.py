@@ -334,6 +334,22 @@ def _of_taints(
         )
 
 
+def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
+    """Return the taints of allocated devices that keep new pods off them, and no pod of today."""
+    for result in claim.results:
+        device = published_device(result.device, world)
+        for taint in world.taints(result.device, device) if device is not None else ():
+            if taint.effect != "NoSchedule" or taint.key in (_UNHEALTHY, _STOPPED, _GONE):
+                continue
+            rules = sorted(world.taint_rules(result.device, [taint]))
+            origin = f", which DeviceTaintRule {rules[0]} sets" if rules else ""
+            driver, pool, name = result.device
+            yield (
+                f"device {name} (driver {driver}, pool {pool}) has the taint {taint.shown} with "
+                f"effect NoSchedule{origin}: new pods do not get the device"
+            )
+
+
 def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:
     return Finding(
         code=Code.DRIVER_UNAVAILABLE,

@@ -34,13 +34,14 @@ from drakit_cli.kubectl.gather import (
     UnreachableError,
     gather,
     read_pod,
+    with_prepare_failure,
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.releases import find_denied, find_releases
 from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
 from drakit_explain import cel
-from drakit_explain.broken import node_of_claim
+from drakit_explain.broken import is_placed, node_of_claim
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
 
@@ -145,6 +146,8 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
         local = [TEMPLATES, QUOTAS]
         found = await gather(session, kinds, namespace=namespace, names=names, local=local)
         found = await with_gates(session, found, explaining.selectors_of(pod, found))
+        if is_placed(pod):
+            found = await with_prepare_failure(session, found, pod)
         return pod, settled, found
 
     pod, settled, found = _fetch(options, ask)

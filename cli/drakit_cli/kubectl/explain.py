@@ -16,8 +16,8 @@ from typing import Any
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
 from drakit_explain.availability import Availability
-from drakit_explain.broken import broken_claim
-from drakit_explain.codes import Reason, certain, no_remedy
+from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
+from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
@@ -99,7 +99,21 @@ def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     subject = f"pod {pod.namespace}/{pod.name}"
     evaluate_selectors(found, selectors_of(pod, found))
     explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
+    if found.prepare_failure and is_placed(pod):
+        explanation = _with_failure(explanation, pod, found.prepare_failure)
     return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+
+
+def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
+    """Quote the Event of a failed prepare; it replaces the advice to read it."""
+    quoted = Reason(
+        code=Code.NOT_PREPARED,
+        sentence=f"pod {pod.namespace}/{pod.name} cannot start on node {pod.node}: its claims are "
+        f"not prepared; {failure}",
+        regarding=pod.reference,
+    )
+    known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
+    return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
 
 
 def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
@@ -113,7 +127,8 @@ def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
         explanation = Explainer(found.world, name_all_holders=True).explain(pod)
     report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
     if report.verdict is Verdict.NOT_PENDING:
-        return replace(report, sentences=_claim_state(claim, subject))
+        taints = taints_for_new_pods(claim, found.world)
+        return replace(report, sentences=(*_claim_state(claim, subject), *taints))
     if report.verdict is Verdict.UNDECIDED and claim.allocated:
         undecided = "it is unknown whether its devices have a problem"
         return replace(report, sentences=(*_claim_state(claim, subject), undecided))
@@ -166,16 +181,25 @@ def holder(claim: ClaimFacts) -> str:
     return f"claim {claim.namespace}/{claim.name} ({pods})"
 
 
-def _state(pod: PodFacts, subject: str) -> str:
+def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     """Describe a pod that is scheduled, or not to be scheduled."""
     if pod.deleting:
-        return f"{subject} is being deleted"
+        return [f"{subject} is being deleted"]
     if pod.gated:
-        return f"{subject} has scheduling gates: the scheduler ignores it until they are removed"
+        return [f"{subject} has scheduling gates: the scheduler ignores it until they are removed"]
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
-        return f"{subject} is not waiting for devices {phase}"
-    return f"{subject} is scheduled to node {pod.node} {phase}; its devices have no known problem"
+        return [f"{subject} is not waiting for devices {phase}"]
+    state = f"{subject} is scheduled to node {pod.node} {phase}"
+    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
+    claims = [found.world.claim(pod.namespace, name) for name in names if name]
+    taints = [
+        taint
+        for claim in claims
+        if claim is not None
+        for taint in taints_for_new_pods(claim, found.world)
+    ]
+    return [state, *taints] if taints else [f"{state}; its devices have no known problem"]
 
 
 def _report(
@@ -197,7 +221,7 @@ def _report(
         namespace=pod.namespace,
         name=pod.name,
         verdict=verdict,
-        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject)),
+        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject, found)),
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         # Without slices, all counts are zero and mean nothing.
@@ -232,12 +256,13 @@ def _sentences(
     pod: PodFacts,
     kind: str,
     subject: str,
+    found: Gathered,
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
             return [_fits(pod, kind, subject, explanation)]
         case Verdict.NOT_PENDING:
-            return [_state(pod, subject)]
+            return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
             return [f"it is unknown whether the devices of {subject} have a problem"]
         case Verdict.UNDECIDED:

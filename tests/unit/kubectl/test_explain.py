@@ -323,6 +323,110 @@ async def test_a_pod_that_is_never_prepared_is_broken_after_a_while(placed, run)
     assert (code, body["reasons"]) == (0, [])
 
 
+FAILURE = "claim lab/mine, request gpu, device gpu-0: its cable is loose"
+
+
+def event(site, name, *, of, reason, message, at):
+    """An Event about an object, at a second of the year 2026."""
+    regarding = site.object(of)["metadata"]
+    body = {
+        "involvedObject": {"name": regarding["name"], "uid": regarding["uid"]},
+        "reason": reason,
+        "message": message,
+        "eventTime": f"2026-01-01T00:00:{at:02}.000000Z",
+    }
+    site.store(f"/api/v1/namespaces/lab/events/{name}", body)
+
+
+POD = "/api/v1/namespaces/lab/pods/placed"
+MINE = f"{API}/namespaces/lab/resourceclaims/mine"
+
+
+@pytest.mark.parametrize(
+    ("events", "quoted"),
+    [
+        pytest.param(
+            [(MINE, "PrepareFailed", FAILURE), (POD, "FailedPrepareDynamicResources", "kubelet")],
+            f"Event PrepareFailed: {FAILURE}",
+            id="the-words-of-the-driver-come-first",
+        ),
+        pytest.param(
+            [
+                (POD, "FailedPrepareDynamicResources", "older"),
+                (POD, "FailedPrepareDynamicResources", "DRA driver d is not registered"),
+            ],
+            "Event FailedPrepareDynamicResources: DRA driver d is not registered",
+            id="the-latest-words-of-the-kubelet",
+        ),
+        pytest.param(
+            [(MINE, "PrepareFailed", FAILURE), (MINE, "Prepared", "it is prepared")],
+            "",
+            id="it-was-prepared-later",
+        ),
+        pytest.param([(MINE, "DevicesAllocated", "else")], "", id="another-event"),
+    ],
+)
+async def test_the_event_of_a_failed_prepare_is_quoted(placed, run, events, quoted):
+    placed.change(POD, {"status": {"phase": "Pending"}})
+    for number, (of, reason, message) in enumerate(events):
+        event(placed, f"e{number}", of=of, reason=reason, message=message, at=number)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotPrepared"])
+    assert body["message"].startswith("pod lab/placed cannot start on node n1: ")
+    if quoted:
+        assert body["message"].endswith(f": its claims are not prepared; {quoted}")
+    else:
+        assert "its devices have no known problem" in body["message"]
+
+
+async def test_a_failed_prepare_is_quoted_before_the_pod_is_settled(placed, run):
+    now = datetime.now(UTC).isoformat()
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
+    placed.change(POD, {"status": {"phase": "Pending", "conditions": [condition]}})
+    event(placed, "e", of=MINE, reason="PrepareFailed", message=FAILURE, at=1)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert FAILURE in body["message"]
+
+
+async def test_events_that_may_not_be_listed_are_named(placed, run):
+    placed.change(POD, {"status": {"phase": "Pending"}})
+    placed.forbid("/api/v1/namespaces/lab/events")
+    _, body = await run.json("explain", "pod/placed")
+    assert body["notEvaluated"] == [
+        "no permission to list Events: the words of a driver that cannot prepare are unknown"
+    ]
+
+
+async def test_events_are_not_read_for_a_pod_that_runs(placed, run):
+    await run("explain", "pod/placed")
+    assert not [path for _, path in placed.requests if "events" in path]
+
+
+async def test_a_pod_whose_device_a_rule_taints_is_told_so(placed, run):
+    placed.served = {"resource.k8s.io": ["v1", "v1beta2"]}
+    taint = {"key": "repair", "value": "today", "effect": "NoSchedule"}
+    placed.store(
+        "/apis/resource.k8s.io/v1/devicetaintrules/r1",
+        {"spec": {"deviceSelector": {}, "taint": taint}},
+    )
+    for target in ("pod/placed", "claim/mine"):
+        code, body = await run.json("explain", target)
+        assert (code, body["verdict"]) == (0, "not pending")
+        assert body["message"].endswith(
+            "device gpu-0 (driver gpu.example.com, pool n1) has the taint repair=today with effect "
+            "NoSchedule, which DeviceTaintRule r1 sets: new pods do not get the device"
+        )
+
+
+async def test_the_taint_that_a_foreign_driver_sets_is_named(placed, run):
+    taint = {"key": "gpu.example.com/xid", "value": "79", "effect": "NoSchedule"}
+    placed.slice("s1", devices=[{"name": "gpu-0", "taints": [taint]}])
+    _, body = await run.json("explain", "pod/placed")
+    assert "no known problem" not in body["message"]
+    assert "has the taint gpu.example.com/xid=79 with effect NoSchedule: new" in body["message"]
+
+
 @pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])
 async def test_without_slices_no_device_is_gone(placed, run, target):
     placed.forbid(f"{API}/resourceslices")
