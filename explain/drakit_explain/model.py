@@ -17,6 +17,9 @@ from typing import NamedTuple
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.objects import Object
 
+LOWEST_PRIORITY = -(2**31)
+"""The least priority of a pod."""
+
 
 class PoolID(NamedTuple):
     """A pool by the two names that make it unique in a cluster."""
@@ -174,6 +177,16 @@ class PodFacts:
     gated: bool = False
     """Scheduling gates hold it: the scheduler does not search for devices yet."""
 
+    gates: tuple[str, ...] = ()
+    scheduler: str = ""
+    """The name of a scheduler that is not Kubernetes' own."""
+
+    group: str = ""
+    """The PodGroup with which the pod is placed together."""
+
+    unchecked: tuple[str, ...] = ()
+    """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
+
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     sandbox: bool | None = None
@@ -194,6 +207,12 @@ class PodFacts:
     """The pod's requests in billionths, as :mod:`.loads` adds them up."""
 
     priority: int = 0
+    preempts: bool = True
+
+    @property
+    def displaces(self) -> int:
+        """The priority below which pods make room for this one."""
+        return self.priority if self.preempts else LOWEST_PRIORITY
 
     @property
     def reference(self) -> ObjectReference:

@@ -176,7 +176,7 @@ class UsableNodes:
         rules = self._rules(pod)
         if self._loads is None:
             return rules
-        key = (pod.placement.key, pod.requests, pod.priority)
+        key = (pod.placement.key, pod.requests, pod.displaces)
         if key not in self._with_room:
             self._with_room[key] = {
                 name: problem or self._too_small(pod, name) for name, problem in rules.items()
@@ -197,7 +197,9 @@ class UsableNodes:
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None:  # unknown, or outdated
             return None
-        return too_small(pod.requests, loads.free(node, priority=pod.priority))
+        if not loads.knows(name):
+            return None
+        return too_small(pod.requests, loads.free(node, priority=pod.displaces))
 
 
 def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:

@@ -27,7 +27,14 @@ from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
-from drakit_explain.pending_claims import Wanted, classes_missing, exact_requests, extended, resolve
+from drakit_explain.pending_claims import (
+    Wanted,
+    classes_missing,
+    exact_requests,
+    extended,
+    resolve,
+    wanted_of,
+)
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
 from drakit_explain.shortage import RequestReport, findings_of_shortage
@@ -124,14 +131,9 @@ class Explainer:
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
-        wanted = [
-            found
-            for each in pod.claims
-            if isinstance(found := resolve(pod, each, self._world, settled=False), Wanted)
-        ]
         return [
             text
-            for each in (*wanted, *extended(pod, self._world)[0])
+            for each in wanted_of(pod, self._world)
             for request in each.requests
             for _, exact in exact_requests(request)
             for _, text in self._world.expressions(exact)
@@ -294,7 +296,7 @@ class Explainer:
         reader = None if self._name_all else pod.namespace
         found = {each.origin: each.requests for each in reports}
         findings = findings_of_shortage(
-            trial, found, answers, reader=reader, preempting=pod.priority > 0
+            trial, found, answers, reader=reader, preempting=pod.displaces > 0
         )
         return self._blocked(
             pod,
@@ -309,7 +311,7 @@ class Explainer:
     ) -> str:
         """Return the proven remedies; pods with equal rules and equal requests share them."""
         key = (
-            (pod.namespace, pod.placement.key, pod.requests, pod.priority),
+            (pod.namespace, pod.placement.key, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
             tuple((each.requests, each.constraints) for each in trial.wanted),
             names_of_claims(trial),

@@ -226,6 +226,21 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     return wanted, unknown
 
 
+def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
+    """Return the claims of a pod that are not allocated, as far as they are known."""
+    found = [resolve(pod, each, world, settled=False) for each in pod.claims]
+    return [*(each for each in found if isinstance(each, Wanted)), *extended(pod, world)[0]]
+
+
+def not_checked(pod: PodFacts, world: World) -> list[str]:
+    """Return what also decides about the pod's node, and is not explained here, as phrases."""
+    plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
+    return [
+        *pod.unchecked,
+        *(f"extended resource {each}" for each in plugins if _class_of(each, world) is None),
+    ]
+
+
 def _class_of(resource: str, world: World) -> ClassFacts | None:
     """Return the class that provides a resource: of several, the youngest, then by name."""
     classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]

@@ -34,6 +34,7 @@ from drakit_cli.kubectl.gather import (
     UnreachableError,
     gather,
     read_pod,
+    with_loads,
     with_prepare_failure,
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
@@ -148,6 +149,7 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
         found = await with_gates(session, found, explaining.selectors_of(pod, found))
         if is_placed(pod):
             found = await with_prepare_failure(session, found, pod)
+        found = await with_loads(session, found, explaining.nodes_that_matter(pod, found))
         return pod, settled, found
 
     pod, settled, found = _fetch(options, ask)

@@ -15,6 +15,7 @@ from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
+from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
 from drakit_explain.codes import Code, Reason, certain, no_remedy
@@ -22,6 +23,7 @@ from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
+from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport
 
 _NODE_RULES = {
@@ -88,6 +90,26 @@ def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
     """Return the selectors that must be evaluated before a pod or a claim is explained."""
     pod = _alone(asked) if isinstance(asked, ClaimFacts) else asked
     return Explainer(found.world).expressions(pod) if waits(pod) else []
+
+
+def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
+    """Return the nodes with a device that a request of a pod selects, or might select."""
+    if not waits(pod):
+        return set()
+    evaluate_selectors(found, selectors_of(pod, found))
+    world = found.world
+    nodes: set[str] = set()
+    for each in wanted_of(pod, world):
+        for request in each.requests:
+            for _, exact in exact_requests(request):
+                for reach in world.reachable():
+                    try:
+                        matches = world.selected(exact, reach.slice).matches
+                    except NotEvaluatedError:
+                        matches = 1
+                    if matches:
+                        nodes.update(reach.nodes)
+    return nodes
 
 
 def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
@@ -186,7 +208,11 @@ def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     if pod.deleting:
         return [f"{subject} is being deleted"]
     if pod.gated:
-        return [f"{subject} has scheduling gates: the scheduler ignores it until they are removed"]
+        gates = ", ".join(pod.gates)
+        return [
+            f"{subject} has the scheduling gates {gates}: the scheduler ignores it until they are "
+            f"removed"
+        ]
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
         return [f"{subject} is not waiting for devices {phase}"]
@@ -212,6 +238,8 @@ def _report(
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if waits(pod):
+        unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append(
             "there may be more reasons, which depend on objects that you have no permission to list"
@@ -240,13 +268,31 @@ def _narrowed(
     verdict = explanation.verdict
     if explanation.reasons and not reasons:
         return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
-    if verdict is Verdict.FITS and explanation.fits_on:
+    if verdict is Verdict.FITS and _decided_by_others(pod):
+        uncertain = True
+    elif verdict is Verdict.FITS and explanation.fits_on:
         uncertain = found.lacks(CLAIMS, NODES, SLICES, RULES)
     elif verdict is Verdict.NOT_PENDING and pod.node and pod.claims:
         uncertain = found.lacks_all(SLICES) or found.lacks_all(CLAIMS)
     else:
         uncertain = False
     return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _decided_by_others(pod: PodFacts) -> list[str]:
+    """Return what decides about a pod besides the rules that drakit knows."""
+    found: list[str] = []
+    if pod.scheduler:
+        found.append(
+            f"scheduler {pod.scheduler} places the pod, and drakit knows only the rules of "
+            f"Kubernetes' own"
+        )
+    if pod.group:
+        found.append(
+            f"the pod is placed together with its group {pod.group}, and drakit searches for one "
+            f"pod"
+        )
+    return found
 
 
 def _sentences(
@@ -260,7 +306,7 @@ def _sentences(
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, kind, subject, explanation)]
+            return [_fits(pod, kind, subject, explanation, found)]
         case Verdict.NOT_PENDING:
             return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
@@ -282,15 +328,25 @@ def _sentences(
             ]
 
 
-def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
+def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, found: Gathered) -> str:
     if not pod.claims:
         return f"{subject} uses no ResourceClaim, so it is not waiting for devices"
     if not explanation.fits_on:
         return f"all claims of {subject} are allocated, so it is not waiting for devices"
     then = "if it stays pending, devices are not the cause"
+    if unchecked := not_checked(pod, found.world):
+        then += f" (not checked: {', '.join(unchecked)})"
+    if counts := _counts_of_scheduler(pod.scheduling_message):
+        then += f"; the scheduler reports {counts}"
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
+
+
+def _counts_of_scheduler(message: str) -> str:
+    """Return the nodes that the scheduler counts by reason, without what preemption would do."""
+    _, separator, counts = message.partition(" nodes are available: ")
+    return counts.partition(" preemption: ")[0].rstrip(".") if separator else ""
 
 
 def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:

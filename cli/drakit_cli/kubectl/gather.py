@@ -26,7 +26,7 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.loads import loads_of
+from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -252,6 +252,54 @@ async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFact
         raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
 
 
+async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) -> Gathered:
+    """Add what the pods on some nodes request."""
+    if not nodes:
+        return found
+    ended = "status.phase!=Succeeded,status.phase!=Failed"
+    selectors = [f"spec.nodeName={each},{ended}" for each in sorted(nodes)]
+    if len(selectors) > _MAX_NODES_ONE_BY_ONE:
+        selectors = [f"spec.nodeName!=,{ended}"]
+    loads = Loads(nodes=nodes)
+    effect = "what they leave of CPU, memory and the number of pods of a node is unknown"
+    try:
+        listings = await asyncio.gather(
+            *(
+                session.read_list(
+                    resource_path("v1", "pods"), _load, params={"fieldSelector": each}
+                )
+                for each in selectors
+            )
+        )
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        what = "no permission to list pods of all namespaces"
+        gap = Gap(
+            kind=PODS.plural,
+            where="nodes",
+            what=what if forbidden else f"pods: {_sentence(error)}",
+            effect=effect,
+            forbidden=forbidden,
+        )
+        return replace(found, gaps=[*found.gaps, gap])
+    for load in (each for listing in listings for each in listing.items):
+        if load is not None:
+            loads.apply(load)
+    found.world.loads = loads
+    return found
+
+
+_MAX_NODES_ONE_BY_ONE = 16
+"""Nodes whose pods are listed node by node; with more, one list of all pods costs less."""
+
+
+def _load(body: Object) -> Load | None:
+    try:
+        return load_of_pod(body)
+    except _UNREADABLE:
+        return None  # the node has less left than computed
+
+
 async def with_prepare_failure(session: Session, found: Gathered, pod: PodFacts) -> Gathered:
     """Add the latest Event about claims of a pod that the node plugin or kubelet cannot prepare."""
     names = [each.claim or each.generated for each in pod.claims]
@@ -349,9 +397,6 @@ async def gather(
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
     if chosen and all(reader.found.lacks_all(kind) for kind in chosen if kind is not RULES):
         raise UnreachableError(str(reader.found.gaps[0].what))
-    world = reader.found.world
-    if PODS in chosen and PODS not in local and not reader.found.lacks(PODS):
-        world.loads = loads_of(world.of(PodFacts).values())
     return reader.found
 
 
