@@ -11,15 +11,25 @@ how devices are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceID,
+    NodeFacts,
+    PodClaim,
+    PodFacts,
+    PoolID,
+    ReportFacts,
+    Result,
+)
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
-from drakit_explain.world import World
+from drakit_explain.world import Name, World
 from drakit_formats.resource.objects import children
 
 MAX_CONSUMERS = 256
@@ -149,7 +159,7 @@ def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Ite
     if claim is not None and (problem := of_other_pod(claim, each, pod)):
         yield problem
     else:
-        yield from _of_claim(name, claim, pod, node, world)
+        yield from _of_claim(name, claim, pod, node, world, word=each.name)
 
 
 _UNSCHEDULED = (
@@ -159,8 +169,19 @@ _UNSCHEDULED = (
 
 
 def _of_claim(
-    name: str, claim: ClaimFacts | None, pod: PodFacts, node: str, world: World
+    name: str,
+    claim: ClaimFacts | None,
+    pod: PodFacts,
+    node: str,
+    world: World,
+    *,
+    word: str = "",
 ) -> Iterator[Finding]:
+    """
+    Return the problems of a claim of a pod.
+
+    :param word: the pod's own name for the claim.
+    """
     if claim is None:
         yield Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
@@ -176,7 +197,28 @@ def _of_claim(
         if not _reserved(claim, pod):
             yield _not_reserved(claim, pod)
         yield from _binding(claim)
-        yield from _of_devices(claim, node, world)
+        start = f"claim:{word}"
+        health = {
+            key.removeprefix(start).removeprefix("/"): message
+            for key, message in pod.health
+            if key == start or key.startswith(f"{start}/")
+        }
+        yield from _of_devices(claim, node, world, health=health)
+        if pod.phase == "Pending":
+            yield from _not_registered(claim, node, world)
+
+
+def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
+    """Return the drivers of a claim that the kubelet has not registered, as reports state."""
+    for driver in dict.fromkeys(result.device.driver for result in claim.results):
+        report = world.of(ReportFacts).get(Name("", f"{node}.{driver}"))
+        if report is not None and report.registration:
+            yield Finding(
+                code=Code.DRIVER_UNAVAILABLE,
+                what=f"driver {driver} of its claim {claim.name} is not registered with the "
+                f"kubelet ({report.registration}); check the log of the node plugin on node "
+                f"{node}",
+            )
 
 
 def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
@@ -242,13 +284,24 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             )
 
 
-def _of_devices(claim: ClaimFacts, node: str | None, world: World) -> Iterator[Finding]:
+_NO_HEALTH: Mapping[str, str] = MappingProxyType({})
+
+
+def _of_devices(
+    claim: ClaimFacts, node: str | None, world: World, *, health: Mapping[str, str] = _NO_HEALTH
+) -> Iterator[Finding]:
+    """
+    Return the problems of a claim's devices.
+
+    :param health: the driver's messages by request; the empty one is for all.
+    """
     for result in claim.results:
-        yield from _of_result(result, claim, node, world)
+        message = health.get(result.request, health.get("", ""))
+        yield from _of_result(result, claim, node, world, message)
 
 
 def _of_result(
-    result: Result, claim: ClaimFacts, node: str | None, world: World
+    result: Result, claim: ClaimFacts, node: str | None, world: World, message: str
 ) -> Iterator[Finding]:
     pool = result.device.of_pool
     slices = world.slices_of_pool(pool)
@@ -263,7 +316,7 @@ def _of_result(
     device = published_device(result.device, world)
     if device is not None:
         taints = world.taints(result.device, device)
-        yield from _of_taints(result, taints, claim, node, world)
+        yield from _of_taints(result, taints, claim, node, world, message)
     elif is_complete(slices):
         yield Finding(
             code=Code.DEVICE_GONE,
@@ -285,6 +338,7 @@ def _of_taints(
     claim: ClaimFacts,
     node: str | None,
     world: World,
+    message: str,
 ) -> Iterator[Finding]:
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
@@ -295,10 +349,11 @@ def _of_taints(
             f"pod and the claim, so that another device is allocated",
         )
     if _UNHEALTHY in keys:
+        words = f" ({message})" if message else ""
         yield Finding(
             code=Code.DEVICE_UNHEALTHY,
-            what=f"{device} is unhealthy; check the device, or delete the pod and the claim, so "
-            f"that another device is allocated",
+            what=f"{device} is unhealthy{words}; check the device, or delete the pod and the "
+            f"claim, so that another device is allocated",
         )
     if _STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"

@@ -184,6 +184,10 @@ class PodFacts:
     group: str = ""
     """The PodGroup with which the pod is placed together."""
 
+    health: tuple[tuple[str, str], ...] = ()
+    """Messages about unhealthy devices, by ``claim:NAME/REQUEST`` with the pod's own name for the
+    claim (API: ``allocatedResourcesStatus``)."""
+
     unchecked: tuple[str, ...] = ()
     """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
 
@@ -473,3 +477,12 @@ class ReportFacts:
     policies: tuple[PolicyReport, ...] = ()
     refused: str = ""
     """Why the driver refused its policies."""
+
+    registration: str = ""
+    """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
+
+    left_out: int = 0
+    """Devices that are not published."""
+
+    left_out_example: str = ""
+    """One of them, and the reason."""

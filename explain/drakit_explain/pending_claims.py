@@ -25,10 +25,12 @@ from drakit_explain.model import (
     PodClaim,
     PodFacts,
     QuotaFacts,
+    ReportFacts,
     Request,
     TemplateFacts,
 )
 from drakit_explain.projection import ADMIN_ACCESS
+from drakit_explain.selectors import only_driver
 from drakit_explain.world import Name, World
 
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
@@ -313,6 +315,23 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
         for request in of.requests
         for each in classes_missing(origin, request, world, claim=claim)
     ]
+
+
+def what_to_check(request: Request, world: World, *, owners: str = "class and request") -> str:
+    """Return what to check if no device matches: the driver that the selectors name, if any."""
+    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
+    published = {each.driver for each in world.slices() if each.devices}
+    if absent := sorted(each for each in drivers - published if each):
+        for report in world.of(ReportFacts).values():
+            if report.driver == absent[0] and report.left_out:
+                return (
+                    f"driver {report.driver} publishes no device, and leaves out "
+                    f"{report.left_out} on node {report.node}, such as {report.left_out_example}"
+                )
+        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
+    if not published:
+        return "no ResourceSlice has devices, so check that the driver is running"
+    return f"check the selectors of {owners}, and the attributes of the devices"
 
 
 def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:

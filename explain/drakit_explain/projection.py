@@ -435,6 +435,7 @@ def project_pod(body: Object) -> PodFacts:
         gates=once(tuple(text(each, "name") for each in children(spec, "schedulingGates"))),
         scheduler=intern(name) if (name := text(spec, "schedulerName")) != _OWN_SCHEDULER else "",
         group=intern(_group_of_pod(spec)),
+        health=once(tuple(dict.fromkeys(_health(status)))),
         unchecked=once(tuple(_unchecked(spec))),
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
@@ -449,6 +450,17 @@ def project_pod(body: Object) -> PodFacts:
         preempts=spec.get("preemptionPolicy") != "Never",
     )
 
+
+def _health(status: Object) -> Iterator[tuple[str, str]]:
+    for container in children(status, "containerStatuses"):
+        for each in children(container, "allocatedResourcesStatus"):
+            for resource in children(each, "resources"):
+                if resource.get("health") == "Unhealthy" and resource.get("message"):
+                    yield text(each, "name"), text(resource, "message")[:_MAX_MESSAGE]
+
+
+_MAX_MESSAGE = 256
+"""Characters of the messages of others that are kept."""
 
 _OWN_SCHEDULER = "default-scheduler"
 
@@ -588,7 +600,23 @@ def project_report(body: Object) -> ReportFacts:
         driver=text(body, "spec", "driver"),
         policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
         refused=text(body, "status", "policiesRefused"),
+        registration=_registration(child(body, "status", "registration")),
+        left_out=int(child(body, "status", "devices").get("leftOut") or 0),
+        left_out_example=next(
+            (
+                f"{text(each, 'device')}: {text(each, 'message') or text(each, 'reason')}"
+                for each in children(body, "status", "leftOut")
+            ),
+            "",
+        )[:_MAX_MESSAGE],
     )
+
+
+def _registration(body: Object) -> str:
+    state, message = text(body, "state"), text(body, "message")[:_MAX_MESSAGE]
+    if state in ("", "Registered"):
+        return ""
+    return f"{state}: {message}" if message else state
 
 
 def _outcome(body: Object) -> PolicyReport:

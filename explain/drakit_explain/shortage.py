@@ -21,9 +21,8 @@ from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
 from drakit_explain.devices import DeviceFacts, DeviceKind
 from drakit_explain.model import Constraint, Request
-from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
@@ -212,7 +211,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"no node publishes a device of {devices}{_rejected(analysis)}",
-            advice=_check(request, world),
+            advice=what_to_check(request, world),
         )
     if found.total == 0 and not request.capacity:
         return Finding(
@@ -294,20 +293,6 @@ def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
         for kind, mask, _ in reach.slice.devices.groups if matches else ():
             if mask & matches:
                 yield reach.slice.driver, kind
-
-
-def _check(request: Request, world: World) -> str:
-    """Return what to check if no device matches: the driver that the selectors name, if any."""
-    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
-    published = {each.driver for each in world.slices() if each.devices}
-    if absent := sorted(each for each in drivers - published if each):
-        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
-    if drivers:
-        return "check the selectors of class and request, and the attributes of the devices"
-    return (
-        "check that the driver is running and publishes ResourceSlices, and the selectors of "
-        "class and request"
-    )
 
 
 def _rejected(analysis: Analysis) -> str:

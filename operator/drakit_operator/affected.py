@@ -45,10 +45,23 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
             found |= store.world.pods_of_claim(change.name)
+        elif _registration(change.old) != _registration(change.new):
+            found |= _pods_that_start_on(change.new or change.old, store)
     if all_that_wait:
         # Once: thousands of slices times thousands of pods would keep the probes waiting.
         found.update(store.world.waiting_pods())
     return found
+
+
+def _registration(report: object) -> str:
+    return report.registration if isinstance(report, ReportFacts) else ""
+
+
+def _pods_that_start_on(report: object, store: Store) -> set[Name]:
+    if not isinstance(report, ReportFacts):
+        return set()
+    pods = store.world.of(PodFacts)
+    return {name for name in store.world.waiting_pods() if pods[name].node == report.node}
 
 
 def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:

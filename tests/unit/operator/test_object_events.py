@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from drakit_explain.model import ReportFacts, TaintRuleFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
@@ -184,6 +184,33 @@ async def test_a_pod_is_not_to_be_recreated_while_the_watch_of_claims_lags():
         bench.see(CLAIMS, claim("mine", devices=["g1"]))
         await asyncio.sleep(400)
     assert bench.told == []
+
+
+async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
+    def report(state):
+        return {
+            "metadata": {"name": "n1.d", "uid": "r"},
+            "spec": {"nodeName": "n1", "driver": "d"},
+            "status": {"registration": {"state": state}},
+        }
+
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0"))
+        bench.see(REPORTS, report("Registered"))
+        placed, made = made_for(devices=["g0"])
+        placed["spec"]["nodeName"] = "n1"
+        bench.see(CLAIMS, made)
+        bench.see(PODS, placed)
+        await asyncio.sleep(400)
+        assert bench.told == []
+        bench.see(REPORTS, report("Rejected"))
+        await asyncio.sleep(5)
+    assert by_object(bench.told) == {("train", "DriverUnavailable")}
+    assert (
+        "driver d of its claim train-gpu is not registered with the kubelet"
+        in (bench.notes["train"])
+    )
 
 
 async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy():
