@@ -105,9 +105,24 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
     )
 
 
-def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts]) -> Iterator[Finding]:
+def has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
+    """Return whether a claim is reserved for others: else the scheduler may deallocate it."""
+    return any(each.uid != pod.uid for each in claim.consumers)
+
+
+def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
     """Return why the scheduler cannot give a node to a pod whose claims are allocated."""
     for claim in claims:
+        node = node_of_claim(claim)
+        gone = node is not None and node_problem(node, world) is Code.NODE_GONE
+        if gone and has_others(claim, pod):
+            yield Finding(
+                code=Code.NODE_GONE,
+                what=f"its claim {claim.name} is allocated on node {node}, which no longer exists, "
+                f"and other pods use the claim; delete these pods, so that the claim is allocated "
+                f"again, or use another claim",
+            )
+            continue
         yield from _binding(claim)
         if len(claim.consumers) >= MAX_CONSUMERS and not _reserved(claim, pod):
             yield _full(claim)

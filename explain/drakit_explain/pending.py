@@ -22,7 +22,13 @@ from functools import cache
 
 from drakit_explain.allocation import Answer, NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, analyze
-from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
+from drakit_explain.broken import (
+    broken_pod,
+    has_others,
+    is_placed,
+    node_of_claim,
+    not_bindable,
+)
 from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
@@ -186,7 +192,7 @@ class Explainer:
                 claim=self._world.claim(pod.namespace, each.claim),
             )
         )
-        blocked += not_bindable(pod, allocated)
+        blocked += not_bindable(pod, allocated, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
         nodes = self._nodes.of(pod, allocated)
@@ -210,16 +216,8 @@ class Explainer:
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
-            if claim.nodes is not None and _has_others(claim, pod):
+            if claim.nodes is not None and has_others(claim, pod):
                 only = node_of_claim(claim)
-                if only is not None and self._world.node(only) is None:
-                    yield Finding(
-                        code=Code.NODE_GONE,
-                        what=f"its claim {claim.name} is allocated on node {only}, which no longer "
-                        f"exists, and other pods use the claim; delete these pods, so that the "
-                        f"claim is allocated again, or use another claim",
-                    )
-                    continue
                 where = f"on node {only}" if only is not None else "on nodes"
                 yield Finding(
                     code=Code.DEVICES_ON_OTHER_NODES,
@@ -379,11 +377,6 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
     )
 
 
-def _has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
-    """Return whether a claim is reserved for others: else the scheduler may deallocate it."""
-    return any(each.uid != pod.uid for each in claim.consumers)
-
-
 def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
     """Return the claims that exclude nodes without another pod: they may be deallocated."""
     excluding = {
@@ -395,7 +388,7 @@ def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> lis
         f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
         f"might allocate it again"
         for claim in allocated
-        if claim.name in excluding and not _has_others(claim, pod)
+        if claim.name in excluding and not has_others(claim, pod)
     ]
 
 

@@ -122,6 +122,13 @@ def test_a_claim_on_a_node_that_is_gone_has_no_node_where_the_pod_cannot_run():
     )
 
 
+def test_a_node_that_is_gone_comes_before_the_nodes_of_other_claims():
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    facts = [node("n2"), slice_on("n2", device("g0")), claim(request(), name="other")]
+    code, _, _ = answer(*facts, held_on("n1", OTHER), pod=pod)
+    assert code == "NodeGone"
+
+
 # ---- selectors, capacities, constraints
 
 
