@@ -17,6 +17,9 @@ from typing import NamedTuple
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.objects import Object
 
+LOWEST_PRIORITY = -(2**31)
+"""The least priority of a pod."""
+
 
 class PoolID(NamedTuple):
     """A pool by the two names that make it unique in a cluster."""
@@ -174,6 +177,20 @@ class PodFacts:
     gated: bool = False
     """Scheduling gates hold it: the scheduler does not search for devices yet."""
 
+    gates: tuple[str, ...] = ()
+    scheduler: str = ""
+    """The name of a scheduler that is not Kubernetes' own."""
+
+    group: str = ""
+    """The PodGroup with which the pod is placed together."""
+
+    health: tuple[tuple[str, str], ...] = ()
+    """Messages about unhealthy devices, by ``claim:NAME/REQUEST`` with the pod's own name for the
+    claim (API: ``allocatedResourcesStatus``)."""
+
+    unchecked: tuple[str, ...] = ()
+    """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
+
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     sandbox: bool | None = None
@@ -194,6 +211,12 @@ class PodFacts:
     """The pod's requests in billionths, as :mod:`.loads` adds them up."""
 
     priority: int = 0
+    preempts: bool = True
+
+    @property
+    def displaces(self) -> int:
+        """The priority below which pods make room for this one."""
+        return self.priority if self.preempts else LOWEST_PRIORITY
 
     @property
     def reference(self) -> ObjectReference:
@@ -454,3 +477,12 @@ class ReportFacts:
     policies: tuple[PolicyReport, ...] = ()
     refused: str = ""
     """Why the driver refused its policies."""
+
+    registration: str = ""
+    """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
+
+    left_out: int = 0
+    """Devices that are not published."""
+
+    left_out_example: str = ""
+    """One of them, and the reason."""

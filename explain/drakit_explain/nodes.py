@@ -44,6 +44,12 @@ class Unusable(NamedTuple):
 
     problem: NodeProblem
     detail: str = ""
+    """For a taint: its key, or ``key=value``."""
+
+
+def is_condition(taint: str) -> bool:
+    """Return whether a taint shows the condition of a node, which pods must not tolerate."""
+    return taint.startswith(_CONDITIONS)
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
@@ -56,7 +62,7 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
         if not _tolerated(taint, placement.tolerations):
             if taint.key == _CORDON.key:
                 return Unusable(NodeProblem.CORDONED)
-            return Unusable(NodeProblem.TAINT, taint.key)
+            return Unusable(NodeProblem.TAINT, taint.shown)
     return None
 
 
@@ -68,7 +74,11 @@ def resolved(
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
-            added = Toleration(key=problem.detail, operator="Exists")
+            key = problem.detail.partition("=")[0]
+            if is_condition(key):  # not to be tolerated: the node must recover
+                taints = tuple(each for each in node.taints if each.key != key)
+                return placement, replace(node, taints=taints)
+            added = Toleration(key=key, operator="Exists")
             return replace(placement, tolerations=(*placement.tolerations, added)), node
         case NodeProblem.CORDONED:
             taints = tuple(each for each in node.taints if each.key != _CORDON.key)
@@ -89,6 +99,9 @@ LOWEST = -(2**31)
 """The lowest priority: beside a pod that has it, all others count."""
 
 _ROOM = "room for pods"
+_CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""The domains of taints that Kubernetes sets while a node has a problem."""
+
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
@@ -136,7 +149,7 @@ class UsableNodes:
     def passes(self, pod: PodFacts, name: str) -> bool:
         """Return whether a node that a pod can use has room for it without preemption."""
         node, loads = self._world.node(name), self._world.loads
-        if node is None or loads is None or self._loads is None:
+        if node is None or loads is None or self._loads is None or not loads.knows(name):
             return True
         return too_small(pod.requests, loads.free(node, priority=LOWEST)) is None
 
@@ -173,7 +186,7 @@ class UsableNodes:
         rules = self._rules(pod)
         if self._loads is None:
             return rules
-        key = (pod.placement.key, pod.requests, pod.priority)
+        key = (pod.placement.key, pod.requests, pod.displaces)
         if key not in self._with_room:
             self._with_room[key] = {
                 name: problem or self._too_small(pod, name) for name, problem in rules.items()
@@ -194,7 +207,9 @@ class UsableNodes:
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None:  # unknown, or outdated
             return None
-        return too_small(pod.requests, loads.free(node, priority=pod.priority))
+        if not loads.knows(name):
+            return None
+        return too_small(pod.requests, loads.free(node, priority=pod.displaces))
 
 
 def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:

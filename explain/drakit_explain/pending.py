@@ -22,13 +22,26 @@ from functools import cache
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, analyze
-from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
+from drakit_explain.broken import (
+    broken_pod,
+    has_others,
+    is_placed,
+    node_of_claim,
+    not_bindable,
+)
 from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
-from drakit_explain.pending_claims import Wanted, classes_missing, exact_requests, extended, resolve
+from drakit_explain.pending_claims import (
+    Wanted,
+    classes_missing,
+    exact_requests,
+    extended,
+    resolve,
+    wanted_of,
+)
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
 from drakit_explain.shortage import (
@@ -127,14 +140,9 @@ class Explainer:
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
-        wanted = [
-            found
-            for each in pod.claims
-            if isinstance(found := resolve(pod, each, self._world, settled=False), Wanted)
-        ]
         return [
             text
-            for each in (*wanted, *extended(pod, self._world)[0])
+            for each in wanted_of(pod, self._world)
             for request in each.requests
             for _, exact in exact_requests(request)
             for _, text in self._world.expressions(exact)
@@ -187,16 +195,16 @@ class Explainer:
                 claim=self._world.claim(pod.namespace, each.claim),
             )
         )
-        blocked += not_bindable(pod, allocated)
+        blocked += not_bindable(pod, allocated, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
         nodes = self._nodes.of(pod, allocated)
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
-            if elsewhere := list(self._elsewhere(allocated, nodes)):
+            if elsewhere := list(self._elsewhere(pod, allocated, nodes)):
                 return self._blocked(pod, elsewhere, reports, nodes)
-            if all(nodes.values()) and (unused := _unused(allocated, nodes)):
+            if all(nodes.values()) and (unused := _unused(pod, allocated, nodes)):
                 return _undecided(unused, reports, nodes)
             return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
         try:
@@ -204,12 +212,14 @@ class Explainer:
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
-    def _elsewhere(self, allocated: Sequence[ClaimFacts], nodes: Nodes) -> Iterator[Finding]:
+    def _elsewhere(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
+    ) -> Iterator[Finding]:
         """Return the claims that other pods use on nodes where this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
-            if claim.nodes is not None and claim.consumers:
+            if claim.nodes is not None and has_others(claim, pod):
                 only = node_of_claim(claim)
                 where = f"on node {only}" if only is not None else "on nodes"
                 yield Finding(
@@ -268,6 +278,8 @@ class Explainer:
         if judged.fatal and (unread := _unread(trial)):
             return _undecided(unread, reports, nodes)
         if judged.fatal and judged.fits_on:
+            if pod.unchecked:
+                return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
             given_up = findings_of_errors(trial, judged)
             return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
         if not judged.fatal:
@@ -282,7 +294,7 @@ class Explainer:
                 )
             if unknown := (
                 _unjudged(judged)
-                or _unused(allocated, nodes)
+                or _unused(pod, allocated, nodes)
                 or _unread(trial)
                 or _uncertain(trial)
             ):
@@ -290,7 +302,9 @@ class Explainer:
         trial = replace(trial, fatal=judged.distinct)
         reader = None if self._name_all else pod.namespace
         found = {each.origin: each.requests for each in reports}
-        findings = findings_of_shortage(trial, found, judged, reader=reader)
+        findings = findings_of_shortage(
+            trial, found, judged, reader=reader, preempting=pod.displaces > 0
+        )
         return self._blocked(
             pod,
             findings,
@@ -304,7 +318,7 @@ class Explainer:
     ) -> str:
         """Return the proven remedies; pods with equal rules and equal requests share them."""
         key = (
-            (pod.namespace, pod.placement.key, pod.requests, pod.priority),
+            (pod.namespace, pod.placement.key, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
             tuple((each.requests, each.constraints) for each in trial.wanted),
             names_of_claims(trial),
@@ -376,8 +390,8 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
     )
 
 
-def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes, although no pod uses them: they may be deallocated."""
+def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
+    """Return the claims that exclude nodes without another pod: they may be deallocated."""
     excluding = {
         problem.detail
         for problem in nodes.values()
@@ -387,8 +401,16 @@ def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
         f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
         f"might allocate it again"
         for claim in allocated
-        if claim.name in excluding and not claim.consumers
+        if claim.name in excluding and not has_others(claim, pod)
     ]
+
+
+def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
+    """Return why the scheduler may never see a fatal error: other filters run before DRA's."""
+    first, number = next(iter(judged.fatal)), len(judged.fatal)
+    more = f" and {number - 1} more" if number > 1 else ""
+    why = ", ".join(pod.unchecked)
+    return [f"the search fails on node {first}{more}, but {why} may exclude that node before"]
 
 
 def _unjudged(judged: Judged) -> list[str]:

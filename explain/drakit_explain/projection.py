@@ -432,6 +432,11 @@ def project_pod(body: Object) -> PodFacts:
         node=spec.get("nodeName") or None,
         phase=intern(text(status, "phase")),
         gated=bool(spec.get("schedulingGates")),
+        gates=once(tuple(text(each, "name") for each in children(spec, "schedulingGates"))),
+        scheduler=intern(name) if (name := text(spec, "schedulerName")) != _OWN_SCHEDULER else "",
+        group=intern(_group_of_pod(spec)),
+        health=once(tuple(dict.fromkeys(_health(status)))),
+        unchecked=once(tuple(_unchecked(spec))),
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
         sandbox=_SANDBOX.get(text(conditions.get("PodReadyToStartContainers", {}), "status")),
@@ -442,7 +447,52 @@ def project_pod(body: Object) -> PodFacts:
         placement=_placement(spec),
         requests=requests_of_pod(spec),
         priority=int(spec.get("priority") or 0),
+        preempts=spec.get("preemptionPolicy") != "Never",
     )
+
+
+def _health(status: Object) -> Iterator[tuple[str, str]]:
+    for container in children(status, "containerStatuses"):
+        for each in children(container, "allocatedResourcesStatus"):
+            for resource in children(each, "resources"):
+                if resource.get("health") == "Unhealthy" and resource.get("message"):
+                    yield text(each, "name"), text(resource, "message")[:_MAX_MESSAGE]
+
+
+_MAX_MESSAGE = 256
+"""Characters of the messages of others that are kept."""
+
+_OWN_SCHEDULER = "default-scheduler"
+
+
+def _group_of_pod(spec: Object) -> str:
+    """Return the PodGroup of a pod, as Kubernetes 1.36 or 1.35 names it."""
+    return text(spec, "schedulingGroup", "podGroupName") or text(spec, "workloadRef", "podGroup")
+
+
+def _unchecked(spec: Object) -> Iterator[str]:
+    """Return the rules of a pod that exclude nodes, and that :mod:`.nodes` does not check."""
+    if any(
+        each.get("persistentVolumeClaim") or each.get("ephemeral")
+        for each in children(spec, "volumes")
+    ):
+        yield "its volumes"
+    if any(
+        port.get("hostPort")
+        for kind in ("initContainers", "containers")
+        for container in children(spec, kind)
+        for port in children(container, "ports")
+    ):
+        yield "its host ports"
+    if any(
+        child(spec, "affinity", kind).get(_REQUIRED) for kind in ("podAffinity", "podAntiAffinity")
+    ):
+        yield "its affinity to other pods"
+    if any(
+        each.get("whenUnsatisfiable") != "ScheduleAnyway"
+        for each in children(spec, "topologySpreadConstraints")
+    ):
+        yield "its topology spread constraints"
 
 
 def _extended_requests(spec: Object) -> Iterator[ExtendedRequest]:
@@ -550,7 +600,23 @@ def project_report(body: Object) -> ReportFacts:
         driver=text(body, "spec", "driver"),
         policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
         refused=text(body, "status", "policiesRefused"),
+        registration=_registration(child(body, "status", "registration")),
+        left_out=int(child(body, "status", "devices").get("leftOut") or 0),
+        left_out_example=next(
+            (
+                f"{text(each, 'device')}: {text(each, 'message') or text(each, 'reason')}"
+                for each in children(body, "status", "leftOut")
+            ),
+            "",
+        )[:_MAX_MESSAGE],
     )
+
+
+def _registration(body: Object) -> str:
+    state, message = text(body, "state"), text(body, "message")[:_MAX_MESSAGE]
+    if state in ("", "Registered"):
+        return ""
+    return f"{state}: {message}" if message else state
 
 
 def _outcome(body: Object) -> PolicyReport:

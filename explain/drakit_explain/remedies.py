@@ -28,8 +28,8 @@ from drakit_explain.allocation import (
 from drakit_explain.availability import needed
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
-from drakit_explain.nodes import NodeProblem, Unusable
-from drakit_explain.selectors import only_driver
+from drakit_explain.nodes import NodeProblem, Unusable, is_condition
+from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Released, Trial, WithoutSelector
 from drakit_explain.wording import named_holder, shown
 
@@ -293,15 +293,15 @@ class _Remedies:
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
             for owner, expression, number in analysis.rejected:
-                if not (number or failing) or only_driver(expression) is not None:
+                # A class belongs to an admin, and says which devices its users may have.
+                if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
                     selections = WithoutSelector(self._world, exact, expression)
                     if self._fits(node, selections=selections):
-                        whose = self._request(at, name) if owner == "the request" else owner
                         only = sum(each == owner for each, _, _ in analysis.rejected) == 1
                         which = "no selector" if only else f"no selector {shown(expression)}"
-                        yield _Remedy(node, f"{whose} had {which}")
+                        yield _Remedy(node, f"{self._request(at, name)} had {which}")
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
         """Return the usable nodes with the most devices once an expression is dropped."""
@@ -353,6 +353,8 @@ def _usable_if(problem: Unusable) -> str:
         case NodeProblem.SELECTOR:
             return "the pod's node selector and affinity allowed that node"
         case NodeProblem.TAINT:
+            if is_condition(problem.detail):
+                return f"that node lost the taint {problem.detail}"
             return f"the pod tolerated the node's taint {problem.detail}"
         case NodeProblem.CORDONED:
             return "that node were not cordoned"

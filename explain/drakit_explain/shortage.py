@@ -11,7 +11,7 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -19,15 +19,14 @@ from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import DeviceFacts
+from drakit_explain.devices import DeviceFacts, DeviceKind
 from drakit_explain.fold import Judged, not_counted
-from drakit_explain.model import PodFacts, PoolID, Request
-from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.model import Constraint, PodFacts, PoolID, Request
+from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
-from drakit_explain.selectors import only_driver
 from drakit_explain.trial import Released, Trial
-from drakit_explain.wording import advice, how_taints_end, shown, state
+from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
 MAX_NAMED = 3
@@ -54,6 +53,7 @@ def findings_of_shortage(
     judged: Judged,
     *,
     reader: str | None,
+    preempting: bool = False,
 ) -> list[Finding]:
     """
     Return why a pod fits on no node.
@@ -61,6 +61,7 @@ def findings_of_shortage(
     :param reports: the devices of each exact request, by the origin of its claim.
     :param judged: the answers of the nodes, none of which fits.
     :param reader: the namespace outside of which holders stay unnamed; None names all.
+    :param preempting: the priority of the pod lets it preempt others, but not for devices.
     """
     findings: list[Finding] = []
     answers = judged.answers
@@ -93,6 +94,13 @@ def findings_of_shortage(
     if not short and not failed and not not_ready:
         unevaluated = _unevaluated(trial, reports)
         findings += unevaluated or [_competing(trial, answers)]
+    if preempting:
+        findings = [
+            replace(each, what=f"{each.what}; Kubernetes preempts no pod for its devices")
+            if each.code is Code.DEVICES_ALLOCATED
+            else each
+            for each in findings
+        ]
     # What is not about one claim keeps all of them from being allocated.
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
@@ -255,6 +263,13 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
     if missing is None or device is None:
         return "correct the expression, or test device.driver first, so that it skips this device"
     key = missing[1]
+    domain, slash, bare = key.rpartition("/")
+    if slash and device.attribute(key, driver) is not None:
+        return (
+            f'device {name} has {bare} in device.attributes["{domain}"], so write the key without '
+            f"the domain {domain}"
+        )
+    key = bare
     capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
     attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
     close = get_close_matches(key, [*attributes, *capacity], n=1)
@@ -327,7 +342,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"no node publishes a device of {devices}{_rejected(analysis)}",
-            advice=_check(request, world),
+            advice=what_to_check(request, world),
         )
     if found.total == 0 and not request.capacity:
         return Finding(
@@ -337,6 +352,12 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             f"allocated; correct the driver",
         )
     if found.total == 0:
+        if absent := _absent_capacity(report, world):
+            return Finding(
+                code=Code.NO_DEVICE_PUBLISHED,
+                what=f"none of the published devices of DeviceClass "
+                f'"{request.device_class}" that match {name} of {origin} has {absent}',
+            )
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no published device of DeviceClass "{request.device_class}" that matches {name} '
@@ -378,18 +399,31 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     return Finding(code=code, what=what, advice=advice(found, released=released))
 
 
-def _check(request: Request, world: World) -> str:
-    """Return what to check if no device matches: the driver that the selectors name, if any."""
-    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
-    published = {each.driver for each in world.slices() if each.devices}
-    if absent := sorted(each for each in drivers - published if each):
-        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
-    if drivers:
-        return "check the selectors of class and request, and the attributes of the devices"
-    return (
-        "check that the driver is running and publishes ResourceSlices, and the selectors of "
-        "class and request"
-    )
+def _absent_capacity(report: RequestReport, world: World) -> str:
+    """Return a requested capacity that no matching device has, with advice; empty if all exist."""
+    asked, found = report.analysis.request, set[str]()
+    for _, kind in _kinds(asked, world):
+        found.update(each.name for each in kind.capacity)
+    for each in asked.capacity:
+        if each.name not in found:
+            close = get_close_matches(each.name, sorted(found), n=1)
+            if close:
+                return (
+                    f"capacity {each.name}; the devices have {close[0]}, so check the spelling in "
+                    f"capacity.requests"
+                )
+            have = cut(sorted(found), MAX_NAMED) or "none"
+            return f"capacity {each.name}; correct capacity.requests (the devices have {have})"
+    return ""
+
+
+def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
+    """Return the kinds of the devices that a request selects, each with its driver."""
+    for reach in world.reachable():
+        matches = world.selected(request, reach.slice).matches
+        for kind, mask, _ in reach.slice.devices.groups if matches else ():
+            if mask & matches:
+                yield reach.slice.driver, kind
 
 
 def _rejected(analysis: Analysis) -> str:
@@ -418,7 +452,7 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
     for name in nodes:
         for number, index in constraints:
             if _fits_without(trial, name, number, index):
-                return _constraint(trial.wanted[number], index)
+                return _constraint(trial, trial.wanted[number], index)
         if constraints:
             claims = [replace(each, constraints=()) for each in trial.claims()]
             if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
@@ -457,9 +491,15 @@ def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
     return trial.allocate(node, claims=claims).outcome is Outcome.FITS
 
 
-def _constraint(wanted: Wanted, index: int) -> Finding:
+def _constraint(trial: Trial, wanted: Wanted, index: int) -> Finding:
     constraint = wanted.constraints[index]
     kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
+    if absent := _absent_attribute(trial, wanted, constraint):
+        return Finding(
+            code=Code.CONSTRAINT_NOT_MET,
+            what=f"{absent[0]}, which {kind} requires; {absent[1]}",
+            claims=(wanted.claim,),
+        )
     of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
     same = "different values" if constraint.distinct else "the same value"
     return Finding(
@@ -469,3 +509,39 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
         advice="relax the constraint or add devices",
         claims=(wanted.claim,),
     )
+
+
+def _absent_attribute(
+    trial: Trial, wanted: Wanted, constraint: Constraint
+) -> tuple[str, str] | None:
+    """Return that no device of a request has the attribute of a constraint, and the advice."""
+    for request in wanted.requests:
+        names = dict(exact_requests(request))
+        of = [
+            name
+            for name in names
+            if not constraint.requests or {request.name, name} & {*constraint.requests}
+        ]
+        found: set[str] = set()
+        for name in of:
+            found |= _attributes(names[name], trial.world)
+        if of and found and constraint.attribute not in found:
+            close = get_close_matches(constraint.attribute, sorted(found), n=1)
+            fix = "correct the constraint"
+            if close:
+                fix = f"the devices have {close[0]}, so check the spelling"
+            what = (
+                f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
+                f"{constraint.attribute}"
+            )
+            return what, fix
+    return None
+
+
+def _attributes(request: Request, world: World) -> set[str]:
+    """Return the attributes of the devices that a request selects, by full name."""
+    return {
+        each if "/" in each else f"{driver}/{each}"
+        for driver, kind in _kinds(request, world)
+        for each in kind.attributes
+    }

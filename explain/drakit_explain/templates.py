@@ -28,7 +28,7 @@ from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.fold import MAX_WORK, not_counted
 from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
-from drakit_explain.pending_claims import exact_requests, missing_classes
+from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
 from drakit_explain.pools import PoolState
 from drakit_explain.profiles import Profiles
 from drakit_explain.release import rules_of
@@ -87,9 +87,9 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     elif not matching.by_node and _is_certain([request], world):
         found = Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device matches DeviceClass "{name}"; check that its driver is '
-            f"running and publishes ResourceSlices, and the selectors of the class"
-            f"{_note([request], world)}",
+            what=f'no published device matches DeviceClass "{name}"; '
+            + what_to_check(request, world, owners="the class")
+            + _note([request], world),
         )
     else:
         return []
@@ -197,7 +197,8 @@ def _of_requests(
         if alone is False:
             short = True
             yield from (
-                _too_few(name, exact, matching[exact]) for name, exact in exact_requests(request)
+                _too_few(name, exact, matching[exact], world)
+                for name, exact in exact_requests(request)
             )
     if not short and not undecided:
         yield from _together(requests, constraints, search)
@@ -260,13 +261,12 @@ class _Free(Released):
         return ()
 
 
-def _too_few(name: str, request: Request, found: _Matching) -> Finding:
+def _too_few(name: str, request: Request, found: _Matching, world: World) -> Finding:
     devices = f'devices of DeviceClass "{request.device_class}"'
     if not found.by_node:
         what = (
             f'no published device of DeviceClass "{request.device_class}" matches request '
-            f'"{name}"; check that the driver is running and publishes ResourceSlices, and the '
-            f"selectors"
+            f'"{name}"; {what_to_check(request, world)}'
         )
     elif (most := max(found.by_node.values())) < request.count:
         what = (
