@@ -54,15 +54,15 @@ async def test_what_is_no_event_is_no_answer(text):
 
 
 METADATA = {"name": "cam", "namespace": "lab", "uid": "u1", "resourceVersion": "7"}
+DEEP = "[" * 1200 + "]" * 1200
 OTHERS = {"ownerReferences": [{"name": "other", "uid": "u2"}]}
 
 
 def deep_line(kind="MODIFIED", metadata=METADATA):
     named = orjson.dumps({**metadata, **OTHERS}).decode()
-    nested = "[" * 1200 + "]" * 1200
     return (
         f'{{"type":"{kind}","object":{{"kind":"ResourceClaim","apiVersion":"resource.k8s.io/v1",'
-        f'"metadata":{named},"spec":{{"x":{nested}}}}}}}\n'
+        f'"metadata":{named},"spec":{{"x":{DEEP}}}}}}}\n'
     ).encode()
 
 
@@ -71,6 +71,35 @@ async def test_an_object_that_cannot_be_parsed_costs_itself_alone(kind):
     first, bad, last = await read(line(a=1) + deep_line(kind) + line(b=2))
     assert (first.object, last.object) == ({"a": 1}, {"b": 2})
     assert (bad.type, bad.object) == (kind, {"metadata": METADATA})
+    assert "depth" in bad.unreadable
+
+
+def report_line(fields):
+    """A NodeDeviceReport, as the API server writes custom resources: with sorted fields."""
+    managers = f'[{{"fieldsType":"FieldsV1","fieldsV1":{fields},"manager":"m","name":"other"}}]'
+    return (
+        '{"type":"MODIFIED","object":{"apiVersion":"drakit.dev/v1alpha1","kind":"NodeDeviceReport",'
+        '"metadata":{"annotations":{"name":"note","n":"\\",\\"name\\":\\"x"},"generation":1,'
+        f'"managedFields":{managers},"name":"n1","resourceVersion":"7","uid":"u1"}},'
+        '"spec":{"name":"last"}}}\n'
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param('{"name":"a","uid":"b","resourceVersion":"c","x":%s}', id="names-before"),
+        pytest.param(
+            '{"metadata":{"name":"a","uid":"b","resourceVersion":"c"},"x":%s}', id="below"
+        ),
+        pytest.param('{"x":%s,"}":"]","object":{"metadata":{"name":"a"}}}', id="names-after"),
+        pytest.param('{"' + 200_000 * "a" + '":%s}', id="far-before-the-name"),
+    ],
+)
+async def test_nested_managed_fields_before_the_name_cost_their_object_alone(fields):
+    first, bad, last = await read(line(a=1) + report_line(fields % DEEP) + line(b=2))
+    assert (first.object, last.object) == ({"a": 1}, {"b": 2})
+    assert bad.object == {"metadata": {"name": "n1", "uid": "u1", "resourceVersion": "7"}}
     assert "depth" in bad.unreadable
 
 
