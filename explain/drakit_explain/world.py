@@ -417,7 +417,7 @@ class World:
                 break
             if not expression:
                 raise NotEvaluatedError(
-                    f"a selector of {owner} is too long, so drakit does not evaluate it"
+                    f"a selector of {owner} is too large, so drakit does not evaluate it"
                 )
             if expression == without:
                 continue

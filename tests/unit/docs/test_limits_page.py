@@ -110,7 +110,9 @@ EXPECTED = [
     f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
     f"with bursts of up to {plugin_registration.MAX_BURST:.0f}",
     # Operator and kubectl drakit explain
-    f"{projection.MAX_EXPRESSION:,} characters",
+    f"{projection.MAX_EXPRESSION:,} bytes",
+    kibibytes(projection.MAX_REQUESTS),
+    kibibytes(projection.MAX_PLACEMENT),
     "1 s",
     f"{pending.MAX_NODES}",
     f"{search.MAX_STEPS:,}",
@@ -150,4 +152,6 @@ def test_the_operators_page_has_the_limits_of_explanations():
         pending.MAX_NODES,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
+        projection.MAX_REQUESTS // 2**10,
+        projection.MAX_PLACEMENT // 2**10,
     ]
