@@ -18,7 +18,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registrati
 from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
-from drakit_operator import announcing
+from drakit_operator import announcing, budgets
 from tests.unit.docs.listings import ROOT
 
 PAGE = (ROOT / "docs/reference/limits.md").read_text()
@@ -113,6 +113,7 @@ EXPECTED = [
     f"{projection.MAX_EXPRESSION:,} bytes",
     kibibytes(projection.MAX_REQUESTS),
     kibibytes(projection.MAX_PLACEMENT),
+    kibibytes(budgets.NAMESPACE_BYTES),
     "1 s",
     f"{pending.MAX_NODES}",
     f"{search.MAX_STEPS:,}",
@@ -154,4 +155,5 @@ def test_the_operators_page_has_the_limits_of_explanations():
         projection.MAX_EXPRESSION,
         projection.MAX_REQUESTS // 2**10,
         projection.MAX_PLACEMENT // 2**10,
+        budgets.NAMESPACE_BYTES // 2**20,
     ]
