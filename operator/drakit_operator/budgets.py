@@ -1,5 +1,6 @@
 """
-The budget of each namespace: how many bytes of content its pods, claims and templates may have.
+The budgets of each namespace: how many bytes of content its pods, claims and templates may have,
+and how many seconds their evaluation may take.
 
 Content is what their authors can make large: the requests of claims and templates, and the rules of
 pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but a tenant
@@ -7,13 +8,15 @@ can create thousands. Equal contents count once and are one object in memory, so
 size costs what one of its pods costs.
 
 Beyond the budget, an object is known without its content, and every answer about it is undecided,
-until it changes or all objects of its kind are listed again. Other namespaces are not affected.
+until it changes or all objects of its kind are listed again. Beyond the budget of time, the objects
+of a namespace wait. Other namespaces are not affected.
 
 It must not know queues, Events, or how content is evaluated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
@@ -33,6 +36,9 @@ logger = logging.getLogger(__name__)
 NAMESPACE_BYTES = 2 * 2**20
 """Bytes of JSON of different contents in one namespace: 8,000 claims that differ from each other. A
 tenant can make each byte take 25 bytes of memory."""
+
+MAX_NAMESPACES = 1000
+"""Namespaces with a record of their time, before those with a whole budget are dropped."""
 
 AnyFact = TypeVar("AnyFact", bound=Fact)
 
@@ -157,3 +163,44 @@ def _stripped(fact: AnyFact, limit_bytes: int) -> AnyFact:
             return replace(fact, requests=without_content(fact.requests, why), constraints=())
         case _:
             return fact
+
+
+# ---------------------------------------------------------------- time
+
+
+class TimeBudgets:
+    """
+    Seconds of work for each namespace, which come back as time passes.
+
+    Work is measured afterwards: what is allowed to start may take longer than what is left, and the
+    rest is paid back before the next work of the namespace. Cluster-wide objects (the empty
+    namespace) are written by admins, and have no limit.
+    """
+
+    def __init__(self, *, seconds: float, share: float) -> None:
+        """
+        :param seconds: work of a namespace that had none for a while.
+        :param share: seconds of work that come back each second.
+        """
+        self._seconds = seconds
+        self._share = share
+        self._full_at: dict[str, float] = {}
+        """When each namespace has its whole budget again (loop clock)."""
+
+    def wait_seconds(self, namespace: str) -> float:
+        """Return in how many seconds the namespace may work; 0 if it may now."""
+        full_at = self._full_at.get(namespace)
+        if full_at is None:
+            return 0.0
+        return max(0.0, full_at - asyncio.get_running_loop().time() - self._seconds / self._share)
+
+    def charge(self, namespace: str, seconds: float) -> None:
+        """Take the time of work from what is left to a namespace."""
+        if not namespace or seconds <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        if len(self._full_at) >= MAX_NAMESPACES:
+            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
+        self._full_at[namespace] = max(self._full_at.get(namespace, now), now) + (
+            seconds / self._share
+        )

@@ -18,7 +18,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registrati
 from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
-from drakit_operator import announcing, budgets
+from drakit_operator import announcing, budgets, reconciler, selecting
 from tests.unit.docs.listings import ROOT
 
 PAGE = (ROOT / "docs/reference/limits.md").read_text()
@@ -157,3 +157,13 @@ def test_the_operators_page_has_the_limits_of_explanations():
         projection.MAX_PLACEMENT // 2**10,
         budgets.NAMESPACE_BYTES // 2**20,
     ]
+
+
+def test_the_operators_page_has_the_time_of_a_namespace():
+    text = " ".join((ROOT / "docs/reference/operator.md").read_text().split())
+    assert (
+        f"{reconciler.BUDGET_SECONDS:.0f} s of checks, of which {reconciler.BUDGET_SHARE} s come "
+        f"back each second, and {selecting.BUDGET_SECONDS:.0f} s of evaluation of selectors, of "
+        f"which {selecting.BUDGET_SHARE} s come back each second" in text
+    )
+    assert f"again for {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text

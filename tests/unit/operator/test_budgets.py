@@ -1,5 +1,6 @@
-"""The budget of a namespace: what counts, what is left of an object beyond it, and who gets it."""
+"""The budgets of a namespace: what counts, what is left of an object beyond it, and who gets it."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from drakit_explain.model import (
     Request,
     TemplateFacts,
 )
-from drakit_operator.budgets import ContentBudgets
+from drakit_operator import budgets as module
+from drakit_operator.budgets import ContentBudgets, TimeBudgets
 from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Name
 from drakit_operator.store import Store
 
@@ -183,3 +185,43 @@ def test_a_pod_whose_content_is_not_known_is_stored_for_it_may_request_devices(s
     unread = PodFacts(namespace="lab", name="p", uid="p", placement=Placement(unread="large"))
     store.apply(PODS, store.admit(unread))
     assert store.world.pod("lab", "p") is not None
+
+
+# ---------------------------------------------------------------- time
+
+
+@pytest.mark.looptime
+async def test_time_is_paid_back_before_the_next_work():
+    times = TimeBudgets(seconds=10, share=0.5)
+    for _ in range(2):
+        assert times.wait_seconds("lab") == 0
+        times.charge("lab", 5)
+    assert times.wait_seconds("lab") == 0, "nothing is left, and nothing is owed"
+    times.charge("lab", 3)
+    assert times.wait_seconds("lab") == 6
+    await asyncio.sleep(6)
+    assert times.wait_seconds("lab") == 0
+    await asyncio.sleep(1000)
+    times.charge("lab", 11)
+    assert times.wait_seconds("lab") == 2, "no more than the budget is saved"
+
+
+@pytest.mark.looptime
+async def test_the_time_of_a_namespace_is_its_own_and_admins_have_no_limit():
+    times = TimeBudgets(seconds=10, share=0.5)
+    for namespace in ("lab", ""):
+        times.charge(namespace, 100)
+    assert times.wait_seconds("lab") == 180
+    assert times.wait_seconds("innocent") == times.wait_seconds("") == 0
+
+
+@pytest.mark.looptime
+async def test_namespaces_with_a_whole_budget_have_no_record(monkeypatch):
+    monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
+    times = TimeBudgets(seconds=10, share=0.5)
+    times.charge("former", 1)
+    times.charge("lab", 100)
+    await asyncio.sleep(5)
+    times.charge("next", 1)
+    assert times._full_at.keys() == {"lab", "next"}
+    assert times.wait_seconds("lab") == 175
