@@ -6,8 +6,8 @@ object is alone in its page. It then skips this object, and reports its name. Th
 its data from each object at once, so that at most one page is in memory.
 
 A watch is one stream, from its first byte to its end or first error; :mod:`.reflector` starts a new
-one. An object that is too large or nested too deeply affects only its own event, which then
-contains only its name, namespace, UID and version.
+one. An object that is too large, or nested too deeply even without its managed fields, affects only
+its own event, which then contains only its name, namespace, UID and version.
 
 It must not know connections and timeouts: a page is fetched by a function that is handed in, and
 the chunks of a stream are passed.
@@ -29,6 +29,8 @@ from drakit_daemon.kube.request import (
     UnavailableError,
     UnreadableError,
     error_of_status,
+    nesting,
+    parse_object,
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -176,7 +178,6 @@ _MEMBER = re.compile(
 """A member that names an object. It is one at any depth: its quotes would be escaped in a string,
 and the API server sends no white space between tokens."""
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NAMES = {"name", "uid", "resourceVersion"}
 
 
@@ -194,7 +195,7 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
     """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
-            event = orjson.loads(line) if whole else None
+            event = parse_object(line) if whole else None
             reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
         except orjson.JSONDecodeError as error:
             event, reason = None, f"it cannot be parsed ({error.msg})"
@@ -225,17 +226,14 @@ def _names(line: bytes) -> dict[str, str]:
     Return the members of ``object.metadata`` that name an object, and no member below them.
 
     Any writer of an object can nest its `managedFields` at will, with any names in them. They come
-    before the names in custom resources. Depths are counted by stretches between members, because
-    a loop over each bracket of 1.5 MiB would keep everything else waiting.
+    before the names in custom resources.
     """
     parents: list[bytes] = [b"object", b"metadata"]
     found: dict[str, str] = {}
     depth = counted = 0
     for member in _MEMBER.finditer(line):
         begin = member.start() + 1  # after the bracket or comma
-        stretch = _STRING.sub(b"", line[counted:begin])
-        depth += stretch.count(b"{") + stretch.count(b"[")
-        depth -= stretch.count(b"}") + stretch.count(b"]")
+        depth += nesting(line[counted:begin])
         counted = member.end()
         if depth > 3:
             continue
