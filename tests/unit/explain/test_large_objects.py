@@ -2,7 +2,11 @@
 
 import pytest
 
-from drakit_explain.loads import load_of_pod
+from drakit_explain import nodes
+from drakit_explain import world as world_module
+from drakit_explain.loads import Loads, load_of_pod
+from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, Placement, PodFacts
+from drakit_explain.nodes import UsableNodes
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import (
     MAX_EXPRESSION,
@@ -162,3 +166,60 @@ def test_an_answer_about_a_large_object_is_undecided_and_names_it(objects, named
     explanation = explained(**objects)
     assert explanation.verdict is Verdict.UNDECIDED
     assert named in explanation.unknown[0]
+
+
+# ---------------------------------------------------------------- caches
+
+
+class CountingWorld(World):
+    """Counts what caches ask for."""
+
+    asked = 0
+
+    def node(self, name):
+        self.asked += 1
+        return super().node(name)
+
+    def holder(self, device):
+        self.asked += 1
+        return super().holder(device)
+
+
+def pod_with(zone):
+    rules = Placement(node_selector=(("zone", zone),))
+    return PodFacts(namespace="lab", name=zone, uid=zone, placement=rules)
+
+
+@pytest.mark.parametrize("loads", [None, Loads()], ids=["without-loads", "with-loads"])
+def test_the_nodes_for_the_rules_used_last_are_kept(monkeypatch, loads):
+    monkeypatch.setattr(nodes, "MAX_RULES", 2)
+    world = CountingWorld()
+    world.loads = loads
+    world.apply(NodeFacts(name="n1", uid="n1", labels={"zone": "a"}))
+    usable = UsableNodes(world)
+
+    def evaluates(zone):
+        before = world.asked
+        found = usable.of(pod_with(zone), ())
+        assert (found["n1"] is None) == (zone == "a")
+        return world.asked > before
+
+    assert [evaluates(zone) for zone in "abab"] == [True, True, False, False]
+    assert [evaluates(zone) for zone in "acab"] == [False, True, False, True]
+
+
+def test_the_holders_of_few_sets_of_devices_are_kept(monkeypatch):
+    monkeypatch.setattr(world_module, "MAX_MASKS", 2)
+    world = CountingWorld()
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    devices = {"driver": "d", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}] * 3}
+    of = project_slice({"metadata": {"name": "s", "uid": "s"}, "spec": devices})
+    world.apply(of)
+    device = DeviceID("d", "n1", "d0")
+    world.apply(ClaimFacts(namespace="lab", name="c", uid="c", allocated=True, devices=(device,)))
+    asked = []
+    for mask in (1, 2, 1, 4, 1):
+        before = world.asked
+        assert world.holders_in(of, mask).keys() == {"c"}
+        asked.append(world.asked > before)
+    assert asked == [True, True, False, True, True]
