@@ -8,7 +8,7 @@ import pytest
 
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.cel.library import Library
-from drakit_explain.selectors import FeatureGates, Outcome, Reads
+from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
 from drakit_explain.world import World
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_operator.selecting import SelectorEvaluation
@@ -281,3 +281,31 @@ async def test_selectors_that_lost_their_room_are_lost():
     assert not evaluation.lost(["a"])
     evaluation._world.selectors.clear()
     assert evaluation.lost(["a"])
+
+
+class Forgetful(SelectorIndex):
+    """Drops the first outcomes, as if other objects needed their room."""
+
+    forgets = True
+
+    def store(self, needed, outcomes):
+        super().store(needed, outcomes)
+        if self.forgets:
+            self.forgets = False
+            self.clear()
+
+
+async def test_a_pod_whose_selectors_lost_their_room_is_explained_soon():
+    bench = Bench(selectors=Flaky())
+    index = bench.store.world.selectors = Forgetful()
+    bench.see(SLICES, device_slice())
+    bench.see(CLASSES, {"metadata": {"name": "any", "uid": "any"}, "spec": {}})
+    body = claim("any")
+    selector = {"cel": {"expression": "device.driver == 'x'"}}
+    body["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
+    bench.see(CLAIMS, body)
+    bench.see(PODS, pod("pod-any", claim="any"))
+    async with bench.running():
+        await asyncio.sleep(10)
+    assert not index.forgets
+    assert told(bench).keys() == {"pod-any"}
