@@ -3,11 +3,10 @@ From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, dr
 the core API (``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on
 them.
 
-Fields that the facts do not need are ignored; absent, null and empty are the same. What anyone who
-creates a pod or a claim can make large has a limit in bytes of JSON for each object. Beyond it the
-object exists, but its content is not used, and every verdict about it is undecided. Strings that
-repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
-is what devices that are alike have in common: capacities, counters, taints.
+Fields that the facts do not need are ignored; absent, null and empty are the same. What a tenant
+can make large has a limit for each object: beyond it, the object exists without that content.
+Strings that repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept
+once, and so is what devices that are alike have in common: capacities, counters, taints.
 
 It must not know clients, or what is done with the facts.
 """
@@ -77,22 +76,18 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""Bytes of a selector; one that tests a dozen attributes has fewer."""
+"""Bytes of a selector; one that tests a dozen attributes has fewer. A character of four bytes makes
+each character of a text take four."""
 
-MAX_REQUESTS = 64 * 2**10
-"""Bytes of JSON of a claim's requests and constraints, or of a class's selectors. The API server
-accepts 8,192 selectors of 10 KiB, up to 1.5 MiB in all."""
-
-MAX_PLACEMENT = 64 * 2**10
-"""Bytes of JSON of a pod's rules for nodes and its containers' resources. Each byte can take 25
-bytes after parsing (``{},{},...``)."""
-
-MAX_FINALIZERS = 16
-"""Finalizers that are kept of an object; sentences name them, and objects have one or two."""
+MAX_CONTENT = 64 * 2**10
+"""Bytes of JSON of a claim's requests and constraints, of a class's selectors, and of a pod's rules
+for nodes and its resources. Each can take 25 bytes after parsing (``{},{},...``)."""
 
 MAX_SHARED = 2**10
-"""Bytes of JSON of a placement of which equal ones are found in a cache: larger ones would stay in
-memory after their pods."""
+"""Bytes of JSON of content that is cached: larger content would stay in memory after its object."""
+
+MAX_FINALIZERS = 16
+"""Finalizers that are kept of an object: sentences name them, and most objects have one."""
 
 _EVERYWHERE = Place(every=True)
 
@@ -215,11 +210,10 @@ def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
 def project_class(body: Object) -> ClassFacts:
     """Project a DeviceClass."""
     metadata, spec = child(body, "metadata"), child(body, "spec")
-    fits = _json_bytes(spec.get("selectors")) <= MAX_REQUESTS
     return ClassFacts(
         name=metadata["name"],
         uid=metadata["uid"],
-        selectors=_selectors(spec) if fits else ("",),
+        selectors=_selectors(spec) if _json_bytes(spec.get("selectors")) <= MAX_CONTENT else ("",),
         extended_resource=text(spec, "extendedResourceName"),
         created=text(metadata, "creationTimestamp"),
     )
@@ -262,8 +256,7 @@ def _place(body: Object) -> Place | None:
 
 def _json_bytes(*parts: object) -> int:
     """Return the size of parsed JSON as the API server writes it."""
-    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
-    return len(text.encode(errors="surrogatepass"))
+    return len(json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _constraint(body: Object) -> Constraint:
@@ -281,10 +274,11 @@ def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]
     constraints = children(spec, "devices", "constraints")
     size = _json_bytes(bodies, constraints)
     requests = tuple(_request(each) for each in bodies)
-    if size > MAX_REQUESTS:
-        why = f"the size (the requests of its claim have more than {MAX_REQUESTS >> 10} KiB)"
+    if size > MAX_CONTENT:
+        why = f"the size (the requests of its claim have more than {MAX_CONTENT >> 10} KiB)"
         return without_content(requests, why), (), 0
-    return requests, tuple(_constraint(each) for each in constraints), size
+    found = requests, tuple(_constraint(each) for each in constraints), size
+    return once(found) if size <= MAX_SHARED else found
 
 
 def _request(request: Object) -> Request:
@@ -334,12 +328,7 @@ def _selectors(body: Object) -> tuple[str, ...]:
 
 
 def _kept(expression: str) -> str:
-    """
-    Return an expression, or the empty one where it is too long: its result is unknown.
-
-    Only short ones are kept: an evaluator compiles them, and outcomes are kept by their text. Bytes
-    count, because one character of four bytes makes each character of a text take four.
-    """
+    """Return an expression, or the empty one if it is too large: its outcome is unknown."""
     return intern(expression) if len(expression.encode()) <= MAX_EXPRESSION else ""
 
 
@@ -498,18 +487,12 @@ def _disruption(condition: Object) -> str:
 
 def _placement(spec: Object) -> Placement:
     affinity = child(spec, "affinity", "nodeAffinity").get(_REQUIRED)
+    rules = (spec.get("nodeSelector"), affinity, spec.get("tolerations"))
     containers = (*children(spec, "initContainers"), *children(spec, "containers"))
-    size = _json_bytes(
-        spec.get("nodeSelector"),
-        affinity,
-        spec.get("tolerations"),
-        [each.get("resources") for each in containers],
-    )
-    if size > MAX_PLACEMENT:
-        why = (
-            f"node selector, node affinity, tolerations and resources of the pod have more than "
-            f"{MAX_PLACEMENT >> 10} KiB, so drakit does not evaluate them"
-        )
+    size = _json_bytes(rules, [each.get("resources") for each in containers])
+    if size > MAX_CONTENT:
+        what = "node selector, node affinity, tolerations and resources of the pod"
+        why = f"{what} have more than {MAX_CONTENT >> 10} KiB, so drakit does not evaluate them"
         return Placement(unread=why)
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),

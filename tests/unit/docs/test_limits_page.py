@@ -111,8 +111,8 @@ EXPECTED = [
     f"with bursts of up to {plugin_registration.MAX_BURST:.0f}",
     # Operator and kubectl drakit explain
     f"{projection.MAX_EXPRESSION:,} bytes",
-    kibibytes(projection.MAX_REQUESTS),
-    kibibytes(projection.MAX_PLACEMENT),
+    kibibytes(projection.MAX_CONTENT),
+    kibibytes(projection.MAX_CONTENT),
     kibibytes(budgets.NAMESPACE_BYTES),
     "1 s",
     f"{pending.MAX_NODES}",
@@ -153,8 +153,8 @@ def test_the_operators_page_has_the_limits_of_explanations():
         pending.MAX_NODES,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
-        projection.MAX_REQUESTS // 2**10,
-        projection.MAX_PLACEMENT // 2**10,
+        projection.MAX_CONTENT // 2**10,
+        projection.MAX_CONTENT // 2**10,
         budgets.NAMESPACE_BYTES // 2**20,
     ]
 
