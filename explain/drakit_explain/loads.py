@@ -24,6 +24,10 @@ from drakit_formats.resource.objects import Object, child, children, text
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
 
+MAX_RESOURCES = 32
+"""Resources of Kubernetes itself that a pod can have; a node has at most a handful of huge pages.
+Anyone can make a pod with thousands, on a node that does not exist."""
+
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")
 """Resources of which a pod can have an amount of its own (API: ``spec.resources``)."""
@@ -39,13 +43,14 @@ class Load(NamedTuple):
 
 
 def load_of_pod(body: Object) -> Load:
-    """Project a Pod that has a node."""
+    """Project a Pod that has a node; one with too many resources cannot run, and uses none."""
     spec = child(body, "spec")
+    requests = requests_of_pod(spec)
     return Load(
         uid=child(body, "metadata")["uid"],
         node=intern(text(spec, "nodeName")),
         priority=int(spec.get("priority") or 0),
-        requests=requests_of_pod(spec),
+        requests=requests if len(requests) <= MAX_RESOURCES else (),
     )
 
 
@@ -74,7 +79,8 @@ def requests_of_pod(spec: Object) -> Requests:
     of_pod = _requests(spec)
     total |= {name: of_pod[name] for name in of_pod if name.startswith(_PER_POD)}
     _add(total, _native(child(spec, "overhead")))
-    return _shared((("pods", _ONE), *sorted(total.items())))
+    requests = (("pods", _ONE), *sorted(total.items()))
+    return _shared(requests) if len(requests) <= MAX_RESOURCES else requests
 
 
 class _Free(NamedTuple):

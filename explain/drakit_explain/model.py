@@ -11,7 +11,7 @@ It must not know clients, JSON, or any decision that is taken over these facts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
@@ -100,6 +100,11 @@ class Placement:
     """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
 
     tolerations: tuple[Toleration, ...] = ()
+    unread: str = ""
+    """Why its content is not here, so that no node is certain; empty if it is here."""
+
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of it, and of the containers' resources."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -252,6 +257,21 @@ class Request:
         return self.count == 0
 
 
+def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
+    """Return requests of which only names, classes and numbers are left: no verdict is certain."""
+    return tuple(
+        Request(
+            name=each.name,
+            device_class=each.device_class,
+            count=each.count,
+            admin_access=each.admin_access,
+            alternatives=without_content(each.alternatives, why),
+            unsupported=why,
+        )
+        for each in requests
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
     """An attribute whose value the devices of requests must have in common, or must not."""
@@ -308,6 +328,9 @@ class ClaimFacts:
     uid: str
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of both."""
+
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
     """The devices that the allocation takes from others; none of admin access, none of `shares`."""
@@ -349,6 +372,8 @@ class TemplateFacts:
     uid: str
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of both."""
 
     @property
     def reference(self) -> ObjectReference:

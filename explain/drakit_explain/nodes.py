@@ -12,7 +12,7 @@ It must not know requests for devices, clients, or how a result is worded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
@@ -120,6 +120,10 @@ def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
 
 # ---------------------------------------------------------------- all nodes
 
+MAX_RULES = 32
+"""Different rules of pods for which the nodes are kept: each takes up to 1 MiB with 5,000 nodes.
+The least recently used go first."""
+
 Nodes = Mapping[str, Unusable | None]
 """All nodes by name, each with the reason why a pod cannot use it."""
 
@@ -186,22 +190,23 @@ class UsableNodes:
         rules = self._rules(pod)
         if self._loads is None:
             return rules
-        key = (pod.placement.key, pod.requests, pod.displaces)
-        if key not in self._with_room:
-            self._with_room[key] = {
+        return _used(
+            self._with_room,
+            (pod.placement.key, pod.requests, pod.displaces),
+            lambda: {
                 name: problem or self._too_small(pod, name) for name, problem in rules.items()
-            }
-        return self._with_room[key]
+            },
+        )
 
     def _rules(self, pod: PodFacts) -> Nodes:
-        key = pod.placement.key
-        if key not in self._by_rules:
+        def find() -> Nodes:
             nodes = {name: self._world.node(name) for name in self._views}
-            self._by_rules[key] = {
+            return {
                 name: None if node is None else unusable(pod.placement, node)
                 for name, node in nodes.items()
             }
-        return self._by_rules[key]
+
+        return _used(self._by_rules, pod.placement.key, find)
 
     def _too_small(self, pod: PodFacts, name: str) -> Unusable | None:
         node, loads = self._world.node(name), self._world.loads
@@ -210,6 +215,17 @@ class UsableNodes:
         if not loads.knows(name):
             return None
         return too_small(pod.requests, loads.free(node, priority=pod.displaces))
+
+
+def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) -> Nodes:
+    """Return an entry, found if there is none, and make it the last one used."""
+    entry = cache.pop(key, None)
+    if entry is None:
+        entry = find()
+    cache[key] = entry
+    if len(cache) > MAX_RULES:
+        del cache[next(iter(cache))]
+    return entry
 
 
 def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:

@@ -199,6 +199,8 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     """Return the extended resources that a DeviceClass provides, and what is not evaluated."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
+    if pod.placement.unread:
+        unknown.append(pod.placement.unread)
     if pod.extended_claim is not None:
         return wanted, unknown
     for resource in sorted({each.resource for each in pod.extended}):

@@ -56,6 +56,10 @@ EVERYWHERE = ""
 """The key of slices that do not set ``nodeName``."""
 
 
+MAX_MASKS = 64
+"""Sets of devices of a slice whose holders are kept: each different selector can make another."""
+
+
 class Name(NamedTuple):
     """An object within its kind; the namespace of cluster-wide objects is empty."""
 
@@ -349,6 +353,8 @@ class World:
         """Return the claims that have some of the devices of a slice for themselves, by UID."""
         known = self._holders_in.setdefault(of.name, {})
         if devices not in known:
+            if len(known) >= MAX_MASKS:
+                known.clear()
             names = [of.devices.names[index] for index in bits(devices)]
             claims = [self.holder(DeviceID(of.driver, of.pool, name)) for name in names]
             known[devices] = {claim.uid: claim for claim in claims if claim is not None}
@@ -433,7 +439,7 @@ class World:
                 break
             if not expression:
                 raise NotEvaluatedError(
-                    f"a selector of {owner} is too long, so drakit does not evaluate it"
+                    f"a selector of {owner} is too large, so drakit does not evaluate it"
                 )
             if expression == without:
                 continue

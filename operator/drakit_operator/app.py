@@ -56,8 +56,9 @@ STOP_SECONDS = 4.0
 RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
 
-OLDEST_LIMIT_SECONDS = 300.0
-"""Longest wait for a worker; a temporarily unavailable API server must not count as a hang."""
+STALLED_LIMIT_SECONDS = 300.0
+"""Longest time without progress of the queue; a temporarily unavailable API server must not count
+as a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,7 +282,7 @@ class _Leader:
 
     def liveness_problem(self) -> str | None:
         """Return a problem that only a restart of the process solves."""
-        if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS and self.sources.complete.is_set():
+        if self._queue.stalled_seconds() > STALLED_LIMIT_SECONDS and self.sources.complete.is_set():
             return "the work queue makes no progress"
         return None
 
