@@ -105,12 +105,14 @@ func (e *evaluator) verdicts(ctx context.Context, raw json.RawMessage) (*verdict
 	for _, problem := range unknown[:min(len(unknown), maxUnknown)] {
 		answer.Unknown = append(answer.Unknown, short(problem.Error()))
 	}
-	found := make(chan any, len(asked.Nodes))
+	found := make(chan verdict, 2*len(asked.Nodes))
 	go func() {
-		defer close(found)
 		defer func() {
+			// The allocator of 1.34 panics for some valid objects.
 			if problem := recover(); problem != nil {
-				found <- fmt.Errorf("internal error: %v", problem)
+				for range asked.Nodes {
+					found <- verdict{Outcome: undecided, Text: short(fmt.Sprintf("the allocator panics: %v", problem))}
+				}
 			}
 		}()
 		e.search(ctx, &asked, func(each verdict) { found <- each })
@@ -125,12 +127,7 @@ func (e *evaluator) verdicts(ctx context.Context, raw json.RawMessage) (*verdict
 		case <-end:
 			e.abandoned = true
 		case each := <-found:
-			switch each := each.(type) {
-			case verdict:
-				answer.Verdicts[i] = each
-			case error:
-				return nil, each
-			}
+			answer.Verdicts[i] = each
 		}
 	}
 	return answer, nil

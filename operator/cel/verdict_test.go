@@ -182,6 +182,17 @@ func TestASearchWithoutEndIsUndecided(t *testing.T) {
 	}
 }
 
+func TestAPanicOfTheAllocatorIsUndecided(t *testing.T) {
+	answers := ask(t, line(t, world(object{"claims": []any{nil}})), line(t, world(nil)))
+	found, texts := outcomes(t, answers[0])
+	if !reflect.DeepEqual(found, []string{"undecided", "undecided"}) || !strings.Contains(texts[1], "the allocator panics") {
+		t.Errorf("got %v, %v", found, texts)
+	}
+	if found, _ := outcomes(t, answers[1]); found[0] != "allocated" {
+		t.Errorf("the next question: got %v", found)
+	}
+}
+
 // slow is a selector that costs 10 ms, and hides that it was interrupted.
 func slow() object {
 	const numbers = `[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31]`
