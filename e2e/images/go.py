@@ -11,9 +11,15 @@ from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, digest, kept, run
 
-__all__ = ("CEL_SOURCES", "cel_program", "go_program")
+__all__ = ("CEL_MINORS", "CEL_SOURCES", "cel_program", "cel_release", "go_program")
 
 CEL_SOURCES = REPOSITORY / "operator" / "cel"
+
+CEL_MINORS = ("1.34", "1.35", "1.36", "1.37")
+"""The minor releases of Kubernetes that the operator's helper is built for."""
+
+BUILD_SECONDS = 1800
+"""The first build for a minor release compiles about 700 packages."""
 
 
 def cel_program() -> Path:
@@ -21,11 +27,20 @@ def cel_program() -> Path:
     return go_program(CEL_SOURCES, name="drakit-cel")
 
 
-def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Path:
+def cel_release(minor: str) -> Path:
+    """Return the operator's helper with the compiler and allocator of a minor release."""
+    flags = (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
+    return go_program(CEL_SOURCES, name=f"drakit-cel-{minor}", flags=flags)
+
+
+def go_program(
+    sources: Path, *, name: str, imported: Sequence[Path] = (), flags: Sequence[str] = ()
+) -> Path:
     """
     Return the program of a module in this repository; built if it is not in the cache.
 
     :param imported: other modules in this repository that it imports.
+    :param flags: more flags of ``go build``.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
     version = run(
@@ -35,18 +50,19 @@ def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Pa
         path
         for module in (sources, *imported)
         for path in module.rglob("*")
-        if path.name in ("go.mod", "go.sum")
+        if path.suffix in (".mod", ".sum")
         or (path.suffix == ".go" and not path.name.endswith("_test.go"))
     )
     parts = [part for path in names for part in (str(path.relative_to(REPOSITORY)), path)]
 
     def build(folder: Path) -> None:
         run(
-            ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", folder / name, "."],
+            ["go", "build", "-trimpath", "-ldflags=-s -w", *flags, "-o", folder / name, "."],
             what=f"building {name}",
-            timeout_seconds=600,
+            timeout_seconds=BUILD_SECONDS,
             cwd=sources,
             env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
         )
 
-    return kept("backends", digest(name, version, Path(__file__), *parts), build, keep=9) / name
+    key = digest(name, version, *flags, Path(__file__), *parts)
+    return kept("backends", key, build, keep=16) / name

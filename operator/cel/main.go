@@ -2,14 +2,20 @@
 //
 // It reads one JSON object a line from standard input and writes one JSON object a line to standard
 // output, in the same order. It keeps no state but compiled expressions. It ends when standard input
-// ends. The operator and `kubectl drakit` start it and restart it when it ends; see
-// explain/drakit_explain/cel/helper.py for the other side.
+// ends, and when a question takes too much memory or time. The operator and `kubectl drakit` start it and restart
+// it when it ends; see explain/drakit_explain/cel/helper.py for the other side.
 //
 // Operations:
 //
 //	{"select": {"expressions": [...], "devices": [...]}}   which devices the expressions select
 //	{"reads": {"expressions": [...]}}                      which attributes and capacities they read
-//	{"allocate": {...}}                                    whether the allocator finds devices on a node
+//	{"verdict": {"nodes": [...], "claims": [...], ...}}    whether the allocator finds devices on nodes
+//	{"release": {}}                                        which release of Kubernetes the code is from
+//
+// The release is that of k8s.io/dynamic-resource-allocation in go.mod. Each minor release that a cluster
+// can have has its go-MINOR.mod, with the newest patch release; build the program for it with
+//
+//	go build -modfile=go-1.37.mod -tags=kubernetes1.37
 package main
 
 import (
@@ -21,6 +27,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
+	"strings"
 
 	"k8s.io/dynamic-resource-allocation/cel"
 )
@@ -35,9 +43,15 @@ const (
 
 // request is one line of input; exactly one field is set.
 type request struct {
-	Select   *selectRequest   `json:"select,omitempty"`
-	Reads    *readsRequest    `json:"reads,omitempty"`
-	Allocate *allocateRequest `json:"allocate,omitempty"`
+	Select  *selectRequest  `json:"select,omitempty"`
+	Reads   *readsRequest   `json:"reads,omitempty"`
+	Verdict json.RawMessage `json:"verdict,omitempty"`
+	Release *struct{}       `json:"release,omitempty"`
+}
+
+type releaseAnswer struct {
+	// Kubernetes is a version like 1.36.3; empty if the program was built without module versions.
+	Kubernetes string `json:"kubernetes"`
 }
 
 // failure is the answer to a line that cannot be used.
@@ -49,7 +63,8 @@ func main() {
 	capacity := flag.Bool("consumable-capacity", true, "feature gate DRAConsumableCapacity")
 	lists := flag.Bool("list-attributes", false, "feature gate DRAListTypeAttributes")
 	flag.Parse()
-	features := cel.Features{EnableConsumableCapacity: *capacity, EnableListTypeAttributes: *lists}
+	limitMemory()
+	features := selectorFeatures(gates{"DRAConsumableCapacity": *capacity, "DRAListTypeAttributes": *lists})
 	if err := serve(os.Stdin, os.Stdout, features); err != nil {
 		fmt.Fprintln(os.Stderr, "drakit-cel:", err)
 		os.Exit(1)
@@ -57,21 +72,56 @@ func main() {
 }
 
 func serve(input io.Reader, output io.Writer, features cel.Features) error {
-	evaluator := &evaluator{cache: cel.NewCache(maxExpressions, features), features: features}
-	lines := bufio.NewScanner(input)
-	lines.Buffer(make([]byte, 64<<10), maxLine)
+	evaluator := &evaluator{features: features}
+	evaluator.forget()
+	in := bufio.NewReaderSize(input, 64<<10)
 	out := bufio.NewWriter(output)
 	encoder := json.NewEncoder(out)
 	encoder.SetEscapeHTML(false)
-	for lines.Scan() {
-		if err := encoder.Encode(answer(evaluator, lines.Bytes())); err != nil {
+	for {
+		line, err := readLine(in)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		stop := watchMemory(func() { os.Exit(1) })
+		err = encoder.Encode(answer(evaluator, line))
+		stop()
+		if err != nil {
 			return err
 		}
 		if err := out.Flush(); err != nil {
 			return err
 		}
+		if evaluator.abandoned {
+			return errAbandoned
+		}
+		if liveMemory() > softMemory {
+			evaluator.forget()
+		}
 	}
-	return lines.Err()
+}
+
+var errAbandoned = errors.New("a search for devices did not end, so the process does")
+
+// readLine returns a line in memory of its own: a large question leaves no large buffer behind.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := in.ReadSlice('\n')
+		if len(line)+len(part) > maxLine {
+			return nil, fmt.Errorf("a line has more than %d bytes", maxLine)
+		}
+		line = append(line, part...)
+		if err == nil || err == io.EOF && len(line) > 0 {
+			return line, nil
+		}
+		if err != bufio.ErrBufferFull {
+			return nil, err
+		}
+	}
 }
 
 // answer never panics for an input: a bug of a library must not cost more than one answer.
@@ -92,13 +142,29 @@ func answer(evaluator *evaluator, line []byte) (result any) {
 		result = evaluator.evaluate(ctx, asked.Select)
 	case asked.Reads != nil:
 		result = evaluator.reads(asked.Reads)
-	case asked.Allocate != nil:
-		result, err = evaluator.allocate(ctx, asked.Allocate)
+	case asked.Verdict != nil:
+		result, err = evaluator.verdicts(ctx, asked.Verdict)
+	case asked.Release != nil:
+		result = releaseAnswer{Kubernetes: kubernetesVersion()}
 	default:
 		err = errors.New("no operation")
 	}
 	if err != nil {
-		return failure{Error: err.Error()}
+		return failure{Error: short(err.Error())}
 	}
 	return result
+}
+
+// kubernetesVersion is the version of the allocator's module, as a version of Kubernetes.
+func kubernetesVersion() string {
+	built, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	for _, module := range built.Deps {
+		if module.Path == "k8s.io/dynamic-resource-allocation" {
+			return strings.Replace(module.Version, "v0.", "1.", 1)
+		}
+	}
+	return ""
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,19 @@ const maxErrors = 16
 type evaluator struct {
 	cache    *cel.Cache
 	features cel.Features
+
+	// verdictCache has the expressions of verdicts, compiled with verdictFeatures.
+	verdictCache    *cel.Cache
+	verdictFeatures cel.Features
+
+	// abandoned: a search for devices still runs.
+	abandoned bool
+}
+
+// forget drops the compiled expressions.
+func (e *evaluator) forget() {
+	e.cache = cel.NewCache(maxExpressions, e.features)
+	e.verdictCache = nil
 }
 
 type selectRequest struct {
@@ -301,4 +315,13 @@ func member(expr ast.Expr) (operand ast.Expr, name string, ok bool) {
 
 func isDevice(expr ast.Expr) bool {
 	return expr.Kind() == ast.IdentKind && expr.AsIdent() == "device"
+}
+
+func sorted(names map[string]bool) []string {
+	var all []string
+	for name := range names {
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return all
 }

@@ -13,7 +13,8 @@ from drakit_explain.allocation import (
     Selected,
     consumed_of,
 )
-from drakit_explain.cel.helper import Helper, HelperError
+from drakit_explain.cel.helper import Helper
+from drakit_explain.cel.verdicts import Verdict, VerdictOutcome
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodeView, pools_of_node
@@ -97,15 +98,21 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
         allocated=facts,
         selections=facts,
     )
-    try:
-        answer = helper.ask(world.question())
-    except HelperError as error:
-        if "deadline exceeded" not in str(error):
-            raise
-        return Comparison(ours=ours, theirs=Outcome.UNDECIDED)
-    if answer.get("failed"):
-        return Comparison(ours=ours, theirs=Outcome.FAILED, text=answer["failed"])
-    return Comparison(ours=ours, theirs=Outcome.FITS if answer["fits"] else Outcome.NO_FIT)
+    (verdict,) = helper.verdicts(world.question())
+    return Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
+
+
+def theirs_of(verdict: Verdict) -> Outcome:
+    """Return a verdict as an outcome; any error of the allocator counts as failed."""
+    match verdict.outcome:
+        case VerdictOutcome.ALLOCATED:
+            return Outcome.FITS
+        case VerdictOutcome.UNAVAILABLE:
+            return Outcome.FAILED if verdict.text else Outcome.NO_FIT
+        case VerdictOutcome.FATAL:
+            return Outcome.FAILED
+        case VerdictOutcome.UNDECIDED:
+            return Outcome.UNDECIDED
 
 
 def _searched(claim: ClaimFacts) -> SearchedClaim:

@@ -2,7 +2,8 @@
 `python -m tests.oracle.tables`: our search beside the tables of Kubernetes' own allocator tests.
 
 The exit code is 1 if an answer differs that `differences.toml` does not list, if a listed one no
-longer differs, or if `selectors.json` is outdated; `--write` writes that file.
+longer differs, or if `selectors.json` is outdated; `--write` writes that file. It is also 1 if the
+helper of a minor release gives another verdict than the table of that release.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import argparse
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from drakit_explain.allocation import Outcome, SearchedClaim
 from drakit_explain.cel.helper import Helper
+from drakit_explain.cel.verdicts import VerdictQuestion
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
@@ -24,13 +26,32 @@ from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import FeatureGates, bring_up_to_date
 from drakit_explain.world import World
-from e2e.images.go import cel_program
+from e2e.images.go import cel_program, cel_release
+from tests.oracle.compare import theirs_of
 from tests.oracle.dumps import SELECTORS, VERSIONS, allocations, selectors
 
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 
 MAX_UNDECIDED: Mapping[str, int] = {"1.34": 3, "1.35": 3, "1.36": 19, "1.37": 41}
 """Cases that our search may leave undecided. A number may only get smaller."""
+
+
+GATES_OF_FEATURES: Mapping[str, Sequence[str]] = {
+    "AdminAccess": ["DRAAdminAccess"],
+    "CompatibilityGroups": ["DRADeviceCompatibilityGroups"],
+    "ConsumableCapacity": ["DRAConsumableCapacity"],
+    "DerivedAttributes": ["DRADerivedAttributes"],
+    "DeviceBinding": ["DRADeviceBindingConditions"],
+    "DeviceBindingAndStatus": ["DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus"],
+    "DeviceStatus": ["DRAResourceClaimDeviceStatus"],
+    "DeviceTaints": ["DRADeviceTaints"],
+    "FractionalCapacityRange": ["DRAFractionalCapacityRange"],
+    "ListTypeAttributes": ["DRAListTypeAttributes"],
+    "OptionalNodeOperations": ["DRAOptionalNodeOperations"],
+    "PartitionableDevices": ["DRAPartitionableDevices"],
+    "PrioritizedList": ["DRAPrioritizedList"],
+}
+"""The feature gates that turn on a feature of the allocator, in the scheduler of any release."""
 
 
 class Case(NamedTuple):
@@ -59,6 +80,7 @@ def main() -> int:
         return 0
     answers: dict[Case, Answers] = {}
     undecided: list[str] = []
+    wrong: list[str] = []
     with Helper(cel_program()) as helper:
         for minor in VERSIONS:
             found = {
@@ -69,14 +91,59 @@ def main() -> int:
             }
             print(f"Kubernetes {minor}: {counts(found)}", flush=True)
             answers |= found
+            wrong += verdict_problems(minor)
             if (problem := undecided_problem(minor, found)) is not None:
                 undecided.append(problem)
-    problems = undecided + list(judge(answers, listed(tomllib.loads(DIFFERENCES.read_text()))))
+    problems = (
+        wrong + undecided + list(judge(answers, listed(tomllib.loads(DIFFERENCES.read_text()))))
+    )
     if SELECTORS.read_text() != selectors():
         problems.append(f"{SELECTORS.name} is outdated: run python -m tests.oracle.tables --write")
     for problem in problems:
         print(problem)
     return 1 if problems else 0
+
+
+def verdict_problems(minor: str) -> list[str]:
+    """Compare the verdicts of the helper of a minor release with the table of that release."""
+    problems: list[str] = []
+    count = 0
+    with Helper(cel_release(minor)) as helper:
+        for name, body in allocations(minor).items():
+            if not is_reachable(minor, body["features"]):
+                continue
+            count += 1
+            (verdict,) = helper.verdicts(verdict_question(body))
+            if theirs_of(verdict) is not Outcome(body["answer"]):
+                problems.append(
+                    f"{minor} {name}: the helper's verdict is {verdict}, "
+                    f"upstream's is {body['answer']!r}"
+                )
+    print(f"Kubernetes {minor}: {count} verdicts, {len(problems)} different", flush=True)
+    return problems
+
+
+def is_reachable(minor: str, features: Mapping[str, bool]) -> bool:
+    """Return whether a scheduler can have these features of the allocator: 1.36 never turns on
+    list attributes."""
+    return minor != "1.36" or not features["ListTypeAttributes"]
+
+
+def verdict_question(body: Mapping[str, Any]) -> VerdictQuestion:
+    """Return the question of a case to the helper."""
+    return VerdictQuestion(
+        nodes=[body["node"]],
+        claims=body["claims"] or (),
+        classes=body["classes"] or (),
+        slices=body["slices"] or (),
+        in_use=body["allocated"],
+        gates={
+            gate: True
+            for feature, on in body["features"].items()
+            if on
+            for gate in GATES_OF_FEATURES[feature]
+        },
+    )
 
 
 def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:

@@ -11,9 +11,22 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from drakit_explain.cel.verdicts import VerdictQuestion
+
 Body = dict[str, Any]
 
 DRIVERS = ("a.example.com", "b.example.com")
+GATES = (
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions",
+    "DRADeviceTaints",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus",
+)
+"""The feature gates that are on."""
+
 NODE = "node-1"
 LABELS = {"kubernetes.io/hostname": NODE, "zone": "x"}
 
@@ -29,25 +42,20 @@ class World:
     claims: list[Body]
     allocated: list[Body]
 
-    def question(self) -> Body:
+    def question(self) -> VerdictQuestion:
         """The question to the helper's allocator."""
-        return {
-            "allocate": {
-                "node": self.node,
-                "classes": self.classes,
-                "slices": self.slices,
-                "claims": self.claims,
-                "allocated": self.allocated,
-                "features": {
-                    "AdminAccess": True,
-                    "ConsumableCapacity": True,
-                    "DeviceBindingAndStatus": True,
-                    "DeviceTaints": True,
-                    "PartitionableDevices": True,
-                    "PrioritizedList": True,
-                },
-            }
-        }
+        return VerdictQuestion(
+            nodes=[self.node],
+            classes=self.classes,
+            slices=self.slices,
+            claims=self.claims,
+            in_use=[
+                result
+                for claim in self.allocated
+                for result in claim["status"]["allocation"]["devices"]["results"]
+            ],
+            gates=dict.fromkeys(GATES, True),
+        )
 
 
 def make_world(seed: int) -> World:

@@ -1,5 +1,6 @@
 """
-Reads the feature gates of a cluster that change what a CEL selector means.
+Reads the feature gates of a cluster that change what a CEL selector means, or what the scheduler's
+allocator does.
 
 The API server's metrics name its gates; the scheduler, which evaluates selectors, normally has the
 same ones. Nothing else in the API shows them: its schemas have the fields of a gate that is off.
@@ -32,6 +33,40 @@ _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
 _LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
 
 
+ALLOCATOR_GATES = (
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADerivedAttributes",
+    "DRADeviceBindingConditions",
+    "DRADeviceCompatibilityGroups",
+    "DRADeviceTaints",
+    "DRAFractionalCapacityRange",
+    "DRAListTypeAttributes",
+    "DRAOptionalNodeOperations",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus",
+)
+"""The gates that change a verdict (``operator/cel/release_*.go``)."""
+
+_ON_IN_1_34 = frozenset({"DRAAdminAccess", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus"})
+_ON_IN_1_36 = _ON_IN_1_34 | {
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions",
+    "DRADeviceTaints",
+    "DRAPartitionableDevices",
+}
+
+DEFAULT_GATES: Mapping[str, frozenset[str]] = {
+    "1.34": _ON_IN_1_34,
+    "1.35": _ON_IN_1_34,
+    "1.36": _ON_IN_1_36,
+    "1.37": _ON_IN_1_36 | {"DRAFractionalCapacityRange"},
+}
+"""The gates of `ALLOCATOR_GATES` that are on by default, by minor release (Kubernetes'
+``pkg/features/kube_features.go``)."""
+
+
 class GatesUnknownError(Exception):
     """The API server's metrics do not have its feature gates, or are too large or too slow."""
 
@@ -62,6 +97,11 @@ def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
         consumable_capacity=enabled.get("DRAConsumableCapacity", False),
         list_attributes=enabled.get("DRAListTypeAttributes", False),
     )
+
+
+def allocator_gates(enabled: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the gates that change a verdict, of all that an API server names."""
+    return {name: enabled.get(name, False) for name in ALLOCATOR_GATES}
 
 
 def depend_on_gates(expressions: Iterable[str]) -> bool:

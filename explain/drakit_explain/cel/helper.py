@@ -16,14 +16,19 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from drakit_daemon.backoff import Backoff
+from drakit_explain.cel.verdicts import (
+    MAX_BYTES,
+    Verdict,
+    VerdictQuestion,
+    parse_verdicts,
+    undecided,
+)
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
 
 NAME = "drakit-cel"
@@ -31,6 +36,9 @@ NAME = "drakit-cel"
 ANSWER_SECONDS = 10.0
 """Longest wait for one answer: 2,000 devices take 10 to 100 ms, and the program itself gives up
 after 1 s."""
+
+VERDICT_SECONDS = 5.0
+"""Longest wait for verdicts: most take milliseconds, and the program itself gives up after 2 s."""
 
 FIRST_PAUSE_SECONDS = 1.0
 """Pause after a start that failed; it doubles with each further one."""
@@ -42,14 +50,6 @@ QUESTION_SECONDS = 300.0
 
 MAX_ANSWER = 64 << 20
 """Bytes of an answer; one of 2,000 devices has some kilobytes."""
-
-SOFT_MEMORY = "96MiB"
-"""``GOMEMLIMIT``: the size from which the program collects its garbage more often. It needs 20 MiB,
-and 80 MiB with the 1,024 expressions that it keeps."""
-
-MAX_MEMORY = 192 << 20
-"""Bytes of data of the program, of which it maps 60 MiB without using them. One that needs more
-ends with its question: tenants write the expressions, and the memory is the operator's."""
 
 CHUNK = 1 << 16
 
@@ -80,6 +80,17 @@ def find_helper(environ: Mapping[str, str] = os.environ) -> Path | None:
     if named := environ.get("DRAKIT_CEL"):
         return Path(named)
     found = shutil.which(NAME, path=environ.get("PATH"))
+    return Path(found) if found else None
+
+
+def find_release(minor: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Find the program for a minor release of Kubernetes such as 1.37: it is beside the one that
+    ``DRAKIT_CEL`` names, or on the ``PATH``."""
+    name = f"{NAME}-{minor}"
+    if named := environ.get("DRAKIT_CEL"):
+        program = Path(named).with_name(name)
+        return program if program.is_file() else None
+    found = shutil.which(name, path=environ.get("PATH"))
     return Path(found) if found else None
 
 
@@ -126,7 +137,8 @@ class Helper:
                 for _, each in zip(expressions, answer["reads"], strict=True)
             ]
 
-        return self.ask({"reads": {"expressions": list(expressions)}}, parse)
+        question = {"reads": {"expressions": list(expressions)}}
+        return self._ask(self._encoded(question), parse, seconds=self._answer_seconds)
 
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Evaluate an expression that compiles for each device."""
@@ -136,27 +148,57 @@ class Helper:
             (selection,) = answer["selections"]
             return _outcomes(selection, count=len(devices))
 
-        return self.ask({"select": question}, parse)
+        line = self._encoded({"select": question})
+        return self._ask(line, parse, seconds=self._answer_seconds)
 
-    def ask(
-        self, question: Mapping[str, Any], parse: Callable[[Any], Parsed] = lambda answer: answer
-    ) -> Parsed:
+    def verdicts(self, question: VerdictQuestion) -> tuple[Verdict, ...]:
         """
-        Ask a question, and return its parsed answer.
+        Ask Kubernetes' allocator, and return a verdict for each node, in their order.
 
-        :raises QuestionError: the helper does not answer this question.
+        A question that is too large is undecided.
+
+        :raises QuestionError: the helper does not answer this question, for example because it
+            takes too much memory or time.
         :raises HelperError: the helper answers no question.
         """
+        nodes = len(question.nodes)
+        line = self._encoded({"verdict": question.body()})
+        if len(line) > MAX_BYTES:
+            return undecided(f"the objects have more than {MAX_BYTES} bytes", nodes=nodes)
+
+        def parse(answer: Any) -> tuple[Verdict, ...]:
+            return parse_verdicts(answer, nodes=nodes)
+
+        return self._ask(line, parse, seconds=min(self._answer_seconds, VERDICT_SECONDS))
+
+    def release(self) -> str:
+        """Return the version of Kubernetes whose allocator the helper has; empty if unknown."""
+        return self._ask(
+            self._encoded({"release": {}}),
+            lambda answer: str(answer["kubernetes"]),
+            seconds=self._answer_seconds,
+        )
+
+    def _encoded(self, question: Mapping[str, Any]) -> bytes:
+        """Return a question as a line; QuestionError if it is nested too deeply."""
+        try:
+            line = json.dumps(question, ensure_ascii=False, separators=(",", ":"))
+        except RecursionError as error:
+            raise QuestionError(f"a question for {self._program} is nested too deeply") from error
+        return line.encode(errors="surrogatepass") + b"\n"
+
+    def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
+        """Ask a question, and return its parsed answer. Raises as the public methods do."""
         process = self._process or self._start()
         try:
-            return self._exchange(process, question, parse)
+            return self._exchange(process, line, parse, seconds=seconds)
         except OSError as error:
             self.close()
             first = error
         # The process may have died long before, so only the answer of a new one counts.
         process = self._start()
         try:
-            return self._exchange(process, question, parse)
+            return self._exchange(process, line, parse, seconds=seconds)
         except OSError as second:
             self.close()
             raise QuestionError(f"{self._program}: {second}; before that: {first}") from second
@@ -189,10 +231,10 @@ class Helper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                env={"GOMEMLIMIT": SOFT_MEMORY, **os.environ},
             )
-            _limit_memory(process)
-            self._exchange(process, PROBE, _parse_probe)
+            self._exchange(
+                process, self._encoded(PROBE), _parse_probe, seconds=self._answer_seconds
+            )
         except OSError as error:
             self.close()
             seconds = self._backoff.next_seconds()
@@ -205,17 +247,18 @@ class Helper:
     def _exchange(
         self,
         process: subprocess.Popen[bytes],
-        question: Mapping[str, Any],
+        line: bytes,
         parse: Callable[[Any], Parsed],
+        *,
+        seconds: float,
     ) -> Parsed:
         """Write a question and read its answer; OSError means that the process is of no use."""
         assert process.stdin is not None
         assert process.stdout is not None
-        line = json.dumps(question, ensure_ascii=False, separators=(",", ":"))
-        end = time.monotonic() + self._answer_seconds
+        end = time.monotonic() + seconds
         if select.select([process.stdout], [], [], 0)[0] and process.poll() is None:
             raise OSError("the process wrote more than one answer")
-        _write(process.stdin.fileno(), line.encode(errors="surrogatepass") + b"\n", end)
+        _write(process.stdin.fileno(), line, end)
         text = _read_line(process.stdout.fileno(), end)
         try:
             answer = json.loads(text)
@@ -239,14 +282,6 @@ def _flags(gates: FeatureGates) -> list[str]:
         f"-consumable-capacity={str(gates.consumable_capacity).lower()}",
         f"-list-attributes={str(gates.list_attributes).lower()}",
     ]
-
-
-def _limit_memory(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "linux":  # elsewhere, `kubectl drakit` is a tool of one user
-        import resource  # Windows has no such module
-
-        with suppress(ProcessLookupError):  # it ended already, as its answer will show
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
 
 
 def _parse_probe(answer: Any) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
 from drakit.testing import FakeApiServer
 from drakit_daemon.kube import ForbiddenError, connect
-from drakit_explain.cel.gates import GatesUnknownError, read_gates
+from drakit_explain.cel.gates import (
+    ALLOCATOR_GATES,
+    DEFAULT_GATES,
+    GatesUnknownError,
+    allocator_gates,
+    read_gates,
+)
 from drakit_explain.selectors import FeatureGates
 
 BEFORE = '# HELP go_goroutines Number.\ngo_goroutines 9\nkubernetes_build_info{major="1"} 1\n'
@@ -104,3 +112,16 @@ async def test_gates_are_read_over_http(tmp_path):
             server.fail("GET", "/metrics", status=403, reason="Forbidden", message="no")
             with pytest.raises(ForbiddenError):
                 await read_gates(session)
+
+
+def test_the_allocators_gates_are_those_of_the_helper():
+    sources = (Path(__file__).parents[3] / "operator/cel").glob("release_*.go")
+    named = {name for path in sources for name in re.findall(r'on\["(\w+)"\]', path.read_text())}
+    assert named == set(ALLOCATOR_GATES)
+    assert all(defaults < named for defaults in DEFAULT_GATES.values())
+
+
+def test_a_gate_that_the_cluster_does_not_name_is_off():
+    gates = allocator_gates({"DRAAdminAccess": True, "DRAPrioritizedList": False, "Other": True})
+    assert gates.keys() == set(ALLOCATOR_GATES)
+    assert {name for name, on in gates.items() if on} == {"DRAAdminAccess"}

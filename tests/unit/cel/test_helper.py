@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drakit_daemon.backoff import Backoff
-from drakit_explain.cel.helper import Helper, HelperError, QuestionError
+from drakit_explain.cel.helper import Helper, HelperError, QuestionError, find_release
 from drakit_explain.selectors import FeatureGates, Outcome
 
 PROGRAM = """#!{python} -ISu
@@ -23,6 +23,8 @@ def say(text):
 def good(question):
     if "reads" in question:
         return dict(reads=[dict(attributes=["a/model"]) for _ in question["reads"]["expressions"]])
+    if "verdict" in question:
+        return dict(verdicts=[dict(outcome="allocated") for _ in question["verdict"]["nodes"]])
     count = len(question["select"]["devices"])
     return dict(selections=[dict(outcomes="t" * count)])
 {preamble}
@@ -204,3 +206,11 @@ def test_other_feature_gates_start_another_process(place):
         '["-consumable-capacity=true", "-list-attributes=true"]',
         '["-consumable-capacity=true", "-list-attributes=false"]',
     ]
+
+
+def test_the_program_of_a_release_is_beside_the_named_one_or_on_the_path(tmp_path):
+    program = tmp_path / "drakit-cel-1.37"
+    program.touch(mode=0o755)
+    for environ in ({"DRAKIT_CEL": str(tmp_path / "drakit-cel")}, {"PATH": str(tmp_path)}):
+        assert find_release("1.37", environ) == program
+        assert find_release("1.36", environ) is None

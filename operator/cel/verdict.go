@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	kjson "sigs.k8s.io/json"
+)
+
+// Tenants write most of a question, so it has limits.
+const (
+	// verdictTimeout ends the search on all nodes of a question. The scheduler searches 10 s on each
+	// node; an ordinary search takes less than 1 ms.
+	verdictTimeout = 2 * time.Second
+
+	// verdictGrace is the time for a search to notice its end. CEL notices late in nested loops; such a
+	// search is abandoned, and the process ends after its answer.
+	verdictGrace = time.Second / 2
+
+	// maxVerdict bounds a question in bytes: decoded, it takes up to ten times as much memory.
+	maxVerdict = 4 << 20
+
+	// maxNodes bounds the nodes of a question.
+	maxNodes = 64
+
+	// maxText bounds each text in an answer, in bytes: it can quote expressions.
+	maxText = 1 << 10
+
+	// maxUnknown bounds the unknown fields in an answer.
+	maxUnknown = 16
+
+	// maxVerdictExpressions bounds the compiled expressions that are kept for further questions.
+	maxVerdictExpressions = 64
+)
+
+// verdictRequest asks whether the scheduler's allocator finds devices on nodes.
+type verdictRequest struct {
+	Nodes []*corev1.Node `json:"nodes"`
+	// Claims are to be allocated, in the order of the pod.
+	Claims []*resourceapi.ResourceClaim `json:"claims"`
+	// Classes are those that the claims name. The scheduler checks before that they exist.
+	Classes []*resourceapi.DeviceClass `json:"classes"`
+	// Slices have the taints of DeviceTaintRules. A pool needs all of its slices, also those of other nodes.
+	Slices []*resourceapi.ResourceSlice `json:"slices"`
+	// InUse has the results of all allocated claims.
+	InUse []resourceapi.DeviceRequestAllocationResult `json:"inUse"`
+	// Gates are the cluster's feature gates.
+	Gates gates `json:"gates"`
+}
+
+// gates are feature gates of Kubernetes by name. One that is missing is off.
+type gates map[string]bool
+
+type verdictAnswer struct {
+	// Verdicts has one entry a node.
+	Verdicts []verdict `json:"verdicts"`
+	// Unknown names fields of the question that this release of Kubernetes does not have. The
+	// allocator did not see them.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+type verdict struct {
+	Outcome outcome `json:"outcome"`
+	// Text has the words of the allocator, if it returned an error.
+	Text string `json:"text,omitempty"`
+}
+
+type outcome string
+
+const (
+	allocated outcome = "allocated"
+	// unavailable: not on this node.
+	unavailable outcome = "unavailable"
+	// fatal: the scheduler gives up the pod, whatever other nodes have.
+	fatal outcome = "fatal"
+	// undecided: the search did not end in time.
+	undecided outcome = "undecided"
+)
+
+func (e *evaluator) verdicts(ctx context.Context, raw json.RawMessage) (*verdictAnswer, error) {
+	if len(raw) > maxVerdict {
+		return nil, fmt.Errorf("the question has more than %d bytes", maxVerdict)
+	}
+	var asked verdictRequest
+	// As in the API server, names of fields are case-sensitive.
+	unknown, err := kjson.UnmarshalStrict(raw, &asked)
+	if err != nil {
+		return nil, err
+	}
+	if len(asked.Nodes) > maxNodes {
+		return nil, fmt.Errorf("the question has more than %d nodes", maxNodes)
+	}
+	ctx, cancel := context.WithTimeout(ctx, verdictTimeout)
+	defer cancel()
+	answer := &verdictAnswer{Verdicts: make([]verdict, len(asked.Nodes))}
+	for _, problem := range unknown[:min(len(unknown), maxUnknown)] {
+		answer.Unknown = append(answer.Unknown, short(problem.Error()))
+	}
+	found := make(chan verdict, 2*len(asked.Nodes))
+	go func() {
+		defer func() {
+			// The allocator of 1.34 panics for some valid objects.
+			if problem := recover(); problem != nil {
+				for range asked.Nodes {
+					found <- verdict{Outcome: undecided, Text: short(fmt.Sprintf("the allocator panics: %v", problem))}
+				}
+			}
+		}()
+		e.search(ctx, &asked, func(each verdict) { found <- each })
+	}()
+	end := time.After(verdictTimeout + verdictGrace)
+	for i := range asked.Nodes {
+		answer.Verdicts[i] = verdict{Outcome: undecided, Text: "the search did not end in time"}
+		if e.abandoned {
+			continue
+		}
+		select {
+		case <-end:
+			e.abandoned = true
+		case each := <-found:
+			answer.Verdicts[i] = each
+		}
+	}
+	return answer, nil
+}
+
+// search reports a verdict for each node.
+func (e *evaluator) search(ctx context.Context, asked *verdictRequest, report func(verdict)) {
+	allocator, err := structured.NewAllocator(
+		ctx, allocatorFeatures(asked.Gates), stateOf(asked.InUse, asked.Gates["DRAConsumableCapacity"]),
+		lister(asked.Classes), asked.Slices, e.cacheFor(selectorFeatures(asked.Gates)),
+	)
+	for _, node := range asked.Nodes {
+		if err != nil {
+			report(verdict{Outcome: fatal, Text: short(err.Error())})
+		} else {
+			report(verdictOn(ctx, allocator, node, asked.Claims))
+		}
+	}
+}
+
+// verdictOn decides as the scheduler's Filter does (dynamicresources.go).
+func verdictOn(
+	ctx context.Context, allocator structured.Allocator, node *corev1.Node, claims []*resourceapi.ResourceClaim,
+) verdict {
+	if ctx.Err() != nil {
+		return verdict{Outcome: undecided, Text: "the search did not begin in time"}
+	}
+	results, err := allocator.Allocate(ctx, node, claims)
+	switch {
+	case err == nil && len(results) == len(claims):
+		return verdict{Outcome: allocated}
+	case ctx.Err() != nil: // also without an error: CEL's "interrupted && false" is false
+		return verdict{Outcome: undecided, Text: "the search did not end in time"}
+	case err == nil:
+		return verdict{Outcome: unavailable}
+	case onlyThisNode(err):
+		return verdict{Outcome: unavailable, Text: short(err.Error())}
+	default:
+		return verdict{Outcome: fatal, Text: short(err.Error())}
+	}
+}
+
+// cacheFor returns the compiled expressions of some gates. The compiler of other gates is dropped.
+func (e *evaluator) cacheFor(features cel.Features) *cel.Cache {
+	if e.verdictCache == nil || e.verdictFeatures != features {
+		e.verdictCache = cel.NewCache(maxVerdictExpressions, features)
+		e.verdictFeatures = features
+	}
+	return e.verdictCache
+}
+
+// stateOf gathers what claims hold, as the scheduler does (allocateddevices.go).
+func stateOf(results []resourceapi.DeviceRequestAllocationResult, consumable bool) structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, result := range results {
+		if result.AdminAccess != nil && *result.AdminAccess {
+			continue
+		}
+		id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
+		if !consumable || result.ShareID == nil {
+			state.AllocatedDevices.Insert(id)
+			continue
+		}
+		state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, result.ShareID))
+		if result.ConsumedCapacity != nil {
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
+		}
+	}
+	return state
+}
+
+// short cuts a text at maxText bytes, between characters.
+func short(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	end := maxText
+	for end > 0 && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return strings.Clone(text[:end]) + "..."
+}
+
+type lister []*resourceapi.DeviceClass
+
+func (l lister) List() ([]*resourceapi.DeviceClass, error) { return l, nil }
+
+func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
+	for _, class := range l {
+		if class.Name == name {
+			return class, nil
+		}
+	}
+	return nil, fmt.Errorf("deviceclass.resource.k8s.io %q not found", name)
+}

@@ -1,0 +1,52 @@
+"""How the cases of Kubernetes' allocator tables become questions to the helper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from e2e.images.go import CEL_MINORS, CEL_SOURCES
+from tests.oracle.dumps import MODULE, VERSIONS
+from tests.oracle.tables import GATES_OF_FEATURES, is_reachable, verdict_question
+
+CASE = {
+    "features": {"AdminAccess": True, "DeviceBindingAndStatus": True, "PrioritizedList": False},
+    "node": {"metadata": {"name": "n"}},
+    "claims": None,
+    "classes": None,
+    "slices": None,
+    "allocated": [{"driver": "a", "pool": "p", "device": "d"}],
+}
+
+
+def test_a_case_has_the_gates_of_its_features() -> None:
+    question = verdict_question(CASE)
+    gates = ("DRAAdminAccess", "DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus")
+    assert question.gates == dict.fromkeys(gates, True)
+    assert question.in_use == CASE["allocated"]
+    assert question.body()["claims"] == []
+
+
+def test_a_scheduler_of_1_36_has_no_list_attributes() -> None:
+    assert not is_reachable("1.36", {"ListTypeAttributes": True})
+    assert is_reachable("1.36", {"ListTypeAttributes": False})
+    assert is_reachable("1.37", {"ListTypeAttributes": True})
+
+
+@pytest.mark.parametrize("minor", CEL_MINORS)
+def test_the_helper_of_a_minor_release_has_the_version_of_its_table(minor: str) -> None:
+    text = (CEL_SOURCES / f"go-{minor}.mod").read_text()
+    found = dict(re.findall(r"^\t(k8s\.io/\S+) (v0\.\S+)$", text, re.M))
+    assert found[MODULE] == VERSIONS[minor]
+    assert found["k8s.io/api"] == found["k8s.io/apimachinery"] == found[MODULE]
+
+
+@pytest.mark.parametrize("minor", CEL_MINORS)
+def test_each_feature_of_a_release_has_its_gates(minor: str) -> None:
+    source = Path(CEL_SOURCES, f"release_{minor.replace('.', '')}.go").read_text()
+    lines = re.findall(r"^\t\t(\w+): +(on\[.*\]),$", source, re.M)
+    features = {name: re.findall(r'on\["(\w+)"\]', on) for name, on in lines}
+    for name in features.keys() - {"EnableConsumableCapacity", "EnableListTypeAttributes"}:
+        assert features[name] == GATES_OF_FEATURES[name]
