@@ -81,16 +81,6 @@ def test_one_process_answers_all_questions(place):
     assert len(place.starts) == 1
 
 
-@pytest.mark.parametrize("limit", [None, "1GiB"], ids=["by-default", "of-the-environment"])
-def test_the_program_knows_its_soft_limit_of_memory(place, monkeypatch, limit):
-    monkeypatch.delenv("GOMEMLIMIT", raising=False)
-    if limit is not None:
-        monkeypatch.setenv("GOMEMLIMIT", limit)
-    place.install(preamble="open(folder + '/limit', 'w').write(os.environ['GOMEMLIMIT'])")
-    place.helper.select("true", DEVICES)
-    assert (place.folder / "limit").read_text() == (limit or "96MiB")
-
-
 def test_a_process_that_died_since_the_last_question_is_replaced(place):
     place.install()
     assert place.helper.select("true", DEVICES) == SELECTED
@@ -107,7 +97,6 @@ def test_a_process_that_died_since_the_last_question_is_replaced(place):
         pytest.param("    if poisoned: os._exit(1)", id="dies-before-its-answer"),
         pytest.param("    if poisoned: say(answer[:9]); os._exit(1)", id="dies-in-its-answer"),
         pytest.param("    if poisoned: time.sleep(9)", id="hangs"),
-        pytest.param("    if poisoned: bytearray(300 << 20)", id="takes-too-much-memory"),
         pytest.param("    if poisoned: os.kill(os.getpid(), signal.SIGSTOP)", id="is-frozen"),
         pytest.param("    if poisoned: answer = 'nonsense' + chr(10)", id="answers-no-JSON"),
         pytest.param("    if poisoned: answer = '{}' + chr(10)", id="answers-nothing"),

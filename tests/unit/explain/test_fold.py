@@ -72,7 +72,7 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", BAD), claim(request(selectors=(MODEL,)))],
             (None, 34, 35, 36, 37),
             "SelectorFailed",
-            'request "r" of claim "c": its selector fails: no such key: model, on device g0 of '
+            'request "r" of claim "mine": its selector fails: no such key: model, on device g0 of '
             "pool n1, driver d",
             id="a-selector-fails",
         ),
@@ -80,7 +80,7 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", GOOD), other_pool("n1", pool_slices=2), claim(ALL)],
             (None, 34, 35, 36, 37),
             "PoolIncomplete",
-            'request "r" of claim "c" asks for all devices, but pool extra of driver z is '
+            'request "r" of claim "mine" asks for all devices, but pool extra of driver z is '
             "incomplete",
             id="all-beside-an-incomplete-pool",
         ),
@@ -88,7 +88,8 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", GOOD), other_pool("n1", BAD, BAD), claim(ALL)],
             (None, 34, 35, 36, 37),
             "PoolInvalid",
-            'request "r" of claim "c" asks for all devices, but pool extra of driver z is invalid',
+            'request "r" of claim "mine" asks for all devices, but pool extra of driver z is '
+            "invalid",
             id="all-beside-an-invalid-pool",
         ),
         pytest.param(
@@ -99,7 +100,7 @@ SAME = Constraint(attribute="d/numa")
             ],
             (None, 34, 35, 36, 37),
             "ConstraintNotMet",
-            'request "r" of claim "c" asks for all devices, and a constraint of the claim '
+            'request "r" of claim "mine" asks for all devices, and a constraint of the claim '
             "excludes one of them",
             id="all-and-a-constraint",
         ),
@@ -107,7 +108,7 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", *(device(f"g{number}") for number in range(33))), claim(ALL)],
             (None, 34, 35, 36, 37),
             "RequestsCompete",
-            "claim c asks for 33 devices, but an allocation can list only 32",
+            "claim mine asks for 33 devices, but an allocation can list only 32",
             id="more-than-32-devices",
         ),
         pytest.param(
