@@ -29,7 +29,8 @@ from drakit_explain.broken import (
     node_of_claim,
     not_bindable,
 )
-from drakit_explain.codes import Code, Finding, Reason, no_remedy
+from drakit_explain.codes import Code, Finding, Reason, no_confirmation, no_remedy
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import pod_stays
 from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
@@ -44,6 +45,7 @@ from drakit_explain.pending_claims import (
 )
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
+from drakit_explain.representatives import confirmation_of
 from drakit_explain.shortage import (
     RequestReport,
     findings_of_errors,
@@ -106,6 +108,11 @@ class Explanation:
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """Search `remedy`: the first call must be before the next change of the world."""
+
+    find_confirmation: Callable[[], Confirmation | None] = field(
+        default=no_confirmation, compare=False
+    )
+    """Return what must be asked before it is certain: also before the next change of the world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
@@ -275,13 +282,15 @@ class Explainer:
         trial = Trial(world=self._world, wanted=wanted, nodes=nodes, analysis=self._analysis)
         reports += [self._report(each, nodes) for each in wanted]
         judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
+        confirm = cache(lambda: confirmation_of(trial, judged, pod.namespace))
         if judged.fatal and (unread := _unread(trial)):
             return _undecided(unread, reports, nodes)
         if judged.fatal and judged.fits_on:
             if pod.unchecked:
                 return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
             given_up = findings_of_errors(trial, judged)
-            return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
+            found = self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
+            return replace(found, find_confirmation=confirm)
         if not judged.fatal:
             if told := told_by_scheduler(pod, trial.rules):
                 return self._blocked(pod, [told], reports, nodes, fits_on=judged.fits_on)
@@ -291,6 +300,7 @@ class Explainer:
                     claims=tuple(reports),
                     nodes=nodes,
                     fits_on=judged.fits_on,
+                    find_confirmation=confirm,
                 )
             if unknown := (
                 _unjudged(judged)
@@ -301,17 +311,18 @@ class Explainer:
                 return _undecided(unknown, reports, nodes)
         trial = replace(trial, fatal=judged.distinct)
         reader = None if self._name_all else pod.namespace
-        found = {each.origin: each.requests for each in reports}
+        by_origin = {each.origin: each.requests for each in reports}
         findings = findings_of_shortage(
-            trial, found, judged, reader=reader, preempting=pod.displaces > 0
+            trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
-        return self._blocked(
+        found = self._blocked(
             pod,
             findings,
             reports,
             nodes,
             find_remedy=cache(lambda: self._remedy(pod, allocated, trial, reader)),
         )
+        return replace(found, find_confirmation=confirm)
 
     def _remedy(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, reader: str | None

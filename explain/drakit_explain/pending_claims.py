@@ -58,6 +58,9 @@ class Wanted:
     claim: str = ""
     """The name of the ResourceClaim, if it has been created."""
 
+    template: str = ""
+    """The name of the ResourceClaimTemplate from which it will be created."""
+
 
 def resolve(
     pod: PodFacts, each: PodClaim, world: World, *, settled: bool
@@ -352,4 +355,5 @@ def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:
         requests=source.requests,
         constraints=source.constraints,
         claim=source.name if is_claim else "",
+        template="" if is_claim else source.name,
     )

@@ -27,10 +27,17 @@ from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.probes import StatusServers
-from drakit_explain.cel.gates import GatesUnknownError, read_gates
+from drakit_explain.cel.allocator import Allocator
+from drakit_explain.cel.gates import (
+    GatesUnknownError,
+    allocator_gates,
+    gates_of,
+    read_all_gates,
+)
 from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
+from drakit_operator.confirming import Confirmations
 from drakit_operator.kinds import CLASSES, KINDS
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
@@ -222,6 +229,7 @@ class _Leader:
         self._on_kopf_started = on_kopf_started
         self._store = Store()
         self._release_read = asyncio.Event()
+        self._allocator = Allocator()
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
@@ -241,6 +249,7 @@ class _Leader:
             queue=self._queue,
             announcer=Announcer(
                 writer,
+                confirm=Confirmations(session, self._allocator, metrics),
                 timing=timing,
                 on_announced=lambda code: metrics.events.labels(str(code)).inc(),
             ),
@@ -279,6 +288,7 @@ class _Leader:
             await tasks.run(parts | workers)
         finally:
             self._queue.close()
+            self._allocator.close()
 
     def liveness_problem(self) -> str | None:
         """Return a problem that only a restart of the process solves."""
@@ -312,13 +322,14 @@ class _Leader:
         )
         while True:
             try:
-                gates = await read_gates(self._session)
+                gates = await read_all_gates(self._session)
             except (ApiError, GatesUnknownError) as error:
                 problems.report(str(error))
                 await self.reconciler.use(None)
             else:
                 problems.report(None)
-                await self.reconciler.use(gates)
+                self._allocator.use(allocator_gates(gates))
+                await self.reconciler.use(gates_of(gates))
             await asyncio.sleep(self._config.resync_period)
 
     async def _follow_release(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drakit_explain.broken import broken_claim, is_placed
-from drakit_explain.codes import Code, Reason, certain, with_limits
+from drakit_explain.codes import Code, Reason, certain, no_remedy, with_limits
 from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
@@ -61,10 +61,13 @@ def problems_of_pod(
             continue  # the Event of its pod has the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    if world.hidden - {ReportFacts}:  # a fact that is not seen may prevent the remedy
-        return problems
+    # A fact that is not seen may prevent the remedy.
+    find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
-        uid: [replace(each, find_remedy=found.find_remedy) for each in reasons]
+        uid: [
+            replace(each, find_remedy=find_remedy, find_confirmation=found.find_confirmation)
+            for each in reasons
+        ]
         for uid, reasons in problems.items()
     }
 

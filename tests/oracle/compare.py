@@ -14,13 +14,13 @@ from drakit_explain.allocation import (
     consumed_of,
 )
 from drakit_explain.cel.helper import Helper
-from drakit_explain.cel.verdicts import Verdict, VerdictOutcome
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
+from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.oracle.worlds import World
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drakit_explain.cel.helper import Helper
-from drakit_explain.cel.verdicts import VerdictOutcome
 from drakit_explain.model import PodClaim, PodFacts
 from drakit_explain.pending import Explainer
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for

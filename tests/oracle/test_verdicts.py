@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drakit_explain.cel.helper import VERDICT_SECONDS, Helper, QuestionError
-from drakit_explain.cel.verdicts import MAX_BYTES, VerdictOutcome, VerdictQuestion
+from drakit_explain.verdicts import MAX_BYTES, VerdictOutcome, VerdictQuestion
 from e2e.images.go import cel_program
 from tests.oracle.worlds import GATES, Body
 

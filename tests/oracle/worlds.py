@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from drakit_explain.cel.verdicts import VerdictQuestion
+from drakit_explain.verdicts import VerdictQuestion
 
 Body = dict[str, Any]
 

@@ -9,7 +9,7 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,18 @@ from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICE
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
+from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport
+
+Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
+"""Asks Kubernetes' allocator whether an answer is certain."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -55,6 +60,8 @@ class Report:
     fits_on: str = ""
     scheduler: str = ""
     unknown: tuple[str, ...] = ()
+    unverified: str = ""
+    """Why Kubernetes' allocator was not asked, if it should be."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -83,6 +90,7 @@ class Report:
             "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
             "schedulerMessage": self.scheduler,
             "notEvaluated": list(self.unknown),
+            "notVerified": self.unverified,
         }
 
 
@@ -112,7 +120,7 @@ def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
     return nodes
 
 
-def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
+async def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool, confirm: Confirm) -> Report:
     """
     Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
 
@@ -123,7 +131,28 @@ def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
     if found.prepare_failure and is_placed(pod):
         explanation = _with_failure(explanation, pod, found.prepare_failure)
-    return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+    explanation, unverified = await _confirmed(explanation, confirm)
+    report = _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+    return replace(report, unverified=unverified)
+
+
+async def _confirmed(explanation: Explanation, confirm: Confirm) -> tuple[Explanation, str]:
+    """Return an explanation as far as Kubernetes' allocator confirms it, and why it cannot."""
+    asked = explanation.find_confirmation()
+    if asked is None:
+        return explanation, ""
+    result = await confirm(asked)
+    if not result.refuted:
+        return explanation, result.why
+    explanation = replace(
+        explanation,
+        verdict=Verdict.UNDECIDED,
+        reasons=(),
+        find_remedy=no_remedy,
+        fits_on="",
+        unknown=(*explanation.unknown, result.why),
+    )
+    return explanation, ""
 
 
 def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
@@ -138,16 +167,19 @@ def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Expl
     return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
 
 
-def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
+async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:
     """Explain a claim: its state, or what a pod without other rules would find."""
     subject = f"claim {claim.namespace}/{claim.name}"
     pod = _alone(claim)
+    unverified = ""
     if claim.deleting or claim.allocated:
         explanation = _placed_claim(claim, found)
     else:
         evaluate_selectors(found, selectors_of(claim, found))
         explanation = Explainer(found.world, name_all_holders=True).explain(pod)
+        explanation, unverified = await _confirmed(explanation, confirm)
     report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
+    report = replace(report, unverified=unverified)
     if report.verdict is Verdict.NOT_PENDING:
         taints = taints_for_new_pods(claim, found.world)
         return replace(report, sentences=(*_claim_state(claim, subject), *taints))

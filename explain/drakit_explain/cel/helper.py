@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drakit_daemon.backoff import Backoff
-from drakit_explain.cel.verdicts import (
+from drakit_explain.selectors import FeatureGates, Outcome, Reads
+from drakit_explain.verdicts import (
     MAX_BYTES,
     Verdict,
     VerdictQuestion,
     parse_verdicts,
     undecided,
 )
-from drakit_explain.selectors import FeatureGates, Outcome, Reads
 
 NAME = "drakit-cel"
 
