@@ -46,7 +46,9 @@ _DEVICE_FIELDS = frozenset(
         "allowMultipleAllocations",
     }
 )
-_VALUE_FIELDS = frozenset({"bool", "int", "string", "version"})
+_VALUE_FIELDS = frozenset(
+    {"bool", "int", "string", "version", "bools", "ints", "strings", "versions"}
+)
 _POLICY_FIELDS = frozenset({"default", "validValues", "validRange"})
 _REQUEST_FIELDS = frozenset({"name", "exactly", "firstAvailable"})
 _EXACT_FIELDS = frozenset(

@@ -56,10 +56,8 @@ class Confirmations:
         """Return None if nothing refutes a reason, else in how many seconds to ask again."""
         if (left := self._budgets.wait_seconds(namespace)) > 0:
             return left
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         found = await self._ask(asked)
-        self._budgets.charge(namespace, loop.time() - began)
+        self._budgets.charge(namespace, found.seconds)
         self._metrics.confirmations.labels(found.result).inc()
         self._problems.report(found.why if found.result is Result.UNAVAILABLE else None)
         if not found.refuted:

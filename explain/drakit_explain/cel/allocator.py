@@ -10,8 +10,9 @@ It must not know what is done with an answer that is not confirmed.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Confirmed:
 
     result: Result
     why: str = ""
+    seconds: float = field(default=0.0, compare=False)
+    """How long the allocator and the objects of the question took, without the wait for a turn."""
 
     @property
     def refuted(self) -> bool:
@@ -81,23 +84,27 @@ class Allocator:
         """Ask whether Kubernetes' allocator finds the same."""
         if asked.minor is None:
             return _unavailable("the release of Kubernetes is unknown")
-        release = f"1.{asked.minor}"
         async with self._turn:
-            helper = await self._helper_of(release)
-            if helper is None:
-                return _unavailable(f"the allocator of Kubernetes {release} is not installed")
-            bodies: dict[str, Body] = {}
-            for path in asked.paths():
-                if (body := await read(path)) is None:
-                    return _unavailable(f"{path} cannot be read")
-                bodies[path] = body
-            question = asked.question(bodies, self._gates_of(release))
-            if field := unknown_fields(question):
-                return Confirmed(result=Result.UNDECIDED, why=f"drakit does not know {field}")
-            try:
-                verdicts = await asyncio.to_thread(helper.verdicts, question)
-            except HelperError as error:
-                return _unavailable(str(error))
+            began = time.monotonic()
+            found = await self._confirm(asked, read, f"1.{asked.minor}")
+            return replace(found, seconds=time.monotonic() - began)
+
+    async def _confirm(self, asked: Confirmation, read: Reader, release: str) -> Confirmed:
+        helper = await self._helper_of(release)
+        if helper is None:
+            return _unavailable(f"the allocator of Kubernetes {release} is not installed")
+        bodies: dict[str, Body] = {}
+        for path in asked.paths():
+            if (body := await read(path)) is None:
+                return _unavailable(f"{path} cannot be read")
+            bodies[path] = body
+        question = asked.question(bodies, self._gates_of(release))
+        if unknown := unknown_fields(question):
+            return Confirmed(result=Result.UNDECIDED, why=f"drakit does not know {unknown}")
+        try:
+            verdicts = await asyncio.to_thread(helper.verdicts, question)
+        except HelperError as error:
+            return _unavailable(str(error))
         for verdict in verdicts:
             if verdict.outcome is VerdictOutcome.UNDECIDED:
                 return Confirmed(result=Result.UNDECIDED, why=verdict.text)
