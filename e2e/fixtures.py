@@ -39,6 +39,7 @@ from e2e.kit import (
 from e2e.release import install, uninstall
 from e2e.scripted import IMAGE
 from e2e.scripted.stage import SCRIPTED, Stage, install_scripted, scripted_classes, wait_scripted
+from tests.unit.chart.class_writes import PREFIX
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -94,7 +95,11 @@ def policy_class(policy: str) -> dict:
 
 
 def release_values(cluster: Cluster, zram: Zram) -> dict:
-    hostdev = {"policies": policies(cluster, zram), "rescanInterval": "3s"}
+    hostdev = {
+        "policies": policies(cluster, zram),
+        "extendedResourcePrefixes": {PREFIX: True},
+        "rescanInterval": "3s",
+    }
     events = {"patience": "5s", "repeatPause": "10s"}
     return {"hostdev": hostdev, "operator": {"replicas": 2, "config": {"events": events}}}
 

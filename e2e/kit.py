@@ -340,6 +340,21 @@ def token_of(cluster: Cluster, node: str) -> str:
     ).stdout.strip()
 
 
+def admin_config(cluster: Cluster) -> dict[str, Any]:
+    """The administrator's kubeconfig."""
+    flags = ("--raw", "--minify", "--flatten", "-o", "json")
+    return json.loads(cluster.kubectl("config", "view", *flags).stdout)
+
+
+def write_kubeconfig(cluster: Cluster, path: Path, *, token: str) -> None:
+    """Write a kubeconfig with a token, for nobody else to read."""
+    config = admin_config(cluster)
+    config["users"] = [{"name": "account", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "account"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(config))
+
+
 def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
     """All pods of a release's node plugin on a node: one that terminates still serves claims."""
     selector = "app.kubernetes.io/component=nodeplugin"

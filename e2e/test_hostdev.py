@@ -27,6 +27,7 @@ from e2e.kit import (
     wait_for,
     zram_devices,
 )
+from tests.unit.chart.class_writes import PREFIX
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("hostdev")]
 
@@ -204,6 +205,24 @@ def test_a_class_of_somebody_else_is_reported_and_not_changed(release):
         wait_for("its class to go", lambda: not has_class(release, name))
     finally:
         release.kubectl("delete", "deviceclass", name, "--ignore-not-found")
+
+
+def test_an_extended_resource_needs_a_prefix_in_the_values(release):
+    body = policy("spare", release, f"/dev/loop{SPARE}")
+    body["spec"]["deviceClass"] = {"extendedResourceName": "lab.test/spare"}
+    with applied(release, body):
+        wait_for(
+            "the refusal",
+            lambda: condition(release, "spare")[:2] == ("False", "DeviceClassConflict"),
+        )
+        message = condition(release, "spare")[2]
+        assert "the extended resource 'lab.test/spare' does not begin with a prefix" in message
+        assert "hostdev.extendedResourcePrefixes; add its prefix to the value" in message
+        allowed = f"{PREFIX}spare"
+        change(release, "spare", {"deviceClass": {"extendedResourceName": allowed}})
+        wait_for("the class", lambda: has_class(release, "spare.drakit.dev"))
+        made = release.get("deviceclass", "spare.drakit.dev")
+        assert made["spec"]["extendedResourceName"] == allowed
 
 
 def refused(cluster: Cluster) -> dict[str, tuple[str, str]]:

@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
-from e2e.kit import DRIVER, holds_for, published, slices, token_of, wait_for
+from e2e.kit import (
+    DRIVER,
+    admin_config,
+    holds_for,
+    published,
+    slices,
+    token_of,
+    wait_for,
+    write_kubeconfig,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
@@ -38,21 +47,11 @@ def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
         assert body["spec"]["pool"]["name"] == node
 
 
-def admin_config(release) -> dict[str, Any]:
-    """The administrator's kubeconfig."""
-    flags = ("--raw", "--minify", "--flatten", "-o", "json")
-    return json.loads(release.kubectl("config", "view", *flags).stdout)
-
-
 @pytest.fixture
 def as_first_node(release, tmp_path):
     """kubectl with the token of the first node's plugin."""
-    config = admin_config(release)
-    config["users"] = [{"name": "plugin", "user": {"token": token_of(release, release.nodes[0])}}]
-    config["contexts"][0]["context"]["user"] = "plugin"
     path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    path.chmod(0o600)
+    write_kubeconfig(release, path, token=token_of(release, release.nodes[0]))
 
     def kubectl(*arguments: str, **options) -> str:
         return release.kubectl("--kubeconfig", str(path), *arguments, **options).stdout

@@ -261,7 +261,7 @@ def all_alternatives_fail(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ pools
 
 
-@situation(verdict=Verdict.UNDECIDED, words=("incomplete",))
+@situation(Code.NO_DEVICE_PUBLISHED, words=("not counted: pool", "1 of 2 slices"))
 def pool_incomplete(s: Scene) -> Iterator[None]:
     s.device_class(MODEL_X)
     s.publish(device("a", {"model": "y"}), of=2)

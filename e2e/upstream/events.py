@@ -148,7 +148,7 @@ EXPECTED = (
             ("must consume and free up counters", r".* 1 is allocated to .*; 1 shares hardware .*"),
             (
                 "must allow multiple allocations",
-                r".* has too little memory left, because shares .*",
+                r".* has too little memory left \(.*\), because shares .*",
             ),
         )
     ),
@@ -163,7 +163,7 @@ EXPECTED = (
         spec="DeviceTaintRule evicts pod",
         reason="EvictionByDeviceTaint",
         kinds=WAITING,
-        note=r".* has the taint test\.example\.com/evict with effect NoExecute, .*",
+        note=r".* has the taint test\.example\.com/evict(=\S+)? with effect NoExecute, .*",
         why="The spec taints the device of a running pod.",
     ),
     Expected(

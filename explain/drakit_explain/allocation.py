@@ -165,6 +165,29 @@ class Outcome(Enum):
     """The search ended at its bound."""
 
 
+class Failure(Enum):
+    """The error with which a search ends."""
+
+    SELECTOR = "selector"
+    """It fails at a device, or does not compile."""
+
+    CLASS = "class"
+    INCOMPLETE_POOL = "incomplete pool"
+    """A request asks for all devices, so none may be missing."""
+
+    INVALID_POOL = "invalid pool"
+    """So it is for an invalid pool, and up to Kubernetes 1.34 for any request that reaches it."""
+
+    CONSTRAINT = "constraint"
+    """A request asks for all devices, and a constraint excludes one."""
+
+    TOO_MANY = "too many"
+    """More devices than an allocation can list."""
+
+    ON_NODE = "on node"
+    """The only error that concerns one node alone (``ErrFailedAllocationOnNode``)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The result of a search."""
@@ -173,13 +196,25 @@ class Answer:
     failure: str = ""
     """The reason of a failed search, as a clause that names the request."""
 
+    kind: Failure | None = None
     device: DeviceID | None = None
     """The device at which a search failed, if there is one."""
+
+    pool: PoolID | None = None
+    """The pool because of which it failed, if there is one."""
+
+    chance: bool = False
+    """Whether the scheduler meets the error before a solution is chance."""
 
     devices: tuple[tuple[str, str, DeviceID], ...] = ()
     """The result of a successful search: claim, request (``request/subrequest``) and device."""
 
     steps: int = 0
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the scheduler gives up the pod on all nodes, as :mod:`.release` describes."""
+        return self.outcome is Outcome.FAILED and self.kind is not Failure.ON_NODE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +258,19 @@ class Selections(Protocol):
     def broken(self, request: Request) -> str | None:
         """Return why the allocator cannot use a request at all, or None."""
         ...
+
+
+class WithoutErrors(Selections):
+    """Devices on which a selector fails are not selected, and the search goes on."""
+
+    def __init__(self, selections: Selections) -> None:
+        self._selections = selections
+
+    def selected(self, request: Request, of: SliceFacts) -> Selected:
+        return Selected(matches=self._selections.selected(request, of).matches)
+
+    def broken(self, request: Request) -> str | None:
+        return self._selections.broken(request)
 
 
 class Allocated(Protocol):

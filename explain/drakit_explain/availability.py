@@ -10,12 +10,15 @@ It must not know clients, or how a sentence is made of the counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from drakit.quantity import quantity_units
 from drakit_explain.allocation import (
     NotEvaluatedError,
     Selected,
+    consumed_by,
     counters_of,
     not_supported,
     short_capacities,
@@ -61,6 +64,14 @@ class Obstacle:
         self.words |= other.words
 
 
+class Left(NamedTuple):
+    """What a device has left of a capacity, in billionths."""
+
+    amount: int
+    total: int
+    needed: int
+
+
 @dataclass(slots=True)
 class Availability:
     """Devices of a request: free, or behind an obstacle."""
@@ -69,6 +80,10 @@ class Availability:
     small: int = 0
     """Devices that can never have the requested capacity; `total` does not include them."""
 
+    left_out: int = 0
+    """Shared devices with too little left. A request for all devices does not need them, as it does
+    not need small ones (``validateDeviceRequest`` in ``allocator_incubating.go``)."""
+
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Key and effect of each taint of `tainted`."""
@@ -76,12 +91,18 @@ class Availability:
     rules: set[str] = field(default_factory=set[str])
     """DeviceTaintRules that add taints of `tainted`."""
 
+    near: set[str] = field(default_factory=set[str])
+    """How tolerations of the request differ from taints of `tainted` with the same key."""
+
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
     """Other devices use the hardware that they need."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
     """They are shared, and too little of them is left."""
+
+    left: dict[str, Left] = field(default_factory=dict[str, "Left"])
+    """By the name of a capacity: the most that a device of `used_up` has left."""
 
     elsewhere: Obstacle = field(default_factory=Obstacle)
     """Only nodes that the pod cannot use reach them."""
@@ -101,10 +122,14 @@ class Availability:
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
+        self.left_out += other.left_out
         for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
             getattr(self, name).merge(getattr(other, name))
         self.effects |= other.effects
         self.rules |= other.rules
+        self.near |= other.near
+        for name, left in other.left.items():
+            self.left[name] = max(left, self.left.get(name, left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +180,10 @@ class SliceCount:
     def total(self) -> int:
         """Devices without those that are too small."""
         return self.free + self.held if self.found is None else self.found.total
+
+    @property
+    def left_out(self) -> int:
+        return 0 if self.found is None else self.found.left_out
 
     @property
     def too_small(self) -> int:
@@ -304,7 +333,7 @@ def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, i
         if number := count.available:
             for node in count.reach.nodes:
                 free[node] = free.get(node, 0) + number
-        if request.every and count.available < count.total:
+        if request.every and count.available + count.left_out < count.total:
             taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
 
@@ -403,18 +432,27 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
+        found.left_out += bool(short)
         taints = world.taints(identity, device)
         if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))
             found.effects.update((taint.key, taint.effect) for taint in obstacles)
             found.rules.update(world.taint_rules(identity, obstacles))
+            found.near.update(_near(obstacles, request.tolerations))
         elif request.admin_access:
             found.free += 1  # it consumes nothing
         elif (holder := world.holder(identity)) is not None:
             found.allocated.add(claims=(holder,))
         elif short:
-            words = (name.removeprefix(f"{identity.driver}/") for name in short)
-            found.used_up.add(claims=sharers, words=words)
+            need = consumed_by(device.kind.capacity, request.capacity)
+            totals = {each.name: quantity_units(each.value) for each in device.kind.capacity}
+            for name in short:
+                used = consumed.get(name, 0) if consumed else 0
+                word = name.removeprefix(f"{identity.driver}/")
+                left = Left(max(totals[name] - used, 0), totals[name], need[name])
+                found.left[word] = max(left, found.left.get(word, left))
+                found.used_up.words.add(word)
+            found.used_up.add(claims=sharers)
         # A shared device already consumes its counters.
         elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
             found.small += 1
@@ -422,6 +460,19 @@ class _Sorting:
             found.partitioned.add(claims=claims)
         else:
             found.free += 1
+
+
+def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
+    """Return how tolerations differ from taints of the same key."""
+    for taint in taints:
+        for each in tolerations:
+            if each.key != taint.key:
+                continue
+            field, has, wants = "value", each.value, taint.value
+            if each.effect not in ("", taint.effect):
+                field, has, wants = "effect", each.effect, taint.effect
+            given, wanted = has or '""', wants or '""'
+            yield f"its toleration of {taint.key} has {field} {given}, not {wanted}"
 
 
 def _not_tolerated(

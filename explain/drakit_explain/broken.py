@@ -11,15 +11,25 @@ how devices are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceID,
+    NodeFacts,
+    PodClaim,
+    PodFacts,
+    PoolID,
+    ReportFacts,
+    Result,
+)
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
-from drakit_explain.world import World
+from drakit_explain.world import Name, World
 from drakit_formats.resource.objects import children
 
 MAX_CONSUMERS = 256
@@ -29,6 +39,13 @@ _UNHEALTHY = "drakit.dev/unhealthy"
 _STOPPED = "drakit.dev/stopped"
 _GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
+_HOSTDEV = "hostdev.drakit.dev"
+
+_MUST_LAST = frozenset(
+    [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
+)
+"""Problems of a pod with a node that also appear while the watch of claims lags behind that of
+pods: the pod may be running by the time that its owner reads the advice."""
 
 
 def is_placed(pod: PodFacts) -> bool:
@@ -59,8 +76,14 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
     start += f"cannot start on node {pod.node}" if starting else f"runs on node {pod.node}, but"
     separator = ": " if starting else " "
     return tuple(
-        Reason(code=each.code, sentence=f"{start}{separator}{each.what}", regarding=pod.reference)
+        Reason(
+            code=each.code,
+            sentence=f"{start}{separator}{each.what}",
+            regarding=pod.reference,
+            transient=each.code if each.code in _MUST_LAST else "",
+        )
         for each in dict.fromkeys(found)
+        if settled or each.code not in _MUST_LAST
     )
 
 
@@ -82,9 +105,24 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
     )
 
 
-def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts]) -> Iterator[Finding]:
+def has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
+    """Return whether a claim is reserved for others: else the scheduler may deallocate it."""
+    return any(each.uid != pod.uid for each in claim.consumers)
+
+
+def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
     """Return why the scheduler cannot give a node to a pod whose claims are allocated."""
     for claim in claims:
+        node = node_of_claim(claim)
+        gone = node is not None and node_problem(node, world) is Code.NODE_GONE
+        if gone and has_others(claim, pod):
+            yield Finding(
+                code=Code.NODE_GONE,
+                what=f"its claim {claim.name} is allocated on node {node}, which no longer exists, "
+                f"and other pods use the claim; delete these pods, so that the claim is allocated "
+                f"again, or use another claim",
+            )
+            continue
         yield from _binding(claim)
         if len(claim.consumers) >= MAX_CONSUMERS and not _reserved(claim, pod):
             yield _full(claim)
@@ -128,7 +166,7 @@ def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Ite
     if name is None:
         yield Finding(
             code=Code.CLAIM_NOT_ALLOCATED,
-            what=f'no ResourceClaim has been created from template "{each.template}" for its claim '
+            what=f'no ResourceClaim has been created from template "{each.template}" for pod claim '
             f'"{each.name}"; {_UNSCHEDULED}',
         )
         return
@@ -136,7 +174,7 @@ def _of_pod_claim(each: PodClaim, pod: PodFacts, node: str, world: World) -> Ite
     if claim is not None and (problem := of_other_pod(claim, each, pod)):
         yield problem
     else:
-        yield from _of_claim(name, claim, pod, node, world)
+        yield from _of_claim(name, claim, pod, node, world, word=each.name)
 
 
 _UNSCHEDULED = (
@@ -146,8 +184,19 @@ _UNSCHEDULED = (
 
 
 def _of_claim(
-    name: str, claim: ClaimFacts | None, pod: PodFacts, node: str, world: World
+    name: str,
+    claim: ClaimFacts | None,
+    pod: PodFacts,
+    node: str,
+    world: World,
+    *,
+    word: str = "",
 ) -> Iterator[Finding]:
+    """
+    Return the problems of a claim of a pod.
+
+    :param word: the pod's own name for the claim.
+    """
     if claim is None:
         yield Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
@@ -163,7 +212,28 @@ def _of_claim(
         if not _reserved(claim, pod):
             yield _not_reserved(claim, pod)
         yield from _binding(claim)
-        yield from _of_devices(claim, node, world)
+        start = f"claim:{word}"
+        health = {
+            key.removeprefix(start).removeprefix("/"): message
+            for key, message in pod.health
+            if key == start or key.startswith(f"{start}/")
+        }
+        yield from _of_devices(claim, node, world, health=health)
+        if pod.phase == "Pending":
+            yield from _not_registered(claim, node, world)
+
+
+def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
+    """Return the drivers of a claim that the kubelet has not registered, as reports state."""
+    for driver in dict.fromkeys(result.device.driver for result in claim.results):
+        report = world.of(ReportFacts).get(Name("", f"{node}.{driver}"))
+        if report is not None and report.registration:
+            yield Finding(
+                code=Code.DRIVER_UNAVAILABLE,
+                what=f"driver {driver} of its claim {claim.name} is not registered with the "
+                f"kubelet ({report.registration}); check the log of the node plugin on node "
+                f"{node}",
+            )
 
 
 def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
@@ -229,13 +299,24 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             )
 
 
-def _of_devices(claim: ClaimFacts, node: str | None, world: World) -> Iterator[Finding]:
+_NO_HEALTH: Mapping[str, str] = MappingProxyType({})
+
+
+def _of_devices(
+    claim: ClaimFacts, node: str | None, world: World, *, health: Mapping[str, str] = _NO_HEALTH
+) -> Iterator[Finding]:
+    """
+    Return the problems of a claim's devices.
+
+    :param health: the driver's messages by request; the empty one is for all.
+    """
     for result in claim.results:
-        yield from _of_result(result, claim, node, world)
+        message = health.get(result.request, health.get("", ""))
+        yield from _of_result(result, claim, node, world, message)
 
 
 def _of_result(
-    result: Result, claim: ClaimFacts, node: str | None, world: World
+    result: Result, claim: ClaimFacts, node: str | None, world: World, message: str
 ) -> Iterator[Finding]:
     pool = result.device.of_pool
     slices = world.slices_of_pool(pool)
@@ -250,31 +331,44 @@ def _of_result(
     device = published_device(result.device, world)
     if device is not None:
         taints = world.taints(result.device, device)
-        yield from _of_taints(result, taints, claim, node)
+        yield from _of_taints(result, taints, claim, node, world, message)
     elif is_complete(slices):
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device_of_result(result, claim)} is no longer published; connect the "
-            f"device again, or delete the pod and the claim, so that another device is allocated",
+            what=f"{device_of_result(result, claim)} is no longer published; {_back(result)}, or "
+            f"delete the pod and the claim, so that another device is allocated",
         )
 
 
+def _back(result: Result) -> str:
+    """Return what brings a device back."""
+    if result.device.driver == _HOSTDEV:  # a policy may offer fewer shares of it, or none
+        return "check that a HostDevicePolicy still offers it, and that it is connected"
+    return "connect the device again"
+
+
 def _of_taints(
-    result: Result, taints: Sequence[TaintFacts], claim: ClaimFacts, node: str | None
+    result: Result,
+    taints: Sequence[TaintFacts],
+    claim: ClaimFacts,
+    node: str | None,
+    world: World,
+    message: str,
 ) -> Iterator[Finding]:
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
     if _GONE in keys:
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device} is gone: its driver no longer lists it; connect the device "
-            f"again, or delete the pod and the claim, so that another device is allocated",
+            what=f"{device} is gone: its driver no longer lists it; {_back(result)}, or delete the "
+            f"pod and the claim, so that another device is allocated",
         )
     if _UNHEALTHY in keys:
+        words = f" ({message})" if message else ""
         yield Finding(
             code=Code.DEVICE_UNHEALTHY,
-            what=f"{device} is unhealthy; check the device, or delete the pod and the claim, so "
-            f"that another device is allocated",
+            what=f"{device} is unhealthy{words}; check the device, or delete the pod and the "
+            f"claim, so that another device is allocated",
         )
     if _STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"
@@ -299,11 +393,31 @@ def _of_taints(
         if applying:
             longest = max(each.seconds or 0 for each in applying)
             when += f" after the {longest} s that the request tolerates"
+        rules = sorted(world.taint_rules(result.device, [taint]))
+        cause = "resolve the cause of the taint"
+        if rules:
+            cause = f"DeviceTaintRule {rules[0]} sets the taint: delete the rule"
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
-            what=f"{device} has the taint {taint.key} with effect NoExecute, so {when}; resolve "
-            f"the cause of the taint, or tolerate its key and effect NoExecute in the request",
+            what=f"{device} has the taint {taint.shown} with effect NoExecute, so {when}; {cause}, "
+            f"or tolerate the taint's key and effect NoExecute in the request",
         )
+
+
+def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
+    """Return the taints of allocated devices that keep new pods off them, and no pod of today."""
+    for result in claim.results:
+        device = published_device(result.device, world)
+        for taint in world.taints(result.device, device) if device is not None else ():
+            if taint.effect != "NoSchedule" or taint.key in (_UNHEALTHY, _STOPPED, _GONE):
+                continue
+            rules = sorted(world.taint_rules(result.device, [taint]))
+            origin = f", which DeviceTaintRule {rules[0]} sets" if rules else ""
+            driver, pool, name = result.device
+            yield (
+                f"device {name} (driver {driver}, pool {pool}) has the taint {taint.shown} with "
+                f"effect NoSchedule{origin}: new pods do not get the device"
+            )
 
 
 def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:

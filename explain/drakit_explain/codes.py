@@ -64,6 +64,9 @@ class Code(StrEnum):
     REQUESTS_COMPETE = "RequestsCompete"
     """Each request alone could be allocated, but no node has devices for all of them."""
 
+    SEARCH_FAILED = "SearchFailed"
+    """The scheduler's search ends with an error of its own, and gives up the pod on all nodes."""
+
     RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
     QUOTA_EXCEEDED = "QuotaExceeded"
     ADMIN_ACCESS_DENIED = "AdminAccessDenied"
@@ -107,6 +110,9 @@ class Finding:
     what: str
     advice: str = ""
     """General advice, as a clause: a remedy that is proven says more."""
+
+    transient: str = ""
+    """As in :class:`Reason`."""
 
     claims: tuple[str, ...] = ()
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""

@@ -57,6 +57,11 @@ class TaintFacts:
     effect: str
     value: str = ""
 
+    @property
+    def shown(self) -> str:
+        """``key`` or ``key=value``, as kubectl writes a taint."""
+        return f"{self.key}={self.value}" if self.value else self.key
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPolicy:

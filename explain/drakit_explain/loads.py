@@ -12,17 +12,21 @@ It must not know clients, devices, or how an answer is worded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
 from drakit.quantity import quantity_units
-from drakit_explain.model import NodeFacts, PodFacts
+from drakit_explain.model import NodeFacts
 from drakit_formats.resource.objects import Object, child, children, text
 
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
+
+MAX_RESOURCES = 32
+"""Resources of Kubernetes itself that a pod can have; a node has at most a handful of huge pages.
+Anyone can make a pod with thousands, on a node that does not exist."""
 
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")
@@ -39,23 +43,15 @@ class Load(NamedTuple):
 
 
 def load_of_pod(body: Object) -> Load:
-    """Project a Pod that has a node."""
+    """Project a Pod that has a node; one with too many resources cannot run, and uses none."""
     spec = child(body, "spec")
+    requests = requests_of_pod(spec)
     return Load(
         uid=child(body, "metadata")["uid"],
         node=intern(text(spec, "nodeName")),
         priority=int(spec.get("priority") or 0),
-        requests=requests_of_pod(spec),
+        requests=requests if len(requests) <= MAX_RESOURCES else (),
     )
-
-
-def loads_of(pods: Iterable[PodFacts]) -> Loads:
-    """Add up pods that are known as a whole; those that have ended request nothing."""
-    loads = Loads()
-    for pod in pods:
-        if pod.node is not None and pod.phase not in ("Succeeded", "Failed"):
-            loads.apply(Load(pod.uid, pod.node, pod.priority, pod.requests))
-    return loads
 
 
 def requests_of_pod(spec: Object) -> Requests:
@@ -83,7 +79,8 @@ def requests_of_pod(spec: Object) -> Requests:
     of_pod = _requests(spec)
     total |= {name: of_pod[name] for name in of_pod if name.startswith(_PER_POD)}
     _add(total, _native(child(spec, "overhead")))
-    return _shared((("pods", _ONE), *sorted(total.items())))
+    requests = (("pods", _ONE), *sorted(total.items()))
+    return _shared(requests) if len(requests) <= MAX_RESOURCES else requests
 
 
 class _Free(NamedTuple):
@@ -96,9 +93,20 @@ class _Free(NamedTuple):
 class Loads:
     """The sums by node. Not for threads."""
 
-    def __init__(self, is_current: Callable[[], bool] = lambda: True) -> None:
-        """Start empty; ``is_current`` returns whether the loads can be relied on right now."""
+    def __init__(
+        self,
+        is_current: Callable[[], bool] = lambda: True,
+        *,
+        nodes: Collection[str] | None = None,
+    ) -> None:
+        """
+        Start empty.
+
+        :param is_current: returns whether the loads can be relied on right now.
+        :param nodes: those whose pods are known; None means all.
+        """
         self._is_current = is_current
+        self._nodes = nodes
         self._pods: dict[str, Load] = {}
         self._used: dict[str, dict[int, dict[str, int]]] = {}
         self._free: dict[str, _Free] = {}
@@ -108,6 +116,10 @@ class Loads:
     def revision(self) -> int | None:
         """A number that grows with each change; None while the loads are unknown."""
         return self._revision if self._is_current() else None
+
+    def knows(self, node: str) -> bool:
+        """Return whether the pods of a node are known."""
+        return self._nodes is None or node in self._nodes
 
     def apply(self, load: Load) -> None:
         """Take a pod as it is now."""

@@ -11,11 +11,14 @@ It must not know clients, JSON, or any decision that is taken over these facts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.objects import Object
+
+LOWEST_PRIORITY = -(2**31)
+"""The least priority of a pod."""
 
 
 class PoolID(NamedTuple):
@@ -97,6 +100,11 @@ class Placement:
     """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity, raw."""
 
     tolerations: tuple[Toleration, ...] = ()
+    unread: str = ""
+    """Why its content is not here, so that no node is certain; empty if it is here."""
+
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of it, and of the containers' resources."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -174,6 +182,20 @@ class PodFacts:
     gated: bool = False
     """Scheduling gates hold it: the scheduler does not search for devices yet."""
 
+    gates: tuple[str, ...] = ()
+    scheduler: str = ""
+    """The name of a scheduler that is not Kubernetes' own."""
+
+    group: str = ""
+    """The PodGroup with which the pod is placed together."""
+
+    health: tuple[tuple[str, str], ...] = ()
+    """Messages about unhealthy devices, by ``claim:NAME/REQUEST`` with the pod's own name for the
+    claim (API: ``allocatedResourcesStatus``)."""
+
+    unchecked: tuple[str, ...] = ()
+    """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
+
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     sandbox: bool | None = None
@@ -194,6 +216,12 @@ class PodFacts:
     """The pod's requests in billionths, as :mod:`.loads` adds them up."""
 
     priority: int = 0
+    preempts: bool = True
+
+    @property
+    def displaces(self) -> int:
+        """The priority below which pods make room for this one."""
+        return self.priority if self.preempts else LOWEST_PRIORITY
 
     @property
     def reference(self) -> ObjectReference:
@@ -227,6 +255,21 @@ class Request:
     def every(self) -> bool:
         """Whether it asks for all devices that match (API: allocation mode ``All``)."""
         return self.count == 0
+
+
+def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
+    """Return requests of which only names, classes and numbers are left: no verdict is certain."""
+    return tuple(
+        Request(
+            name=each.name,
+            device_class=each.device_class,
+            count=each.count,
+            admin_access=each.admin_access,
+            alternatives=without_content(each.alternatives, why),
+            unsupported=why,
+        )
+        for each in requests
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +328,9 @@ class ClaimFacts:
     uid: str
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of both."""
+
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
     """The devices that the allocation takes from others; none of admin access, none of `shares`."""
@@ -326,6 +372,8 @@ class TemplateFacts:
     uid: str
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    size_bytes: int = field(default=0, compare=False)
+    """The bytes of JSON that were read of both."""
 
     @property
     def reference(self) -> ObjectReference:
@@ -454,3 +502,12 @@ class ReportFacts:
     policies: tuple[PolicyReport, ...] = ()
     refused: str = ""
     """Why the driver refused its policies."""
+
+    registration: str = ""
+    """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
+
+    left_out: int = 0
+    """Devices that are not published."""
+
+    left_out_example: str = ""
+    """One of them, and the reason."""

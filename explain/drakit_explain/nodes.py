@@ -12,7 +12,7 @@ It must not know requests for devices, clients, or how a result is worded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
@@ -44,6 +44,12 @@ class Unusable(NamedTuple):
 
     problem: NodeProblem
     detail: str = ""
+    """For a taint: its key, or ``key=value``."""
+
+
+def is_condition(taint: str) -> bool:
+    """Return whether a taint shows the condition of a node, which pods must not tolerate."""
+    return taint.startswith(_CONDITIONS)
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
@@ -56,7 +62,7 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
         if not _tolerated(taint, placement.tolerations):
             if taint.key == _CORDON.key:
                 return Unusable(NodeProblem.CORDONED)
-            return Unusable(NodeProblem.TAINT, taint.key)
+            return Unusable(NodeProblem.TAINT, taint.shown)
     return None
 
 
@@ -68,7 +74,11 @@ def resolved(
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
-            added = Toleration(key=problem.detail, operator="Exists")
+            key = problem.detail.partition("=")[0]
+            if is_condition(key):  # not to be tolerated: the node must recover
+                taints = tuple(each for each in node.taints if each.key != key)
+                return placement, replace(node, taints=taints)
+            added = Toleration(key=key, operator="Exists")
             return replace(placement, tolerations=(*placement.tolerations, added)), node
         case NodeProblem.CORDONED:
             taints = tuple(each for each in node.taints if each.key != _CORDON.key)
@@ -85,7 +95,13 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
     return None
 
 
+LOWEST = -(2**31)
+"""The lowest priority: beside a pod that has it, all others count."""
+
 _ROOM = "room for pods"
+_CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""The domains of taints that Kubernetes sets while a node has a problem."""
+
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
@@ -103,6 +119,10 @@ def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
 
 
 # ---------------------------------------------------------------- all nodes
+
+MAX_RULES = 32
+"""Different rules of pods for which the nodes are kept: each takes up to 1 MiB with 5,000 nodes.
+The least recently used go first."""
 
 Nodes = Mapping[str, Unusable | None]
 """All nodes by name, each with the reason why a pod cannot use it."""
@@ -129,6 +149,13 @@ class UsableNodes:
             name: problem or _other_claim(restricted, self._views[name])
             for name, problem in nodes.items()
         }
+
+    def passes(self, pod: PodFacts, name: str) -> bool:
+        """Return whether a node that a pod can use has room for it without preemption."""
+        node, loads = self._world.node(name), self._world.loads
+        if node is None or loads is None or self._loads is None or not loads.knows(name):
+            return True
+        return too_small(pod.requests, loads.free(node, priority=LOWEST)) is None
 
     def after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
         """Return whether a pod could use a node if the reason against it were resolved."""
@@ -163,28 +190,42 @@ class UsableNodes:
         rules = self._rules(pod)
         if self._loads is None:
             return rules
-        key = (pod.placement.key, pod.requests, pod.priority)
-        if key not in self._with_room:
-            self._with_room[key] = {
+        return _used(
+            self._with_room,
+            (pod.placement.key, pod.requests, pod.displaces),
+            lambda: {
                 name: problem or self._too_small(pod, name) for name, problem in rules.items()
-            }
-        return self._with_room[key]
+            },
+        )
 
     def _rules(self, pod: PodFacts) -> Nodes:
-        key = pod.placement.key
-        if key not in self._by_rules:
+        def find() -> Nodes:
             nodes = {name: self._world.node(name) for name in self._views}
-            self._by_rules[key] = {
+            return {
                 name: None if node is None else unusable(pod.placement, node)
                 for name, node in nodes.items()
             }
-        return self._by_rules[key]
+
+        return _used(self._by_rules, pod.placement.key, find)
 
     def _too_small(self, pod: PodFacts, name: str) -> Unusable | None:
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None:  # unknown, or outdated
             return None
-        return too_small(pod.requests, loads.free(node, priority=pod.priority))
+        if not loads.knows(name):
+            return None
+        return too_small(pod.requests, loads.free(node, priority=pod.displaces))
+
+
+def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) -> Nodes:
+    """Return an entry, found if there is none, and make it the last one used."""
+    entry = cache.pop(key, None)
+    if entry is None:
+        entry = find()
+    cache[key] = entry
+    if len(cache) > MAX_RULES:
+        del cache[next(iter(cache))]
+    return entry
 
 
 def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:

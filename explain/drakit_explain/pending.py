@@ -16,26 +16,42 @@ It must not know Kubernetes clients, clocks, or earlier reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 
-from drakit_explain.allocation import Answer, NotEvaluatedError, Outcome
+from drakit_explain.allocation import NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, analyze
-from drakit_explain.broken import broken_pod, is_placed, node_of_claim, not_bindable
+from drakit_explain.broken import (
+    broken_pod,
+    has_others,
+    is_placed,
+    node_of_claim,
+    not_bindable,
+)
 from drakit_explain.codes import Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
+from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
-from drakit_explain.pending_claims import Wanted, classes_missing, exact_requests, extended, resolve
+from drakit_explain.pending_claims import (
+    Wanted,
+    classes_missing,
+    exact_requests,
+    extended,
+    resolve,
+    wanted_of,
+)
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
-from drakit_explain.shortage import RequestReport, findings_of_shortage
+from drakit_explain.shortage import (
+    RequestReport,
+    findings_of_errors,
+    findings_of_shortage,
+    told_by_scheduler,
+)
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
-
-MAX_NODES = 64
-"""Nodes that are searched for one pod; with more candidates, the answer may be undecided."""
 
 MAX_ANALYSES = 64
 """Requests whose results are kept: about 0.5 MiB each in a cluster of 2,000 nodes."""
@@ -124,14 +140,9 @@ class Explainer:
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
-        wanted = [
-            found
-            for each in pod.claims
-            if isinstance(found := resolve(pod, each, self._world, settled=False), Wanted)
-        ]
         return [
             text
-            for each in (*wanted, *extended(pod, self._world)[0])
+            for each in wanted_of(pod, self._world)
             for request in each.requests
             for _, exact in exact_requests(request)
             for _, text in self._world.expressions(exact)
@@ -184,16 +195,16 @@ class Explainer:
                 claim=self._world.claim(pod.namespace, each.claim),
             )
         )
-        blocked += not_bindable(pod, allocated)
+        blocked += not_bindable(pod, allocated, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
         nodes = self._nodes.of(pod, allocated)
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
-            if elsewhere := list(self._elsewhere(allocated, nodes)):
+            if elsewhere := list(self._elsewhere(pod, allocated, nodes)):
                 return self._blocked(pod, elsewhere, reports, nodes)
-            if all(nodes.values()) and (unused := _unused(allocated, nodes)):
+            if all(nodes.values()) and (unused := _unused(pod, allocated, nodes)):
                 return _undecided(unused, reports, nodes)
             return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
         try:
@@ -201,12 +212,14 @@ class Explainer:
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
-    def _elsewhere(self, allocated: Sequence[ClaimFacts], nodes: Nodes) -> Iterator[Finding]:
+    def _elsewhere(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
+    ) -> Iterator[Finding]:
         """Return the claims that other pods use on nodes where this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
-            if claim.nodes is not None and claim.consumers:
+            if claim.nodes is not None and has_others(claim, pod):
                 only = node_of_claim(claim)
                 where = f"on node {only}" if only is not None else "on nodes"
                 yield Finding(
@@ -261,29 +274,37 @@ class Explainer:
     ) -> Explanation:
         trial = Trial(world=self._world, wanted=wanted, nodes=nodes, analysis=self._analysis)
         reports += [self._report(each, nodes) for each in wanted]
-        candidates = _candidates(trial)
-        answers: dict[str, Answer] = {}
-        for name in candidates[:MAX_NODES]:
-            answer = trial.allocate(name)
-            if answer.outcome is Outcome.FITS:
+        judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
+        if judged.fatal and (unread := _unread(trial)):
+            return _undecided(unread, reports, nodes)
+        if judged.fatal and judged.fits_on:
+            if pod.unchecked:
+                return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
+            given_up = findings_of_errors(trial, judged)
+            return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
+        if not judged.fatal:
+            if told := told_by_scheduler(pod, trial.rules):
+                return self._blocked(pod, [told], reports, nodes, fits_on=judged.fits_on)
+            if judged.fits_on:
                 return Explanation(
-                    verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes, fits_on=name
+                    verdict=Verdict.FITS,
+                    claims=tuple(reports),
+                    nodes=nodes,
+                    fits_on=judged.fits_on,
                 )
-            answers[name] = answer
-        for name, answer in answers.items():
-            if answer.outcome is Outcome.UNDECIDED:
-                unknown = answer.failure or f"the search on node {name} took too long"
-                return _undecided([unknown], reports, nodes)
-        if len(candidates) > MAX_NODES:
-            unknown = f"more than {MAX_NODES} nodes would have to be searched"
-            return _undecided([unknown], reports, nodes)
-        if unused := _unused(allocated, nodes):
-            return _undecided(unused, reports, nodes)
-        if unknown := _uncertain(trial):
-            return _undecided([unknown], reports, nodes)
+            if unknown := (
+                _unjudged(judged)
+                or _unused(pod, allocated, nodes)
+                or _unread(trial)
+                or _uncertain(trial)
+            ):
+                return _undecided(unknown, reports, nodes)
+        trial = replace(trial, fatal=judged.distinct)
         reader = None if self._name_all else pod.namespace
         found = {each.origin: each.requests for each in reports}
-        findings = findings_of_shortage(trial, found, answers, reader=reader)
+        findings = findings_of_shortage(
+            trial, found, judged, reader=reader, preempting=pod.displaces > 0
+        )
         return self._blocked(
             pod,
             findings,
@@ -297,7 +318,7 @@ class Explainer:
     ) -> str:
         """Return the proven remedies; pods with equal rules and equal requests share them."""
         key = (
-            (pod.namespace, pod.placement.key, pod.requests, pod.priority),
+            (pod.namespace, pod.placement.key, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
             tuple((each.requests, each.constraints) for each in trial.wanted),
             names_of_claims(trial),
@@ -328,10 +349,12 @@ class Explainer:
         reports: Sequence[ClaimReport],
         nodes: Nodes | None = None,
         *,
+        fits_on: str = "",
         find_remedy: Callable[[], str] = no_remedy,
     ) -> Explanation:
         return Explanation(
             verdict=Verdict.BLOCKED,
+            fits_on=fits_on,
             find_remedy=find_remedy,
             reasons=tuple(
                 Reason(
@@ -339,6 +362,7 @@ class Explainer:
                     sentence=f"pod {pod.namespace}/{pod.name} waits: {each.what}",
                     regarding=pod.reference,
                     advice=each.advice,
+                    transient=each.transient,
                 )
                 for each in dict.fromkeys(blocked)
             ),
@@ -349,6 +373,7 @@ class Explainer:
                     f"pod {pod.name}: {each.what}",
                     regarding=claim.reference,
                     advice=each.advice,
+                    transient=each.transient,
                 )
                 for each in dict.fromkeys(blocked)
                 for name in each.claims
@@ -365,8 +390,8 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
     )
 
 
-def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes, although no pod uses them: they may be deallocated."""
+def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
+    """Return the claims that exclude nodes without another pod: they may be deallocated."""
     excluding = {
         problem.detail
         for problem in nodes.values()
@@ -376,28 +401,49 @@ def _unused(allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
         f"claim {claim.name} is allocated for other nodes, but no pod uses it, so the scheduler "
         f"might allocate it again"
         for claim in allocated
-        if claim.name in excluding and not claim.consumers
+        if claim.name in excluding and not has_others(claim, pod)
     ]
 
 
-def _candidates(trial: Trial) -> list[str]:
-    """Return the nodes with enough free devices, or a selector error, for each request."""
-    able = trial.able_for_all()
-    for _, _, exact in trial.exact():
-        for error in trial.analysis(exact).errors:
-            able.update(error.nodes)
-    return [name for name in trial.usable() if name in able]
+def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
+    """Return why the scheduler may never see a fatal error: other filters run before DRA's."""
+    first, number = next(iter(judged.fatal)), len(judged.fatal)
+    more = f" and {number - 1} more" if number > 1 else ""
+    why = ", ".join(pod.unchecked)
+    return [f"the search fails on node {first}{more}, but {why} may exclude that node before"]
 
 
-def _uncertain(trial: Trial) -> str:
-    """Return an unknown fact that makes every reason uncertain, or the empty string."""
+def _unjudged(judged: Judged) -> list[str]:
+    """Return the nodes on which the search found no answer."""
+    for name, answer in judged.answers.items():
+        if answer.outcome is Outcome.UNDECIDED:
+            return [answer.failure or f"the search on node {name} took too long"]
+    if judged.unjudged:
+        first, number = judged.unjudged[0], len(judged.unjudged)
+        more = f" and {number - 1} more" if number > 1 else ""
+        return [f"the search took too long, so node {first}{more} was not searched"]
+    return []
+
+
+def _unread(trial: Trial) -> list[str]:
+    """Return what could not be read, so that every reason is uncertain."""
     for each in trial.wanted:
         if not each.requests:
-            return f"{each.origin} has no requests, or could not be read"
+            return [f"{each.origin} has no requests, or could not be read"]
     if names := trial.world.unreadable():
-        return f"ResourceSlice {names[0]} could not be read"
+        return [f"ResourceSlice {names[0]} could not be read"]
+    return []
+
+
+def _uncertain(trial: Trial) -> list[str]:
+    """Return the unknown facts that make a shortage uncertain."""
     for pool in trial.not_ready():
-        if pool.state is PoolState.INCOMPLETE and trial.concerns(pool):
+        # Later releases allocate nothing from such a pool.
+        if (
+            not trial.rules.skips_pools
+            and pool.state is PoolState.INCOMPLETE
+            and trial.concerns(pool)
+        ):
             driver, name = pool.identity
-            return f"pool {name} of driver {driver} is incomplete: slices are missing"
-    return ""
+            return [f"pool {name} of driver {driver} is incomplete: slices are missing"]
+    return []

@@ -25,10 +25,12 @@ from drakit_explain.model import (
     PodClaim,
     PodFacts,
     QuotaFacts,
+    ReportFacts,
     Request,
     TemplateFacts,
 )
 from drakit_explain.projection import ADMIN_ACCESS
+from drakit_explain.selectors import only_driver
 from drakit_explain.world import Name, World
 
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
@@ -49,6 +51,8 @@ class Wanted:
 
     origin: str
     name: str
+    """For sentences: not the pod's own name for the claim."""
+
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
     claim: str = ""
@@ -85,7 +89,7 @@ def resolve(
             what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
             f'namespace "{pod.namespace}"; create it or correct resourceClaimName',
         )
-    return _wanted(f'claim "{claim.name}"', each.name, claim)
+    return _wanted(f'claim "{claim.name}"', claim)
 
 
 def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | None:
@@ -114,14 +118,14 @@ def _from_template(
         return Finding(
             code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
             what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
-            f'does not exist in namespace "{pod.namespace}"; create it or correct '
-            f"resourceClaimTemplateName",
+            f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
+            f"server reports if it refuses it, or correct resourceClaimTemplateName",
         )
     if claim is None and template is not None and each.generated is None:
         problem = _not_created(each, template, world, settled=settled)
         if problem is not None:
             return problem
-    return _wanted(f'claim template "{each.template}"', each.name, source)
+    return _wanted(f'claim template "{each.template}"', source)
 
 
 def _not_created(
@@ -195,6 +199,8 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     """Return the extended resources that a DeviceClass provides, and what is not evaluated."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
+    if pod.placement.unread:
+        unknown.append(pod.placement.unread)
     if pod.extended_claim is not None:
         return wanted, unknown
     for resource in sorted({each.resource for each in pod.extended}):
@@ -222,6 +228,21 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
                 )
             )
     return wanted, unknown
+
+
+def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
+    """Return the claims of a pod that are not allocated, as far as they are known."""
+    found = [resolve(pod, each, world, settled=False) for each in pod.claims]
+    return [*(each for each in found if isinstance(each, Wanted)), *extended(pod, world)[0]]
+
+
+def not_checked(pod: PodFacts, world: World) -> list[str]:
+    """Return what also decides about the pod's node, and is not explained here, as phrases."""
+    plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
+    return [
+        *pod.unchecked,
+        *(f"extended resource {each}" for each in plugins if _class_of(each, world) is None),
+    ]
 
 
 def _class_of(resource: str, world: World) -> ClassFacts | None:
@@ -298,6 +319,23 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
     ]
 
 
+def what_to_check(request: Request, world: World, *, owners: str = "class and request") -> str:
+    """Return what to check if no device matches: the driver that the selectors name, if any."""
+    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
+    published = {each.driver for each in world.slices() if each.devices}
+    if absent := sorted(each for each in drivers - published if each):
+        for report in world.of(ReportFacts).values():
+            if report.driver == absent[0] and report.left_out:
+                return (
+                    f"driver {report.driver} publishes no device, and leaves out "
+                    f"{report.left_out} on node {report.node}, such as {report.left_out_example}"
+                )
+        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
+    if not published:
+        return "no ResourceSlice has devices, so check that the driver is running"
+    return f"check the selectors of {owners}, and the attributes of the devices"
+
+
 def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
     """Return a request, or its alternatives, by full name."""
     if not request.alternatives:
@@ -306,11 +344,12 @@ def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
         yield f"{request.name}/{each.name}", each
 
 
-def _wanted(origin: str, name: str, source: ClaimFacts | TemplateFacts) -> Wanted:
+def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:
+    is_claim = isinstance(source, ClaimFacts)
     return Wanted(
         origin=origin,
-        name=name,
+        name=source.name if is_claim else f"of template {source.name}",
         requests=source.requests,
         constraints=source.constraints,
-        claim=source.name if isinstance(source, ClaimFacts) else "",
+        claim=source.name if is_claim else "",
     )

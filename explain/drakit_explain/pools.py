@@ -52,6 +52,9 @@ class NodePool:
     problem: str = ""
     """Why the pool is invalid, as a clause; empty if it is valid."""
 
+    missing: str = ""
+    """How many slices an incomplete pool has, such as ``1 of 2 slices``."""
+
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
     """With devices for the node, by name."""
@@ -113,8 +116,14 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
             return None  # a newer generation has nothing for this node
         mine = {each.name for each in current}
         elsewhere = [each for each in slices if each.generation == newest and each.name not in mine]
-        if len(current) + len(elsewhere) != current[0].pool_slices:
-            return NodePool(identity=identity, state=PoolState.INCOMPLETE, node=node)
+        number, expected = len(current) + len(elsewhere), current[0].pool_slices
+        if number != expected:
+            return NodePool(
+                identity=identity,
+                state=PoolState.INCOMPLETE,
+                missing=f"{number} of {expected} slices",
+                node=node,
+            )
     current.sort(key=lambda each: each.name)
     with_devices = [each for each in current if not _has_only_counters(each)]
     problem = _problem(with_devices, current, elsewhere)

@@ -3,15 +3,17 @@ From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, dr
 the core API (``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on
 them.
 
-Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
-repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
-is what devices that are alike have in common: capacities, counters, taints.
+Fields that the facts do not need are ignored; absent, null and empty are the same. What a tenant
+can make large has a limit for each object: beyond it, the object exists without that content.
+Strings that repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept
+once, and so is what devices that are alike have in common: capacities, counters, taints.
 
 It must not know clients, or what is done with the facts.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
@@ -57,6 +59,7 @@ from drakit_explain.model import (
     TaintRuleFacts,
     TemplateFacts,
     Toleration,
+    without_content,
 )
 from drakit_formats.resource.objects import (
     VERSIONS,
@@ -73,7 +76,18 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""Characters of a selector; one that tests a dozen attributes has fewer."""
+"""Bytes of a selector; one that tests a dozen attributes has fewer. A character of four bytes makes
+each character of a text take four."""
+
+MAX_CONTENT = 64 * 2**10
+"""Bytes of JSON of a claim's requests and constraints, of a class's selectors, and of a pod's rules
+for nodes and its resources. Each can take 25 bytes after parsing (``{},{},...``)."""
+
+MAX_SHARED = 2**10
+"""Bytes of JSON of content that is cached: larger content would stay in memory after its object."""
+
+MAX_FINALIZERS = 16
+"""Finalizers that are kept of an object: sentences name them, and most objects have one."""
 
 _EVERYWHERE = Place(every=True)
 
@@ -82,7 +96,7 @@ FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
-    return once(tuple(str(each) for each in metadata.get("finalizers") or ()))
+    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]))
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
@@ -121,12 +135,14 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
     conditions = {
         _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
     }
+    requests, constraints, size = _requests(spec)
     return ClaimFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
-        requests=_requests(spec),
-        constraints=_constraints(spec),
+        requests=requests,
+        constraints=constraints,
+        size_bytes=size,
         allocated=allocation is not None,
         devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
         shares=tuple(
@@ -180,12 +196,14 @@ def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
     """Project a ResourceClaimTemplate of a version."""
     metadata = child(body, "metadata")
     spec = requests_from_version(child(body, "spec", "spec"), version)
+    requests, constraints, size = _requests(spec)
     return TemplateFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
-        requests=_requests(spec),
-        constraints=_constraints(spec),
+        requests=requests,
+        constraints=constraints,
+        size_bytes=size,
     )
 
 
@@ -195,7 +213,7 @@ def project_class(body: Object) -> ClassFacts:
     return ClassFacts(
         name=metadata["name"],
         uid=metadata["uid"],
-        selectors=_selectors(spec),
+        selectors=_selectors(spec) if _json_bytes(spec.get("selectors")) <= MAX_CONTENT else ("",),
         extended_resource=text(spec, "extendedResourceName"),
         created=text(metadata, "creationTimestamp"),
     )
@@ -236,8 +254,9 @@ def _place(body: Object) -> Place | None:
     return None
 
 
-def _constraints(spec: Object) -> tuple[Constraint, ...]:
-    return tuple(_constraint(each) for each in children(spec, "devices", "constraints"))
+def _json_bytes(*parts: object) -> int:
+    """Return the size of parsed JSON as the API server writes it."""
+    return len(json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _constraint(body: Object) -> Constraint:
@@ -249,8 +268,17 @@ def _constraint(body: Object) -> Constraint:
     )
 
 
-def _requests(spec: Object) -> tuple[Request, ...]:
-    return tuple(_request(request) for request in children(spec, "devices", "requests"))
+def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...], int]:
+    """Read requests and constraints, and how large they are; not the content of those too large."""
+    bodies = children(spec, "devices", "requests")
+    constraints = children(spec, "devices", "constraints")
+    size = _json_bytes(bodies, constraints)
+    requests = tuple(_request(each) for each in bodies)
+    if size > MAX_CONTENT:
+        why = f"the size (the requests of its claim have more than {MAX_CONTENT >> 10} KiB)"
+        return without_content(requests, why), (), 0
+    found = requests, tuple(_constraint(each) for each in constraints), size
+    return once(found) if size <= MAX_SHARED else found
 
 
 def _request(request: Object) -> Request:
@@ -300,12 +328,8 @@ def _selectors(body: Object) -> tuple[str, ...]:
 
 
 def _kept(expression: str) -> str:
-    """
-    Return an expression, or the empty one where it is too long: its result is unknown.
-
-    Only short ones are kept, because a tenant can fill 1.5 MiB of a claim with expressions.
-    """
-    return intern(expression) if len(expression) <= MAX_EXPRESSION else ""
+    """Return an expression, or the empty one if it is too large: its outcome is unknown."""
+    return intern(expression) if len(expression.encode()) <= MAX_EXPRESSION else ""
 
 
 def _device_id(result: Object) -> DeviceID:
@@ -422,6 +446,7 @@ def project_pod(body: Object) -> PodFacts:
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
     conditions = {each.get("type"): each for each in children(status, "conditions")}
+    placement = _placement(spec)
     return PodFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
@@ -432,17 +457,67 @@ def project_pod(body: Object) -> PodFacts:
         node=spec.get("nodeName") or None,
         phase=intern(text(status, "phase")),
         gated=bool(spec.get("schedulingGates")),
+        gates=once(tuple(text(each, "name") for each in children(spec, "schedulingGates"))),
+        scheduler=intern(name) if (name := text(spec, "schedulerName")) != _OWN_SCHEDULER else "",
+        group=intern(_group_of_pod(spec)),
+        health=once(tuple(dict.fromkeys(_health(status)))),
+        unchecked=once(tuple(_unchecked(spec))),
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
         sandbox=_SANDBOX.get(text(conditions.get("PodReadyToStartContainers", {}), "status")),
         disruption=_disruption(conditions.get("DisruptionTarget", {})),
         scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
-        extended=tuple(_extended_requests(spec)),
+        extended=() if placement.unread else tuple(_extended_requests(spec)),
         extended_claim=text(status, "extendedResourceClaimStatus", "resourceClaimName") or None,
-        placement=_placement(spec),
-        requests=requests_of_pod(spec),
+        placement=placement,
+        requests=() if placement.unread else requests_of_pod(spec),
         priority=int(spec.get("priority") or 0),
+        preempts=spec.get("preemptionPolicy") != "Never",
     )
+
+
+def _health(status: Object) -> Iterator[tuple[str, str]]:
+    for container in children(status, "containerStatuses"):
+        for each in children(container, "allocatedResourcesStatus"):
+            for resource in children(each, "resources"):
+                if resource.get("health") == "Unhealthy" and resource.get("message"):
+                    yield text(each, "name"), text(resource, "message")[:_MAX_MESSAGE]
+
+
+_MAX_MESSAGE = 256
+"""Characters of the messages of others that are kept."""
+
+_OWN_SCHEDULER = "default-scheduler"
+
+
+def _group_of_pod(spec: Object) -> str:
+    """Return the PodGroup of a pod, as Kubernetes 1.36 or 1.35 names it."""
+    return text(spec, "schedulingGroup", "podGroupName") or text(spec, "workloadRef", "podGroup")
+
+
+def _unchecked(spec: Object) -> Iterator[str]:
+    """Return the rules of a pod that exclude nodes, and that :mod:`.nodes` does not check."""
+    if any(
+        each.get("persistentVolumeClaim") or each.get("ephemeral")
+        for each in children(spec, "volumes")
+    ):
+        yield "its volumes"
+    if any(
+        port.get("hostPort")
+        for kind in ("initContainers", "containers")
+        for container in children(spec, kind)
+        for port in children(container, "ports")
+    ):
+        yield "its host ports"
+    if any(
+        child(spec, "affinity", kind).get(_REQUIRED) for kind in ("podAffinity", "podAntiAffinity")
+    ):
+        yield "its affinity to other pods"
+    if any(
+        each.get("whenUnsatisfiable") != "ScheduleAnyway"
+        for each in children(spec, "topologySpreadConstraints")
+    ):
+        yield "its topology spread constraints"
 
 
 def _extended_requests(spec: Object) -> Iterator[ExtendedRequest]:
@@ -462,12 +537,20 @@ def _disruption(condition: Object) -> str:
 
 def _placement(spec: Object) -> Placement:
     affinity = child(spec, "affinity", "nodeAffinity").get(_REQUIRED)
+    rules = (spec.get("nodeSelector"), affinity, spec.get("tolerations"))
+    containers = (*children(spec, "initContainers"), *children(spec, "containers"))
+    size = _json_bytes(rules, [each.get("resources") for each in containers])
+    if size > MAX_CONTENT:
+        what = "node selector, node affinity, tolerations and resources of the pod"
+        why = f"{what} have more than {MAX_CONTENT >> 10} KiB, so drakit does not evaluate them"
+        return Placement(unread=why)
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
         affinity=affinity,
         tolerations=tuple(_toleration(each) for each in children(spec, "tolerations")),
+        size_bytes=size,
     )
-    return placement if affinity is not None else once(placement)
+    return placement if affinity is not None or size > MAX_SHARED else once(placement)
 
 
 def project_node(body: Object) -> NodeFacts:
@@ -550,7 +633,23 @@ def project_report(body: Object) -> ReportFacts:
         driver=text(body, "spec", "driver"),
         policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
         refused=text(body, "status", "policiesRefused"),
+        registration=_registration(child(body, "status", "registration")),
+        left_out=int(child(body, "status", "devices").get("leftOut") or 0),
+        left_out_example=next(
+            (
+                f"{text(each, 'device')}: {text(each, 'message') or text(each, 'reason')}"
+                for each in children(body, "status", "leftOut")
+            ),
+            "",
+        )[:_MAX_MESSAGE],
     )
+
+
+def _registration(body: Object) -> str:
+    state, message = text(body, "state"), text(body, "message")[:_MAX_MESSAGE]
+    if state in ("", "Registered"):
+        return ""
+    return f"{state}: {message}" if message else state
 
 
 def _outcome(body: Object) -> PolicyReport:

@@ -22,14 +22,15 @@ from drakit_explain.allocation import (
     Outcome,
     SearchedClaim,
     Selections,
+    WithoutErrors,
     tolerates,
 )
 from drakit_explain.availability import needed
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
-from drakit_explain.nodes import NodeProblem, Unusable
-from drakit_explain.selectors import only_driver
-from drakit_explain.trial import Position, Released, Trial, WithoutErrors, WithoutSelector
+from drakit_explain.nodes import NodeProblem, Unusable, is_condition
+from drakit_explain.selectors import THE_REQUEST
+from drakit_explain.trial import Position, Released, Trial, WithoutSelector
 from drakit_explain.wording import named_holder, shown
 
 MAX_DEVICES = 20_000
@@ -140,15 +141,24 @@ class _Remedies:
         allocated: Allocated | None = None,
         selections: Selections | None = None,
     ) -> bool:
-        """Return whether the search allocates on a node; False if the bound is reached."""
-        number = sum(len(each.devices) for pool in self._trial.pools(node) for each in pool.slices)
-        if number > self._left:
-            return False
-        answer = self._trial.allocate(
-            node, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
-        )
-        self._left -= number + answer.steps
-        return answer.outcome is Outcome.FITS
+        """
+        Return whether the search allocates on a node, and ends without an error on the others.
+
+        False if the bound is reached.
+        """
+        for name in dict.fromkeys((node, *self._trial.fatal)):
+            number = sum(
+                len(each.devices) for pool in self._trial.pools(name) for each in pool.slices
+            )
+            if number > self._left:
+                return False
+            answer = self._trial.allocate(
+                name, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
+            )
+            self._left -= number + answer.steps
+            if answer.fatal or (name == node and answer.outcome is not Outcome.FITS):
+                return False
+        return True
 
     def _request(self, at: Position, name: str) -> str:
         wanted = self._trial.wanted
@@ -283,15 +293,15 @@ class _Remedies:
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
             for owner, expression, number in analysis.rejected:
-                if not (number or failing) or only_driver(expression) is not None:
+                # A class belongs to an admin, and says which devices its users may have.
+                if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
                     selections = WithoutSelector(self._world, exact, expression)
                     if self._fits(node, selections=selections):
-                        whose = self._request(at, name) if owner == "the request" else owner
                         only = sum(each == owner for each, _, _ in analysis.rejected) == 1
                         which = "no selector" if only else f"no selector {shown(expression)}"
-                        yield _Remedy(node, f"{whose} had {which}")
+                        yield _Remedy(node, f"{self._request(at, name)} had {which}")
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
         """Return the usable nodes with the most devices once an expression is dropped."""
@@ -343,6 +353,8 @@ def _usable_if(problem: Unusable) -> str:
         case NodeProblem.SELECTOR:
             return "the pod's node selector and affinity allowed that node"
         case NodeProblem.TAINT:
+            if is_condition(problem.detail):
+                return f"that node lost the taint {problem.detail}"
             return f"the pod tolerated the node's taint {problem.detail}"
         case NodeProblem.CORDONED:
             return "that node were not cordoned"

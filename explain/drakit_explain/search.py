@@ -6,6 +6,8 @@ It keeps the order and the odd cases of the allocator of
 reached first. Two things differ. Devices that are alike for all requests are tried once. And the
 search ends after a number of steps, with the answer *undecided*.
 
+:mod:`.release` has the rules that differ between the releases of Kubernetes.
+
 It must not know clients, nodes beyond their pools, CEL, or how an answer is worded.
 """
 
@@ -19,12 +21,14 @@ from drakit_explain.allocation import (
     Allocated,
     Answer,
     Consumed,
+    Failure,
     NotEvaluatedError,
     Outcome,
     SearchedClaim,
     SearchedConstraint,
     SearchedCounters,
     Selections,
+    WithoutErrors,
     consumed_by,
     fits_capacity,
     not_supported,
@@ -32,14 +36,18 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
-from drakit_explain.model import DeviceID, Request
+from drakit_explain.model import DeviceID, PoolID, Request
 from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.release import Rules, rules_of
 
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""
 
 MAX_DEVICES = 256
 """Devices that all claims of a pod take together: the depth of the recursion."""
+
+
+NEWEST = rules_of(None)
 
 
 def allocate(
@@ -49,6 +57,7 @@ def allocate(
     allocated: Allocated,
     selections: Selections,
     max_steps: int = MAX_STEPS,
+    rules: Rules = NEWEST,
 ) -> Answer:
     """
     Search devices of a node for all claims of a pod that are not allocated yet.
@@ -56,33 +65,72 @@ def allocate(
     :param claims: in the order of the pod's ``spec.resourceClaims``.
     :param pools: the node's pools, in the order of :func:`.pools.pools_of_node`.
     """
-    search = _Search(claims, pools, allocated, selections, max_steps)
+    search = _Search(claims, pools, allocated, selections, max_steps, rules)
     try:
         search.prepare()
         found = search.next_device(_At(), alternative=False, start=0)
     except _FailedError as error:
-        return Answer(
-            outcome=Outcome.FAILED, failure=str(error), device=error.device, steps=search.steps
+        if error.device is None or not search.in_any_order:
+            return error.answer(search.steps)
+        answer = allocate(
+            claims,
+            pools,
+            allocated=allocated,
+            selections=WithoutErrors(selections),
+            max_steps=max_steps,
+            rules=rules,
         )
+        if answer.outcome is Outcome.UNDECIDED:
+            return answer
+        return error.answer(search.steps, chance=answer.outcome is Outcome.FITS)
     except NotEvaluatedError as error:
         return Answer(outcome=Outcome.UNDECIDED, failure=str(error), steps=search.steps)
     except _BoundError:
         return Answer(outcome=Outcome.UNDECIDED, steps=search.steps)
     except _TooManyError:
         found = False
+    if found and search.in_any_order and search.errors:
+        return search.errors[0].answer(search.steps, chance=True)
+    bad = next((pool for pool in pools if pool.state is PoolState.INVALID), None)
+    if bad is not None and not (found and rules.skips_pools):
+        kind = Failure.ON_NODE if rules.skips_pools else Failure.INVALID_POOL
+        return _invalid(bad, kind).answer(search.steps, chance=found)
     if found:
         return Answer(outcome=Outcome.FITS, devices=tuple(search.results()), steps=search.steps)
-    if any(pool.state is PoolState.INVALID for pool in pools):
-        bad = next(pool for pool in pools if pool.state is PoolState.INVALID)
-        failure = f"pool {bad.identity.pool} of driver {bad.identity.driver} is invalid: "
-        return Answer(outcome=Outcome.FAILED, failure=failure + bad.problem, steps=search.steps)
     return Answer(outcome=Outcome.NO_FIT, steps=search.steps)
 
 
 class _FailedError(Exception):
-    def __init__(self, text: str, *, device: DeviceID | None = None) -> None:
+    def __init__(
+        self,
+        kind: Failure,
+        text: str,
+        *,
+        device: DeviceID | None = None,
+        pool: PoolID | None = None,
+    ) -> None:
         super().__init__(text)
+        self.kind = kind
         self.device = device
+        self.pool = pool
+
+    def answer(self, steps: int, *, chance: bool = False) -> Answer:
+        return Answer(
+            outcome=Outcome.FAILED,
+            failure=str(self),
+            kind=self.kind,
+            device=self.device,
+            pool=self.pool,
+            chance=chance,
+            steps=steps,
+        )
+
+
+def _invalid(pool: NodePool, kind: Failure) -> _FailedError:
+    driver, name = pool.identity
+    return _FailedError(
+        kind, f"pool {name} of driver {driver} is invalid: {pool.problem}", pool=pool.identity
+    )
 
 
 class _BoundError(Exception):
@@ -146,13 +194,18 @@ class _Search:
         allocated: Allocated,
         selections: Selections,
         max_steps: int,
+        rules: Rules,
     ) -> None:
         self._claims = claims
         self._pools = pools
         self._allocated = allocated
         self._selections = selections
         self._max_steps = max_steps
+        self._rules = rules
         self.steps = 0
+        self.errors: list[_FailedError] = []
+        """Of devices that requests for a number of devices can reach."""
+
         self._plans: dict[tuple[int, int, int], _Plan] = {}
         self._devices: dict[DeviceID, _Candidate] = {}
         self._failing: dict[DeviceID, int] = {}
@@ -171,6 +224,12 @@ class _Search:
             for request, device in taken:
                 yield claim.name, request, device
 
+    @property
+    def in_any_order(self) -> bool:
+        """Whether the order in which the scheduler tries devices is chance."""
+        several = sum(len(pool.slices) for pool in self._pools) > 1
+        return several and not self._rules.sorts_pools
+
     # ---- before the search
 
     def prepare(self) -> None:
@@ -180,8 +239,9 @@ class _Search:
             least = sum(self._plan(number, index) for index in range(len(claim.requests)))
             if least > MAX_RESULTS:
                 raise _FailedError(
+                    Failure.TOO_MANY,
                     f"claim {claim.name} asks for {least} devices, but an allocation can "
-                    f"list only {MAX_RESULTS}"
+                    f"list only {MAX_RESULTS}",
                 )
             total += least
             if not all(each.attribute for each in claim.constraints):
@@ -209,18 +269,23 @@ class _Search:
         if request.unsupported:
             raise NotEvaluatedError(not_supported(request, name))
         if (problem := self._selections.broken(request)) is not None:
-            raise _FailedError(f'request "{name}" of claim "{claim}": {problem}')
+            raise _FailedError(Failure.CLASS, f'request "{name}" of claim "{claim}": {problem}')
         plan = _Plan(claim=claim, request=request, parent=parent, candidates=[], count=0)
         self._plans[key] = plan
         bit = 1 << (len(self._plans) - 1)
         for pool in self._pools:
-            if pool.state is PoolState.READY:
+            # Up to Kubernetes 1.34, the slices of other nodes count as missing.
+            partial = bool(pool.elsewhere) and not self._rules.skips_pools
+            if pool.state is PoolState.READY and not (request.every and partial):
                 self._find_candidates(plan, pool, bit)
             elif request.every:
-                state = "incomplete" if pool.state is PoolState.INCOMPLETE else "invalid"
+                invalid = pool.state is PoolState.INVALID
+                state = "invalid" if invalid else "incomplete"
                 raise _FailedError(
+                    Failure.INVALID_POOL if invalid else Failure.INCOMPLETE_POOL,
                     f'request "{name}" of claim "{claim}" asks for all devices, but pool '
-                    f"{pool.identity.pool} of driver {pool.identity.driver} is {state}"
+                    f"{pool.identity.pool} of driver {pool.identity.driver} is {state}",
+                    pool=pool.identity,
                 )
         plan.count = len(plan.candidates) if request.every else request.count
         return plan.count
@@ -240,12 +305,14 @@ class _Search:
                     continue  # checked before selectors, so their errors are not reached
                 if index in selected.errors:
                     error = _FailedError(
+                        Failure.SELECTOR,
                         f'request "{plan.name}" of claim "{plan.claim}": {selected.errors[index]}',
                         device=identity,
                     )
                     if request.every:
                         raise error
                     self._failing[identity] = self._failing.get(identity, 0) | bit
+                    self.errors.append(error)
                     plan.candidates.append(error)
                     continue
                 if not pool.reaches(each, index):
@@ -419,8 +486,9 @@ class _Search:
                 undo()
                 if must:
                     raise _FailedError(
+                        Failure.CONSTRAINT,
                         f'request "{plan.name}" of claim "{plan.claim}" asks for all devices, and '
-                        f"a constraint of the claim excludes one of them"
+                        f"a constraint of the claim excludes one of them",
                     )
                 return None
             undone.append(lambda each=constraint: each.remove(plan.base, sub))

@@ -11,21 +11,22 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import DeviceFacts
-from drakit_explain.model import Request
-from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.devices import DeviceFacts, DeviceKind
+from drakit_explain.fold import Judged, not_counted
+from drakit_explain.model import Constraint, PodFacts, PoolID, Request
+from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.selectors import only_driver
+from drakit_explain.release import Rules
 from drakit_explain.trial import Released, Trial
-from drakit_explain.wording import advice, how_taints_end, shown, state
+from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
 MAX_NAMED = 3
@@ -49,18 +50,21 @@ class RequestReport:
 def findings_of_shortage(
     trial: Trial,
     reports: Mapping[str, Sequence[RequestReport]],
-    answers: Mapping[str, Answer],
+    judged: Judged,
     *,
     reader: str | None,
+    preempting: bool = False,
 ) -> list[Finding]:
     """
     Return why a pod fits on no node.
 
     :param reports: the devices of each exact request, by the origin of its claim.
-    :param answers: of the nodes that were searched, none of which fits.
+    :param judged: the answers of the nodes, none of which fits.
     :param reader: the namespace outside of which holders stay unnamed; None names all.
+    :param preempting: the priority of the pod lets it preempt others, but not for devices.
     """
     findings: list[Finding] = []
+    answers = judged.answers
     failed = [
         (name, answer)
         for name, answer in answers.items()
@@ -69,6 +73,8 @@ def findings_of_shortage(
     for name, answer in failed[:1]:
         findings.append(_failed(name, answer, len(failed), trial.world))
     invalid = _invalid(trial)
+    not_ready = _not_ready(judged, {pool.identity for pool in invalid})
+    findings += not_ready
     findings += [
         Finding(
             code=Code.POOL_INVALID,
@@ -85,12 +91,31 @@ def findings_of_shortage(
             short = short or bool(found)
             if not invalid or any(one.analysis.matching for one in of_claim):
                 findings += (replace(one, claims=(each.claim,)) for one in found)
-    if not short and not failed:
+    if not short and not failed and not not_ready:
         unevaluated = _unevaluated(trial, reports)
         findings += unevaluated or [_competing(trial, answers)]
+    if preempting:
+        findings = [
+            replace(each, what=f"{each.what}; Kubernetes preempts no pod for its devices")
+            if each.code is Code.DEVICES_ALLOCATED
+            else each
+            for each in findings
+        ]
     # What is not about one claim keeps all of them from being allocated.
     every = tuple(each.claim for each in trial.wanted)
-    return [each if each.claims else replace(each, claims=every) for each in findings]
+    findings = [each if each.claims else replace(each, claims=every) for each in findings]
+    exact = (each for _, _, each in trial.exact())
+    note = not_counted(trial.world, exact, set(trial.usable()))
+    return [_beside_incomplete(each, note) for each in findings] if note else findings
+
+
+def _beside_incomplete(finding: Finding, note: str) -> Finding:
+    """Return a finding that may end when pools are complete: drivers need a moment for that."""
+    return replace(
+        finding,
+        what=f"{finding.what} ({note})",
+        transient=finding.transient or f"{finding.code} beside an incomplete pool",
+    )
 
 
 def _invalid(trial: Trial) -> list[NodePool]:
@@ -102,13 +127,127 @@ def _invalid(trial: Trial) -> list[NodePool]:
     return [found[identity] for identity in sorted(found)]
 
 
+# ---- an error of the search
+
+
+_ADVICE = {
+    Failure.INCOMPLETE_POOL: "wait until the driver has published all slices, or ask for a number "
+    "of devices",
+    Failure.INVALID_POOL: "correct the driver",
+    Failure.CONSTRAINT: "relax the constraint, or ask for a number of devices",
+    Failure.TOO_MANY: "reduce the requests",
+}
+
+_CODES = {
+    Failure.SELECTOR: Code.SELECTOR_FAILED,
+    Failure.INCOMPLETE_POOL: Code.POOL_INCOMPLETE,
+    Failure.INVALID_POOL: Code.POOL_INVALID,
+    Failure.CONSTRAINT: Code.CONSTRAINT_NOT_MET,
+    Failure.TOO_MANY: Code.REQUESTS_COMPETE,
+}
+
+
+def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
+    """Return why the scheduler gives up a pod that fits on a node: the errors on other nodes."""
+    nodes: dict[Failure, list[str]] = {}
+    for name in judged.fatal:
+        if (kind := judged.answers[name].kind) is not None:
+            nodes.setdefault(kind, []).append(name)
+    every = tuple(each.claim for each in trial.wanted)
+    return [
+        replace(_given_up(kind, names, judged, trial.world), claims=every)
+        for kind, names in nodes.items()
+    ]
+
+
+def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World) -> Finding:
+    answer = judged.answers[names[0]]
+    where = f"node {names[0]}{_and_more(len(names))}"
+    chance = ", unless it looks elsewhere first: the pod may start by chance"
+    fits = (
+        f"the pod would fit on node {judged.fits_on}, but the scheduler gives up on all nodes "
+        f"because of this error on {where}{chance if judged.chance else ''}"
+    )
+    code = _CODES.get(kind, Code.SEARCH_FAILED)
+    if answer.device is None:
+        return Finding(
+            code=code,
+            what=f"{answer.failure}; {fits}",
+            advice=_ADVICE.get(kind, ""),
+            transient=_transient(kind),
+        )
+    device = answer.device
+    fix = _advice(answer.failure, device.device, device.driver, published_device(device, world))
+    return Finding(
+        code=code,
+        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
+        f"{device.driver}; {fits}; {fix}",
+    )
+
+
+def _and_more(number: int) -> str:
+    """Count the nodes beside the one that is named."""
+    if number < 2:
+        return ""
+    return f" (and {number - 1} more node{'s' if number > 2 else ''})"
+
+
+def _transient(kind: Failure) -> str:
+    """Return the key of a state that is normal while a driver publishes slices."""
+    return Code.POOL_INCOMPLETE if kind is Failure.INCOMPLETE_POOL else ""
+
+
+def _not_ready(judged: Judged, named: set[PoolID]) -> list[Finding]:
+    """Return the pools because of which requests for all devices fail, but those in `named`."""
+    found: dict[PoolID, Finding] = {}
+    for name in judged.fatal:
+        answer = judged.answers[name]
+        if answer.pool is None or answer.pool in named or answer.kind is None:
+            continue
+        found[answer.pool] = found.get(answer.pool) or Finding(
+            code=_CODES[answer.kind],
+            what=f"{answer.failure}; the scheduler gives up on all nodes because of this error "
+            f"on node {name}",
+            advice=_ADVICE[answer.kind],
+            transient=_transient(answer.kind),
+        )
+    return list(found.values())[:MAX_NAMED]
+
+
+_TIMEOUT = re.compile(r"\bnode (\S+): timed out trying to allocate devices")
+_DISABLED = re.compile(
+    r"\bclaim \S+, (?:sub)?request [^:]+: [^:;]*\bthe (?:\w+ )?feature is disabled"
+)
+"""Errors of the plugin and the allocator whose cause no object shows: the clock, and the feature
+gates of the scheduler."""
+
+
+def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
+    """Return the error with which the scheduler gave up the pod, if only the scheduler knows it."""
+    if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:
+        return Finding(
+            code=Code.SEARCH_FAILED,
+            what=f"the scheduler's search on node {timeout[1]} reached its timeout, so the "
+            f"scheduler gave up on all nodes",
+            advice="simplify the constraints and requests of its claims",
+        )
+    if disabled := _DISABLED.search(pod.scheduling_message):
+        return Finding(
+            code=Code.SEARCH_FAILED,
+            what=f"a feature gate of the scheduler is off: {disabled[0]}; the scheduler gives up "
+            f"on all nodes because of this error",
+            advice="enable the feature gate, or do not use the feature",
+        )
+    return None
+
+
 # ---- a selector that fails
 
 
 def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     assert answer.device is not None
     device = answer.device
-    more = f" (and {nodes - 1} more node{'s' if nodes > 2 else ''})" if nodes > 1 else ""
+    more = _and_more(nodes)
     facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,
@@ -124,6 +263,13 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
     if missing is None or device is None:
         return "correct the expression, or test device.driver first, so that it skips this device"
     key = missing[1]
+    domain, slash, bare = key.rpartition("/")
+    if slash and device.attribute(key, driver) is not None:
+        return (
+            f'device {name} has {bare} in device.attributes["{domain}"], so write the key without '
+            f"the domain {domain}"
+        )
+    key = bare
     capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
     attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
     close = get_close_matches(key, [*attributes, *capacity], n=1)
@@ -196,7 +342,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"no node publishes a device of {devices}{_rejected(analysis)}",
-            advice=_check(request, world),
+            advice=what_to_check(request, world),
         )
     if found.total == 0 and not request.capacity:
         return Finding(
@@ -206,6 +352,12 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             f"allocated; correct the driver",
         )
     if found.total == 0:
+        if absent := _absent_capacity(report, world):
+            return Finding(
+                code=Code.NO_DEVICE_PUBLISHED,
+                what=f"none of the published devices of DeviceClass "
+                f'"{request.device_class}" that match {name} of {origin} has {absent}',
+            )
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no published device of DeviceClass "{request.device_class}" that matches {name} '
@@ -247,18 +399,31 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     return Finding(code=code, what=what, advice=advice(found, released=released))
 
 
-def _check(request: Request, world: World) -> str:
-    """Return what to check if no device matches: the driver that the selectors name, if any."""
-    drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
-    published = {each.driver for each in world.slices() if each.devices}
-    if absent := sorted(each for each in drivers - published if each):
-        return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
-    if drivers:
-        return "check the selectors of class and request, and the attributes of the devices"
-    return (
-        "check that the driver is running and publishes ResourceSlices, and the selectors of "
-        "class and request"
-    )
+def _absent_capacity(report: RequestReport, world: World) -> str:
+    """Return a requested capacity that no matching device has, with advice; empty if all exist."""
+    asked, found = report.analysis.request, set[str]()
+    for _, kind in _kinds(asked, world):
+        found.update(each.name for each in kind.capacity)
+    for each in asked.capacity:
+        if each.name not in found:
+            close = get_close_matches(each.name, sorted(found), n=1)
+            if close:
+                return (
+                    f"capacity {each.name}; the devices have {close[0]}, so check the spelling in "
+                    f"capacity.requests"
+                )
+            have = cut(sorted(found), MAX_NAMED) or "none"
+            return f"capacity {each.name}; correct capacity.requests (the devices have {have})"
+    return ""
+
+
+def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
+    """Return the kinds of the devices that a request selects, each with its driver."""
+    for reach in world.reachable():
+        matches = world.selected(request, reach.slice).matches
+        for kind, mask, _ in reach.slice.devices.groups if matches else ():
+            if mask & matches:
+                yield reach.slice.driver, kind
 
 
 def _rejected(analysis: Analysis) -> str:
@@ -287,7 +452,7 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
     for name in nodes:
         for number, index in constraints:
             if _fits_without(trial, name, number, index):
-                return _constraint(trial.wanted[number], index)
+                return _constraint(trial, trial.wanted[number], index)
         if constraints:
             claims = [replace(each, constraints=()) for each in trial.claims()]
             if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
@@ -326,9 +491,15 @@ def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
     return trial.allocate(node, claims=claims).outcome is Outcome.FITS
 
 
-def _constraint(wanted: Wanted, index: int) -> Finding:
+def _constraint(trial: Trial, wanted: Wanted, index: int) -> Finding:
     constraint = wanted.constraints[index]
     kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
+    if absent := _absent_attribute(trial, wanted, constraint):
+        return Finding(
+            code=Code.CONSTRAINT_NOT_MET,
+            what=f"{absent[0]}, which {kind} requires; {absent[1]}",
+            claims=(wanted.claim,),
+        )
     of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
     same = "different values" if constraint.distinct else "the same value"
     return Finding(
@@ -338,3 +509,39 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
         advice="relax the constraint or add devices",
         claims=(wanted.claim,),
     )
+
+
+def _absent_attribute(
+    trial: Trial, wanted: Wanted, constraint: Constraint
+) -> tuple[str, str] | None:
+    """Return that no device of a request has the attribute of a constraint, and the advice."""
+    for request in wanted.requests:
+        names = dict(exact_requests(request))
+        of = [
+            name
+            for name in names
+            if not constraint.requests or {request.name, name} & {*constraint.requests}
+        ]
+        found: set[str] = set()
+        for name in of:
+            found |= _attributes(names[name], trial.world)
+        if of and found and constraint.attribute not in found:
+            close = get_close_matches(constraint.attribute, sorted(found), n=1)
+            fix = "correct the constraint"
+            if close:
+                fix = f"the devices have {close[0]}, so check the spelling"
+            what = (
+                f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
+                f"{constraint.attribute}"
+            )
+            return what, fix
+    return None
+
+
+def _attributes(request: Request, world: World) -> set[str]:
+    """Return the attributes of the devices that a request selects, by full name."""
+    return {
+        each if "/" in each else f"{driver}/{each}"
+        for driver, kind in _kinds(request, world)
+        for each in kind.attributes
+    }

@@ -3,8 +3,9 @@ Whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be
 
 All devices count as free and without taints, because both change without a change of the template.
 A problem is therefore certain until other devices are published: no pod with such a claim can be
-scheduled. Where something is not evaluated, not complete or too large to search, nothing is
-returned.
+scheduled. A selector that fails is reported even if the claim fits on a node: the scheduler gives
+up on all nodes at such a device. Where something is not evaluated, or too large to search, nothing
+is returned. Incomplete pools count as empty, as for the scheduler (:mod:`.release`).
 
 Why a pod waits is found in :mod:`.pending`. It must not know clients, clocks, or Events.
 """
@@ -14,20 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from drakit_explain.allocation import MAX_RESULTS, NotEvaluatedError, Outcome, SearchedClaim
+from drakit_explain.allocation import (
+    MAX_RESULTS,
+    Answer,
+    Failure,
+    NotEvaluatedError,
+    Outcome,
+    SearchedClaim,
+)
 from drakit_explain.availability import needed
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.fold import MAX_WORK, not_counted
 from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
-from drakit_explain.pending_claims import exact_requests, missing_classes
+from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
 from drakit_explain.pools import PoolState
+from drakit_explain.profiles import Profiles
+from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
 from drakit_explain.world import World
-
-MAX_NODES = 64
-"""Nodes that are searched for one template."""
 
 FIRST_NODES = 3
 """Nodes that are searched before anything is counted: most templates fit on the first one."""
@@ -53,10 +61,12 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
         found = list(_of_requests(template.requests, template.constraints, world))
     except (NotEvaluatedError, ValueError):  # ValueError: an amount is not a quantity
         return []
+    exact = [each for one in template.requests for _, each in exact_requests(one)]
+    note = _note(exact, world) if found else ""
     return [
         Reason(
             code=each.code,
-            sentence=f"{origin}: {each.what}",
+            sentence=f"{origin}: {each.what}{note}",
             regarding=template.reference,
             transient=each.code,
         )
@@ -77,8 +87,9 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     elif not matching.by_node and _is_certain([request], world):
         found = Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device matches DeviceClass "{name}"; check that its driver is '
-            f"running and publishes ResourceSlices, and the selectors of the class",
+            what=f'no published device matches DeviceClass "{name}"; '
+            + what_to_check(request, world, owners="the class")
+            + _note([request], world),
         )
     else:
         return []
@@ -109,8 +120,8 @@ def _match(request: Request, world: World) -> _Matching:
         for index, text in selected.errors.items():
             device = f"device {of.devices[index].name} of pool {of.pool}, driver {of.driver}"
             found.error = found.error or (
-                f"{text}, on {device}; the scheduler aborts its search on a node at such a device, "
-                f"so test that a key exists before you read it, or compare device.driver first"
+                f"{text}, on {device}; the scheduler gives up on all nodes at such a device, so "
+                f"test that a key exists before you read it, or compare device.driver first"
             )
             break
         for node in reach.nodes if selected.matches else ():
@@ -133,14 +144,20 @@ def _is_certain(requests: Sequence[Request], world: World) -> bool:
     """Return whether all devices that the requests could select are known."""
     if world.unreadable():
         return False
+    counts_as_empty = rules_of(world.minor).skips_pools
     return not any(
         world.concerns(exact, pool.identity.driver)
-        for view in world.views().values()
-        for pool in world.pools_of_node(view)
-        if pool.state is not PoolState.READY
+        for _, pool in world.not_ready()
+        # An invalid pool is reported on its own.
+        if not (counts_as_empty and pool.state is PoolState.INCOMPLETE)
         for request in requests
         for _, exact in exact_requests(request)
     )
+
+
+def _note(requests: Sequence[Request], world: World) -> str:
+    note = not_counted(world, requests, world.views())
+    return f" ({note})" if note else ""
 
 
 # ---- a template
@@ -149,7 +166,8 @@ def _is_certain(requests: Sequence[Request], world: World) -> bool:
 def _of_requests(
     requests: Sequence[Request], constraints: Sequence[Constraint], world: World
 ) -> Iterator[Finding]:
-    if _fits_at_once(requests, constraints, world):
+    failing = any(_may_fail(exact, world) for each in requests for _, exact in exact_requests(each))
+    if not failing and _fits_at_once(requests, constraints, world):
         return
     least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
     if least > MAX_RESULTS:
@@ -179,10 +197,24 @@ def _of_requests(
         if alone is False:
             short = True
             yield from (
-                _too_few(name, exact, matching[exact]) for name, exact in exact_requests(request)
+                _too_few(name, exact, matching[exact], world)
+                for name, exact in exact_requests(request)
             )
     if not short and not undecided:
         yield from _together(requests, constraints, search)
+
+
+def _may_fail(request: Request, world: World) -> bool:
+    """Return whether a selector has an error at any device, or is not evaluated."""
+    texts = [text for _, text in world.expressions(request)]
+    try:
+        return any(
+            world.selectors.problem(text)
+            or any(world.selectors.evaluated(text, each.slice).errors for each in world.reachable())
+            for text in texts
+        )
+    except KeyError:
+        return True
 
 
 def _fits_at_once(
@@ -196,7 +228,7 @@ def _fits_at_once(
             continue
         for node in reach.nodes:
             if node not in tried:
-                if _allocate(requests, constraints, node, world) is Outcome.FITS:
+                if _allocate(requests, constraints, node, world).outcome is Outcome.FITS:
                     return True
                 tried.add(node)
                 if len(tried) >= FIRST_NODES:
@@ -206,11 +238,20 @@ def _fits_at_once(
 
 def _allocate(
     requests: Sequence[Request], constraints: Sequence[Constraint], node: str, world: World
-) -> Outcome:
+) -> Answer:
     """Search a node as if no claim had devices."""
-    claim = SearchedClaim(name="", requests=tuple(requests), constraints=tuple(constraints))
     pools = world.pools_of_node(world.views()[node])
-    return allocate([claim], pools, allocated=_Free(world), selections=world).outcome
+    return allocate(
+        [_searched(requests, constraints)],
+        pools,
+        allocated=_Free(world),
+        selections=world,
+        rules=rules_of(world.minor),
+    )
+
+
+def _searched(requests: Sequence[Request], constraints: Sequence[Constraint]) -> SearchedClaim:
+    return SearchedClaim(name="", requests=tuple(requests), constraints=tuple(constraints))
 
 
 class _Free(Released):
@@ -220,13 +261,12 @@ class _Free(Released):
         return ()
 
 
-def _too_few(name: str, request: Request, found: _Matching) -> Finding:
+def _too_few(name: str, request: Request, found: _Matching, world: World) -> Finding:
     devices = f'devices of DeviceClass "{request.device_class}"'
     if not found.by_node:
         what = (
             f'no published device of DeviceClass "{request.device_class}" matches request '
-            f'"{name}"; check that the driver is running and publishes ResourceSlices, and the '
-            f"selectors"
+            f'"{name}"; {what_to_check(request, world)}'
         )
     elif (most := max(found.by_node.values())) < request.count:
         what = (
@@ -263,6 +303,10 @@ def _together(
     )
 
 
+_PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
+"""Errors about pools, which say nothing about a template."""
+
+
 class _Search:
     """Searches all nodes that have enough matching devices."""
 
@@ -273,14 +317,28 @@ class _Search:
     def fits(self, requests: Sequence[Request], constraints: Sequence[Constraint]) -> bool | None:
         """Return whether a node has devices for these requests; None if that is undecided."""
         undecided = False
-        nodes = self._world.views()
-        candidates = [name for name in nodes if all(self._may(each, name) for each in requests)]
-        for name in candidates[:MAX_NODES]:
-            outcome = _allocate(requests, constraints, name, self._world)
-            if outcome is Outcome.FITS:
+        work = 0
+        profiles = Profiles(self._world, [_searched(requests, constraints)], all_free=True)
+        known: set[object] = set()
+        for name, view in self._world.views().items():
+            if not all(self._may(each, name) for each in requests):
+                continue
+            profile = profiles.of(self._world.pools_of_node(view))
+            if profile in known:
+                continue
+            known.add(profile)
+            if work > MAX_WORK:
+                return None
+            answer = _allocate(requests, constraints, name, self._world)
+            if answer.outcome is Outcome.FITS:
                 return True
-            undecided = undecided or outcome is Outcome.UNDECIDED
-        return None if undecided or len(candidates) > MAX_NODES else False
+            undecided = undecided or answer.outcome is Outcome.UNDECIDED or answer.kind in _PASSING
+            work += answer.steps + sum(
+                self._matching[exact].by_node.get(name, 0)
+                for each in requests
+                for _, exact in exact_requests(each)
+            )
+        return None if undecided else False
 
     def _may(self, request: Request, node: str) -> bool:
         return any(

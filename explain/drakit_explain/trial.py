@@ -28,6 +28,8 @@ from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
 from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool
+from drakit_explain.profiles import Profiles
+from drakit_explain.release import Rules, rules_of
 from drakit_explain.search import MAX_STEPS, allocate
 from drakit_explain.world import World
 
@@ -48,6 +50,17 @@ class Trial:
     wanted: Sequence[Wanted]
     nodes: Nodes
     analysis: Callable[[Request], Analysis]
+    fatal: Sequence[str] = ()
+    """Nodes on which the search fails so that the scheduler gives up the pod on all nodes; one of
+    those with equal profiles."""
+
+    @property
+    def rules(self) -> Rules:
+        return rules_of(self.world.minor)
+
+    def profiles(self) -> Profiles:
+        """Compare nodes for these claims."""
+        return Profiles(self.world, self.claims())
 
     def requests(self) -> Iterator[Request]:
         """Return the requests of all claims."""
@@ -126,6 +139,7 @@ class Trial:
             allocated=allocated or self.world,
             selections=selections or self.world,
             max_steps=max_steps,
+            rules=self.rules,
         )
 
 
@@ -156,19 +170,6 @@ class Released(Allocated):
 
     def _holds(self, claim: ClaimFacts) -> bool:
         return self._claim is not None and claim.uid != self._claim.uid
-
-
-class WithoutErrors(Selections):
-    """Devices on which a selector fails are not selected, and the search goes on."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        return Selected(matches=self._world.selected(request, of).matches)
-
-    def broken(self, request: Request) -> str | None:
-        return self._world.broken(request)
 
 
 class WithoutSelector(Selections):

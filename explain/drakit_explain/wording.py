@@ -10,10 +10,11 @@ It must not know pods, clients, clocks, or how devices are counted.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 
 from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
-from drakit_explain.nodes import NodeProblem
+from drakit_explain.nodes import NodeProblem, is_condition
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
@@ -39,9 +40,13 @@ _ADVICE = {
 """Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
 
 _RESOURCES = NodeProblem.RESOURCES.value
+_CONDITION = "condition"
+"""A taint that shows the condition of a node."""
+
 _RULES = {
     NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
     NodeProblem.TAINT.value: "it does not tolerate their taint {}",
+    _CONDITION: "they have the taint {}",
     NodeProblem.CORDONED.value: "they are cordoned",
     _RESOURCES: "they have too little {} left",
     NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
@@ -91,12 +96,19 @@ def advice(found: Availability, *, released: bool) -> str:
         what = "the device is" if whole and found.total == 1 else what
         parts.append(f"the claim can be allocated when {what} released")
     if found.elsewhere.devices and not found.releasable and not found.free:
-        short = {word.partition(" ")[0] for word in found.elsewhere.words} == {_RESOURCES}
-        where = (
-            "allow the pod to run on those nodes, or publish devices on the nodes that it can use"
-        )
-        room = "reduce what the pod requests, or free resources on those nodes"
-        parts.append(room if short else where)
+        match {kind for kind, _ in _rules_of_nodes(found)}:
+            case kinds if kinds == {_RESOURCES}:
+                parts.append("reduce what the pod requests, or free resources on those nodes")
+            case kinds if kinds == {_CONDITION}:
+                parts.append(
+                    "check those nodes (kubectl describe node), or publish devices on the nodes "
+                    "that the pod can use"
+                )
+            case _:
+                parts.append(
+                    "allow the pod to run on those nodes, or publish devices on the nodes that it "
+                    "can use"
+                )
     if found.tainted.words - _ADVICE.keys():
         effects = sorted({effect for key, effect in found.effects if key not in _ADVICE})
         plural = "s" if len(effects) > 1 else ""
@@ -117,26 +129,62 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
         words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
         yield (
             found.used_up,
-            f"{verb} too little {words} left, because shares are allocated to {holders}",
+            f"{verb} too little {words} left ({_left(found)}), because shares are allocated to "
+            f"{holders}",
         )
     if one := found.elsewhere.devices:
         verb = "is" if one == 1 else "are"
         yield found.elsewhere, f"{verb} on nodes that the pod cannot use ({_nodes(found)})"
     if one := found.tainted.devices:
         verb, words = "is" if one == 1 else "are", _words(found.tainted.words)
-        yield found.tainted, f"{verb} tainted with {words}, which the request does not tolerate"
+        near = f" ({cut(sorted(found.near), NAMED_WORDS)})" if found.near else ""
+        yield (
+            found.tainted,
+            f"{verb} tainted with {words}, which the request does not tolerate{near}",
+        )
+
+
+def _left(found: Availability) -> str:
+    """Return what is left of capacities, in the units of the slice."""
+    several = found.used_up.devices > 1
+    parts = [
+        f"{'at most ' if several else ''}{quantity_text(left.amount)} of "
+        f"{quantity_text(left.total)}"
+        f"{f' {name}' if len(found.left) > 1 else ''}, and the request takes "
+        f"{quantity_text(left.needed)}"
+        for name, left in sorted(found.left.items())
+    ]
+    return cut(parts, NAMED_WORDS)
+
+
+def quantity_text(units: int) -> str:
+    """Write an amount in billionths as a quantity, with the largest unit without a fraction."""
+    for suffixes, base in (("PTGMk", 1000), (("Pi", "Ti", "Gi", "Mi", "Ki"), 1024)):
+        for power, suffix in zip(range(5, 0, -1), suffixes, strict=True):
+            size = 10**9 * base**power
+            if units and units % size == 0:
+                return f"{units // size}{suffix}"
+    return f"{Decimal(units) / 10**9:f}"
 
 
 def _nodes(found: Availability) -> str:
     """Name the rules that keep the pod off nodes, a kind of rule once."""
     kinds: dict[str, list[str]] = {}
-    for word in sorted(found.elsewhere.words):
-        kind, _, detail = word.partition(" ")
+    for kind, detail in _rules_of_nodes(found):
         kinds.setdefault(kind, []).append(detail)
     return "; ".join(
         _RULES[kind].format(cut([each for each in details if each], NAMED_WORDS))
         for kind, details in kinds.items()
     )
+
+
+def _rules_of_nodes(found: Availability) -> Iterator[tuple[str, str]]:
+    """Return the rules that keep the pod off nodes, each with its detail."""
+    for word in sorted(found.elsewhere.words):
+        kind, _, detail = word.partition(" ")
+        if kind == NodeProblem.TAINT.value and is_condition(detail):
+            kind = _CONDITION
+        yield kind, detail
 
 
 def _amount(total: int, part: int) -> str:

@@ -56,6 +56,10 @@ EVERYWHERE = ""
 """The key of slices that do not set ``nodeName``."""
 
 
+MAX_MASKS = 64
+"""Sets of devices of a slice whose holders are kept: each different selector can make another."""
+
+
 class Name(NamedTuple):
     """An object within its kind; the namespace of cluster-wide objects is empty."""
 
@@ -162,6 +166,9 @@ class World:
         self.loads: Loads | None = None
         """The requests of pods by their nodes; None if they are unknown."""
 
+        self.minor: int | None = None
+        """The minor version of Kubernetes 1; None if it is unknown."""
+
         self.hidden: frozenset[type[Fact]] = frozenset()
         """Kinds of which nothing may be listed: objects may exist that are not here."""
 
@@ -175,6 +182,14 @@ class World:
         """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
     # ---- what goes in
+
+    def use_release(self, minor: int | None) -> bool:
+        """Take the minor version of Kubernetes 1, if it is known; return whether it has changed."""
+        if minor is None or minor == self.minor:
+            return False
+        self.minor = minor
+        self.revision += 1
+        return True
 
     def apply(self, fact: Fact) -> Change | None:
         """Store an object as it is now. Return the change, or None if nothing has changed."""
@@ -338,6 +353,8 @@ class World:
         """Return the claims that have some of the devices of a slice for themselves, by UID."""
         known = self._holders_in.setdefault(of.name, {})
         if devices not in known:
+            if len(known) >= MAX_MASKS:
+                known.clear()
             names = [of.devices.names[index] for index in bits(devices)]
             claims = [self.holder(DeviceID(of.driver, of.pool, name)) for name in names]
             known[devices] = {claim.uid: claim for claim in claims if claim is not None}
@@ -357,6 +374,11 @@ class World:
 
     def is_shared(self, device: DeviceID) -> bool:
         return device in self._sharers
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether any device is shared."""
+        return bool(self._sharers)
 
     def consumed(self, device: DeviceID) -> Consumed | None:
         """Return what shares take of a device's capacity; None if they take nothing."""
@@ -417,7 +439,7 @@ class World:
                 break
             if not expression:
                 raise NotEvaluatedError(
-                    f"a selector of {owner} is too long, so drakit does not evaluate it"
+                    f"a selector of {owner} is too large, so drakit does not evaluate it"
                 )
             if expression == without:
                 continue

@@ -45,10 +45,23 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
             found |= store.world.pods_of_claim(change.name)
+        elif _registration(change.old) != _registration(change.new):
+            found |= _pods_that_start_on(change.new or change.old, store)
     if all_that_wait:
         # Once: thousands of slices times thousands of pods would keep the probes waiting.
         found.update(store.world.waiting_pods())
     return found
+
+
+def _registration(report: object) -> str:
+    return report.registration if isinstance(report, ReportFacts) else ""
+
+
+def _pods_that_start_on(report: object, store: Store) -> set[Name]:
+    if not isinstance(report, ReportFacts):
+        return set()
+    pods = store.world.of(PodFacts)
+    return {name for name in store.world.waiting_pods() if pods[name].node == report.node}
 
 
 def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
@@ -61,6 +74,8 @@ def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             rules = True
         elif change.kind is CLAIMS:
             found.add(change.name)
+        elif change.kind is PODS and change.new is None:
+            found |= _claims_made_for(change.old)  # its Events had their problems
         elif change.kind is CLASSES:
             found |= store.world.claims_of_class(change.name.name)
         elif change.kind is SLICES:
@@ -104,6 +119,13 @@ def _pods_with_claims_of(pod: object, store: Store) -> set[Name]:
         if each.claim is not None:  # only a claim by name has several pods
             found |= store.world.pods_of_claim(Name(pod.namespace, each.claim))
     return found
+
+
+def _claims_made_for(pod: object) -> set[Name]:
+    if not isinstance(pod, PodFacts):
+        return set()
+    names = (*(each.generated for each in pod.claims), pod.extended_claim)
+    return {Name(pod.namespace, name) for name in names if name}
 
 
 def _affects_all_that_wait(change: Change) -> bool:

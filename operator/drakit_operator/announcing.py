@@ -65,7 +65,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """The Event that an object must get: one reason, and all its sentences in one note."""
+    """The Event that an object must get: one reason in one sentence, and the number of others."""
 
     code: Code
     note: str
@@ -92,7 +92,7 @@ class Decision:
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Join an object's reasons under the first one's code; None without a reason."""
+    """Return the Event of an object's first reason; None without a reason."""
     if not reasons:
         return None
     first = reasons[0]
@@ -100,21 +100,13 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
 
 
 def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
-    """Join the reasons, then the remedy; what has no room is left out, and reasons are counted."""
-    end = f"; {remedy}" if remedy else ""
-    first = reasons[0].sentence
-    if not end or len(f"{first}{end}".encode()) > NOTE_BYTES:
-        first, end = reasons[0].text, ""
-    subject, colon, _ = first.partition(": ")
-    note, room = first, NOTE_BYTES - len(end.encode()) - len("; and 999 more")
-    for index, reason in enumerate(reasons[1:], start=1):
-        text = reason.sentence if end else reason.text
-        clause = text.removeprefix(f"{subject}: ") if colon else text
-        longer = f"{note}; also: {clause}"
-        if len(longer.encode()) > room:
-            end = f"; and {len(reasons) - index} more{end}"
-            break
-        note = longer
+    """Return the first reason and the remedy if there is room; further reasons are counted."""
+    number = len(reasons) - 1
+    more = f"; and {number} more reason{'s' if number > 1 else ''}" if number else ""
+    end = f"{more}; {remedy}" if remedy else more
+    note = reasons[0].sentence if remedy else reasons[0].text
+    if len(f"{note}{end}".encode()) > NOTE_BYTES:
+        note, end = reasons[0].text, more
     return f"{_cut(note, NOTE_BYTES - len(end.encode()))}{end}"
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from drakit_daemon import tasks
 from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resource_path
+from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.probes import StatusServers
@@ -55,8 +56,9 @@ STOP_SECONDS = 4.0
 RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
 
-OLDEST_LIMIT_SECONDS = 300.0
-"""Longest wait for a worker; a temporarily unavailable API server must not count as a hang."""
+STALLED_LIMIT_SECONDS = 300.0
+"""Longest time without progress of the queue; a temporarily unavailable API server must not count
+as a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +221,7 @@ class _Leader:
         self._metrics = metrics
         self._on_kopf_started = on_kopf_started
         self._store = Store()
+        self._release_read = asyncio.Event()
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
@@ -268,6 +271,7 @@ class _Leader:
             "loads": self._loads.run,
             "kopf": self._serve_policies,
             "feature gates": self._follow_gates,
+            "release": self._follow_release,
             "resync": self._resync,
         }
         workers = {f"worker {number}": self._work for number in range(self._config.workers)}
@@ -278,12 +282,13 @@ class _Leader:
 
     def liveness_problem(self) -> str | None:
         """Return a problem that only a restart of the process solves."""
-        if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS and self.sources.complete.is_set():
+        if self._queue.stalled_seconds() > STALLED_LIMIT_SECONDS and self.sources.complete.is_set():
             return "the work queue makes no progress"
         return None
 
     async def _work(self) -> None:
         await self.sources.complete.wait()
+        await self._release_read.wait()
         await self.reconciler.work()
 
     async def _serve_policies(self) -> None:
@@ -314,6 +319,25 @@ class _Leader:
             else:
                 problems.report(None)
                 await self.reconciler.use(gates)
+            await asyncio.sleep(self._config.resync_period)
+
+    async def _follow_release(self) -> None:
+        """An upgrade of the cluster can change the scheduler's rules while we lead."""
+        problems = ProblemLog(
+            logger,
+            "the release of Kubernetes is unknown, so the rules of the newest one are assumed",
+            recovered="the release of Kubernetes is known",
+        )
+        while True:
+            try:
+                minor = await minor_release(self._session)
+            except ApiError as error:
+                problems.report(str(error))
+            else:
+                problems.report(None)
+                if self._store.world.use_release(minor):
+                    self.reconciler.add_waiting()
+            self._release_read.set()
             await asyncio.sleep(self._config.resync_period)
 
     async def _resync(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drakit_explain.broken import broken_claim
+from drakit_explain.broken import broken_claim, is_placed
 from drakit_explain.codes import Code, Reason, certain, with_limits
 from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
@@ -56,6 +56,9 @@ def problems_of_pod(
     ]
     problems = {pod.uid: reasons}
     for each in certain(found.claim_reasons, world):
+        claim = world.claim(pod.namespace, each.regarding.name)
+        if claim is not None and claim.owner_uid == pod.uid:
+            continue  # the Event of its pod has the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
     if world.hidden - {ReportFacts}:  # a fact that is not seen may prevent the remedy
@@ -78,9 +81,17 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def claim_problems(claim: ClaimFacts, world: World) -> list[Reason]:
     """Return what is wrong with a claim, whatever pod waits for it."""
-    if claim.deleting:
+    if claim.deleting or _is_reported_by_pod(claim, world):
         return []
     return _broken(claim, world) if claim.allocated else missing_classes(claim, world)
+
+
+def _is_reported_by_pod(claim: ClaimFacts, world: World) -> bool:
+    """Return whether a claim was made for a pod that gets an Event with the same sentence."""
+    pod = world.pod(claim.namespace, claim.owner_pod or "")
+    if pod is None or pod.uid != claim.owner_uid:
+        return False
+    return is_placed(pod) if claim.allocated else waits(pod)
 
 
 def _broken(claim: ClaimFacts, world: World) -> list[Reason]:

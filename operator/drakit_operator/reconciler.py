@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import QueueFullError, WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
-from drakit_explain.codes import Reason
+from drakit_explain.codes import Reason, no_remedy
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
@@ -35,6 +37,7 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
+from drakit_operator.budgets import TimeBudgets
 from drakit_operator.kinds import (
     CLAIMS,
     CLASSES,
@@ -59,6 +62,12 @@ URGENT = frozenset(["claim"])
 
 OUTDATED_SECONDS = 2.0
 """Pause before an object is checked again, if the store does not have all objects."""
+
+BUDGET_SECONDS = 15.0
+"""Seconds that the main loop checks objects of one namespace at once: a thousand pods and more."""
+
+BUDGET_SHARE = 0.5
+"""Seconds that come back to a namespace each second. The rest is for the others, and for probes."""
 
 POLICY = "policy"
 """The concern of HostDevicePolicies."""
@@ -176,12 +185,16 @@ class Reconciler:
         name_all_holders: bool = False,
         refresh_policy: Callable[[str], Awaitable[None]],
         is_current: Callable[[], bool],
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
         :param refresh_policy: reconciles the HostDevicePolicy of a name; it may raise ApiError.
         :param is_current: returns whether the store has all objects. While it does not, no problem
             is certain.
+        :param clock: measures checks, in seconds.
         """
+        self._clock = clock
+        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
         self._refresh_policy = refresh_policy
         self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
@@ -291,20 +304,50 @@ class Reconciler:
         """Announce the problems of an object; return in how many seconds to check it again."""
         if not self._is_current():
             return OUTDATED_SECONDS
-        retry = await self._evaluation.prepare(concern.expressions(name))
+        if (wait_seconds := self._budgets.wait_seconds(name.namespace)) > 0:
+            return wait_seconds
+        expressions = concern.expressions(name)
+        retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         async with self._turn:
             # One at a time: checking all devices of a large cluster takes a tenth of a second.
             await asyncio.sleep(0)
+            if self._evaluation.lost(expressions) and retry is None:
+                return OUTDATED_SECONDS
             unsettled = self._unsettled_seconds(concern, name)
-            found = concern.problems(name, unsettled <= 0)
+            with self._charged(name.namespace):
+                found = concern.problems(name, unsettled <= 0)
         # At once: the announcer may ask for a remedy in the world with these problems.
         pauses = [
-            await self._announcer.announce(uid, reasons, once=concern.once)
+            await self._announcer.announce(
+                uid,
+                [self._with_charge(each, name.namespace) for each in reasons],
+                once=concern.once,
+            )
             for uid, reasons in found.items()
         ]
         if found:
             pauses += [retry, unsettled if unsettled > 0 else None]
         return min((each for each in pauses if each is not None), default=None)
+
+    @contextmanager
+    def _charged(self, namespace: str) -> Generator[None]:
+        """Take the time of some work from a namespace's budget."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._budgets.charge(namespace, self._clock() - began)
+
+    def _with_charge(self, reason: Reason, namespace: str) -> Reason:
+        """Return a reason whose search for a remedy, which takes longest, is charged, too."""
+        if reason.find_remedy is no_remedy:
+            return reason
+
+        def find_remedy() -> str:
+            with self._charged(namespace):
+                return reason.find_remedy()
+
+        return replace(reason, find_remedy=find_remedy)
 
     def _unsettled_seconds(self, concern: Concern, name: Name) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""

@@ -5,6 +5,9 @@ The evaluator may block for seconds, so it runs in a thread; its questions and o
 data. Each selector is evaluated alone. One that fails counts as not evaluated: the pods that need
 it get no Event about it, and are explained again when another attempt may succeed.
 
+There is one evaluator, and anyone can write selectors that take long. So the time of evaluations is
+a budget of the namespace that asks, and a selector that took too long is remembered by its text.
+
 It must not know pods, queues, or how CEL is evaluated.
 """
 
@@ -12,33 +15,67 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
-from drakit_explain.selectors import Evaluations, FeatureGates, Selectors, evaluate
+from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
 from drakit_explain.world import World
+from drakit_operator.budgets import TimeBudgets
 
 logger = logging.getLogger(__name__)
 
 GATES_SECONDS = 5.0
 """Longest wait for the cluster's feature gates; afterwards they count as unknown."""
 
-MAX_REFUSED = 512
-"""Selectors that the evaluator does not answer, and that are remembered for that reason."""
+MAX_REMEMBERED = 512
+"""Selectors that the evaluator does not answer, or that take too long, and that are remembered for
+that reason; the oldest go first."""
+
+EXPENSIVE_SECONDS = 300.0
+"""Time in which a selector that took too long for some devices counts as such for all others: they
+change far more often than selectors."""
+
+BUDGET_SECONDS = 15.0
+"""Seconds of evaluation for a namespace at once: some expressions for 200,000 devices. An evaluator
+that hangs takes 20 s, and then also has to be paid back."""
+
+BUDGET_SHARE = 0.25
+"""Seconds of evaluation that come back to a namespace each second."""
+
+MAX_OF_OBJECT = 64
+"""Different selectors of one object, those of its classes included; with more, the object is not
+evaluated. A pod of 16 claims can have 131,072."""
+
+P = ParamSpec("P")
+Answered = TypeVar("Answered")
+Value = TypeVar("Value")
 
 
 class SelectorEvaluation:
     """Keeps the outcomes of selectors up to date. Not for threads."""
 
-    def __init__(self, world: World, selectors: Selectors) -> None:
+    def __init__(
+        self, world: World, selectors: Selectors, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        :param clock: measures evaluations, in seconds.
+        """
         self._world = world
         self._selectors = selectors
+        self._clock = clock
+        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
         self._turn = asyncio.Lock()
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
         """Selectors that the evaluator does not answer; when each is asked again (loop clock)."""
+
+        self._expensive: dict[str, tuple[float, Outcome]] = {}
+        """Selectors that took too long; until when (loop clock), and the outcome for devices."""
+
         self._problems = ProblemLog(
             logger, "selectors cannot be evaluated", recovered="selectors are evaluated again"
         )
@@ -65,26 +102,37 @@ class SelectorEvaluation:
             if dropped:
                 self._world.selectors.clear()
                 self._refused.clear()
+                self._expensive.clear()
             self._gates_known.set()
         return dropped
 
-    async def prepare(self, expressions: Sequence[str]) -> float | None:
+    async def prepare(self, expressions: Sequence[str], *, namespace: str = "") -> float | None:
         """
         Evaluate these selectors for all slices, as far as that is not done yet.
 
         Return None if all are evaluated, otherwise after how many seconds to try again.
+
+        :param namespace: the time is taken from its budget.
         """
-        if not expressions:
+        wanted = dict.fromkeys(expressions)
+        if not wanted or len(wanted) > MAX_OF_OBJECT:
             return None
         await self._wait_for_gates()
         retries: list[float] = []
-        for expression in dict.fromkeys(expressions):
+        for expression in wanted:
             # One at a time: pods with other selectors get their turn in between.
             async with self._turn:
-                retry = await self._prepare(expression)
+                retry = await self._prepare(expression, namespace)
             if retry is not None:
                 retries.append(retry)
         return min(retries, default=None)
+
+    def lost(self, expressions: Sequence[str]) -> bool:
+        """Return whether outcomes were dropped for those of other objects after `prepare`."""
+        wanted = dict.fromkeys(expressions)
+        if len(wanted) > MAX_OF_OBJECT:
+            return False
+        return any(each not in self._refused for each in self._world.selectors.unread(wanted))
 
     async def _wait_for_gates(self) -> None:
         try:
@@ -93,40 +141,74 @@ class SelectorEvaluation:
         except TimeoutError:
             await self.use(None)
 
-    async def _prepare(self, expression: str) -> float | None:
+    async def _prepare(self, expression: str, namespace: str) -> float | None:
         now = asyncio.get_running_loop().time()
         if (left := self._refused.get(expression, 0.0) - now) > 0:
             return left
         try:
-            await self._evaluate(expression)
+            left = await self._evaluate(expression, namespace)
         except QuestionError as error:
             logger.warning(
                 "a selector cannot be evaluated",
                 extra={"expression": expression, "error": str(error)},
             )
-            while len(self._refused) >= MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
-            self._refused[expression] = now + error.retry_seconds
+            _remember(self._refused, expression, now + error.retry_seconds)
             return error.retry_seconds
         except HelperError as error:
             self._problems.report(str(error))
             return error.retry_seconds
         self._refused.pop(expression, None)
-        return None
+        return left
 
-    async def _evaluate(self, expression: str) -> None:
+    async def _evaluate(self, expression: str, namespace: str) -> float | None:
+        """Evaluate for all slices; return after how many seconds to go on, None if it is done."""
         index = self._world.selectors
         if unread := index.unread([expression]):
-            reads = await asyncio.to_thread(self._selectors.reads, unread)
-            self._problems.report(None)
-            index.learn(dict(zip(unread, reads, strict=True)))
+            if (left := self._budgets.wait_seconds(namespace)) > 0:
+                return left
+            reads = await self._ask(namespace, self._selectors.reads, unread)
+            index.learn(dict(zip(unread, reads, strict=True)), owner=namespace)
         while needed := self._needed(expression):
+            # Each time: one question takes a second at most, but there may be a hundred.
+            if (left := self._budgets.wait_seconds(namespace)) > 0:
+                return left
             for each, devices in needed.devices.items():
-                outcomes = await asyncio.to_thread(evaluate, self._selectors, each, devices)
-                self._problems.report(None)
-                index.store(needed, {each: outcomes})
+                index.store(needed, {each: await self._outcomes(each, devices, namespace)})
+        return None
+
+    async def _outcomes(
+        self, expression: str, devices: Sequence[Mapping[str, Any]], namespace: str
+    ) -> Sequence[Outcome]:
+        now = asyncio.get_running_loop().time()
+        until, outcome = self._expensive.get(expression, (0.0, Outcome()))
+        if until > now:
+            return [outcome] * len(devices)
+        outcomes = await self._ask(namespace, evaluate, self._selectors, expression, devices)
+        if outcomes and outcomes[-1].expensive:
+            _remember(self._expensive, expression, (now + EXPENSIVE_SECONDS, outcomes[-1]))
+        return outcomes
+
+    async def _ask(
+        self, namespace: str, question: Callable[P, Answered], *args: P.args, **kwargs: P.kwargs
+    ) -> Answered:
+        """Ask the evaluator in a thread, and take the time from the namespace's budget."""
+        began = self._clock()
+        try:
+            answer = await asyncio.to_thread(question, *args, **kwargs)
+        finally:
+            self._budgets.charge(namespace, self._clock() - began)
+        self._problems.report(None)
+        return answer
 
     def _needed(self, expression: str) -> Evaluations:
         world = self._world
         slices = [each.slice for each in world.reachable()]
         return world.selectors.needed([expression], slices, version=world.slices_revision)
+
+
+def _remember(table: dict[str, Value], expression: str, value: Value) -> None:
+    """Store a value as the newest one, and drop the oldest beyond the limit."""
+    table.pop(expression, None)
+    table[expression] = value
+    if len(table) > MAX_REMEMBERED:
+        del table[next(iter(table))]

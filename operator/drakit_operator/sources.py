@@ -152,14 +152,14 @@ class Sources:
         kind = served.kind
 
         def keep(body: dict[str, Any]) -> Fact:
-            fact = served.read(body, on_skipped=self._on_skipped)
+            fact = self._store.admit(served.read(body, on_skipped=self._on_skipped))
             # Unchanged objects are not in memory twice.
             known = self._store.find(kind, name_of(body))
             return known if known is not None and known == fact else fact
 
         def keep_unreadable(metadata: Mapping[str, Any], reason: str) -> Fact:
             self._on_skipped(kind, metadata, reason)
-            return served.project_unreadable(metadata)
+            return self._store.admit(served.project_unreadable(metadata))
 
         reflector = self._reflectors[kind] = Reflector(
             self._session,

@@ -10,10 +10,11 @@ It must not know Kopf, sessions, queues, or Events.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from drakit_explain.model import PodFacts
+from drakit_explain.model import Placement, PodFacts
 from drakit_explain.world import Fact, Name, World
+from drakit_operator.budgets import ContentBudgets
 from drakit_operator.kinds import Kind
 
 
@@ -32,6 +33,18 @@ class Store:
 
     def __init__(self) -> None:
         self.world = World()
+        self._budgets = ContentBudgets()
+
+    def admit(self, fact: Fact) -> Fact:
+        """
+        Return an object as it is to be stored, without content for which there is no room.
+
+        Objects that wait for the end of a list count from here on: the list may be long.
+        """
+        if isinstance(fact, PodFacts) and not _wants_devices(fact):
+            self._budgets.release(fact.uid)
+            return replace(fact, placement=Placement(), requests=())
+        return self._budgets.admit(fact)
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
         """Store an object as it is now. Return the change, or None if nothing has changed."""
@@ -41,18 +54,25 @@ class Store:
         change = self.world.apply(fact)
         if change is None:
             return None
+        if change.old is not None and change.old.uid != fact.uid:
+            self._budgets.release(change.old.uid)
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
         """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         change = self.world.remove(kind.type, name, uid=uid)
+        if uid is not None:
+            self._budgets.release(uid)
         if change is None:
             return None
+        if change.old is not None:
+            self._budgets.release(change.old.uid)
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> list[Change]:
         """Take a complete list: objects missing in it are gone."""
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
+        self._budgets.retain(kind.type, {fact.uid for fact in kept})
         return [
             Change(kind=kind, name=change.name, old=change.old, new=change.new)
             for change in self.world.replace(kind.type, kept)
@@ -70,4 +90,5 @@ class Store:
 
 
 def _wants_devices(pod: PodFacts) -> bool:
-    return bool(pod.claims or pod.extended)
+    # Without its content, it is not known whether a pod requests extended resources.
+    return bool(pod.claims or pod.extended or pod.placement.unread)

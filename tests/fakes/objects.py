@@ -19,7 +19,8 @@ class Objects(FakeApiServer):
     def node(self, name: str, *, labels: dict | None = None, **spec: object) -> None:
         ready = {"type": "Ready", "status": "True"}
         body = {"metadata": {"labels": labels or {}}, "spec": spec}
-        self.store(f"/api/v1/nodes/{name}", {**body, "status": {"conditions": [ready]}})
+        status = {"conditions": [ready], "allocatable": {"pods": "110"}}
+        self.store(f"/api/v1/nodes/{name}", {**body, "status": status})
 
     def device_class(self, name: str, expression: str = "") -> None:
         selector = {"cel": {"expression": expression or f'device.driver == "{self.driver}"'}}

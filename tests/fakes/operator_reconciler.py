@@ -21,7 +21,7 @@ GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 class Bench:
     """The reconciler with one worker; ``told`` lists the Events with their times."""
 
-    def __init__(self, *, capacity=100, failures=0, store=None, selectors=None):
+    def __init__(self, *, capacity=100, failures=0, store=None, selectors=None, **options):
         self.told = []
         self.notes = {}
         self.failures = failures
@@ -39,6 +39,7 @@ class Bench:
             selectors=selectors or Library(),
             refresh_policy=self.refresh,
             is_current=lambda: self.current,
+            **options,
         )
 
     async def refresh(self, name):

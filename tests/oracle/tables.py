@@ -23,6 +23,7 @@ from drakit_explain.cel.verdicts import VerdictQuestion
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
+from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import FeatureGates, bring_up_to_date
 from drakit_explain.world import World
@@ -84,7 +85,9 @@ def main() -> int:
     for minor in VERSIONS:
         with Helper(cel_program(minor)) as helper:
             found = {
-                Case(minor, name): Answers(search_case(body, helper), Outcome(body["answer"]))
+                Case(minor, name): Answers(
+                    search_case(body, helper, minor), Outcome(body["answer"])
+                )
                 for name, body in allocations(minor).items()
             }
             print(f"Kubernetes {minor}: {counts(found)}", flush=True)
@@ -143,7 +146,7 @@ def verdict_question(body: Mapping[str, Any]) -> VerdictQuestion:
     )
 
 
-def search_case(body: Mapping[str, Any], helper: Helper) -> Outcome:
+def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:
     """Ask our search about a case."""
     features = body["features"]
     helper.use(
@@ -180,6 +183,7 @@ def search_case(body: Mapping[str, Any], helper: Helper) -> Outcome:
         pools_of_node(world.slices(), view),
         allocated=world,
         selections=world,
+        rules=rules_of(int(minor.removeprefix("1."))),
     ).outcome
 
 

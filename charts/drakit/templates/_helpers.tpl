@@ -185,6 +185,24 @@ spec:
 {{- toJson $enabled }}
 {{- end }}
 
+{{/*
+drakit.hostdev.extendedResources: a JSON object with the extended resources that the operator can write
+into DeviceClasses: the names in the policies of the values, and the prefixes for all other policies.
+*/}}
+{{- define "drakit.hostdev.extendedResources" -}}
+{{- $names := list }}
+{{- range $policy := include "drakit.hostdev.policies" . | fromJson }}
+{{- if dig "deviceClass" "create" true $policy }}
+{{- with dig "deviceClass" "extendedResourceName" "" $policy }}{{ $names = append $names . }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $prefixes := list }}
+{{- range $prefix, $allowed := .Values.hostdev.extendedResourcePrefixes }}
+{{- if $allowed }}{{ $prefixes = append $prefixes $prefix }}{{ end }}
+{{- end }}
+{{- dict "names" ($names | uniq | sortAlpha) "prefixes" $prefixes | toJson }}
+{{- end }}
+
 {{/* drakit.hostdev: the configuration of the driver `hostdev`, with the mount paths of this chart. */}}
 {{- define "drakit.hostdev" -}}
 allowDangerous: {{ .Values.hostdev.allowDangerous | default false }}

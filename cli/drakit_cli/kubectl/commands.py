@@ -34,13 +34,16 @@ from drakit_cli.kubectl.gather import (
     UnreachableError,
     gather,
     read_pod,
+    read_release,
+    with_loads,
+    with_prepare_failure,
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.releases import find_denied, find_releases
 from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
 from drakit_explain import cel
-from drakit_explain.broken import node_of_claim
+from drakit_explain.broken import is_placed, node_of_claim
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import Verdict
 
@@ -144,7 +147,11 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
             names[NAMESPACES] = [namespace]
         local = [TEMPLATES, QUOTAS]
         found = await gather(session, kinds, namespace=namespace, names=names, local=local)
+        await read_release(session, found)
         found = await with_gates(session, found, explaining.selectors_of(pod, found))
+        if is_placed(pod):
+            found = await with_prepare_failure(session, found, pod)
+        found = await with_loads(session, found, explaining.nodes_that_matter(pod, found))
         return pod, settled, found
 
     pod, settled, found = _fetch(options, ask)
@@ -159,6 +166,7 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
         )
         claim = found.world.claim(namespace, name)
         if claim is not None:
+            await read_release(session, found)
             found = await with_gates(session, found, explaining.selectors_of(claim, found))
             return claim, found
         if found.lacks_all(CLAIMS):

@@ -15,13 +15,15 @@ from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
+from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import Availability
-from drakit_explain.broken import broken_claim
-from drakit_explain.codes import Reason, certain, no_remedy
+from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
+from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
+from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport
 
 _NODE_RULES = {
@@ -90,6 +92,26 @@ def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
     return Explainer(found.world).expressions(pod) if waits(pod) else []
 
 
+def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
+    """Return the nodes with a device that a request of a pod selects, or might select."""
+    if not waits(pod):
+        return set()
+    evaluate_selectors(found, selectors_of(pod, found))
+    world = found.world
+    nodes: set[str] = set()
+    for each in wanted_of(pod, world):
+        for request in each.requests:
+            for _, exact in exact_requests(request):
+                for reach in world.reachable():
+                    try:
+                        matches = world.selected(exact, reach.slice).matches
+                    except NotEvaluatedError:
+                        matches = 1
+                    if matches:
+                        nodes.update(reach.nodes)
+    return nodes
+
+
 def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     """
     Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
@@ -99,7 +121,21 @@ def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     subject = f"pod {pod.namespace}/{pod.name}"
     evaluate_selectors(found, selectors_of(pod, found))
     explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
+    if found.prepare_failure and is_placed(pod):
+        explanation = _with_failure(explanation, pod, found.prepare_failure)
     return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+
+
+def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
+    """Quote the Event of a failed prepare; it replaces the advice to read it."""
+    quoted = Reason(
+        code=Code.NOT_PREPARED,
+        sentence=f"pod {pod.namespace}/{pod.name} cannot start on node {pod.node}: its claims are "
+        f"not prepared; {failure}",
+        regarding=pod.reference,
+    )
+    known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
+    return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
 
 
 def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
@@ -113,7 +149,8 @@ def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
         explanation = Explainer(found.world, name_all_holders=True).explain(pod)
     report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
     if report.verdict is Verdict.NOT_PENDING:
-        return replace(report, sentences=_claim_state(claim, subject))
+        taints = taints_for_new_pods(claim, found.world)
+        return replace(report, sentences=(*_claim_state(claim, subject), *taints))
     if report.verdict is Verdict.UNDECIDED and claim.allocated:
         undecided = "it is unknown whether its devices have a problem"
         return replace(report, sentences=(*_claim_state(claim, subject), undecided))
@@ -166,16 +203,29 @@ def holder(claim: ClaimFacts) -> str:
     return f"claim {claim.namespace}/{claim.name} ({pods})"
 
 
-def _state(pod: PodFacts, subject: str) -> str:
+def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     """Describe a pod that is scheduled, or not to be scheduled."""
     if pod.deleting:
-        return f"{subject} is being deleted"
+        return [f"{subject} is being deleted"]
     if pod.gated:
-        return f"{subject} has scheduling gates: the scheduler ignores it until they are removed"
+        gates = ", ".join(pod.gates)
+        return [
+            f"{subject} has the scheduling gates {gates}: the scheduler ignores it until they are "
+            f"removed"
+        ]
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
-        return f"{subject} is not waiting for devices {phase}"
-    return f"{subject} is scheduled to node {pod.node} {phase}; its devices have no known problem"
+        return [f"{subject} is not waiting for devices {phase}"]
+    state = f"{subject} is scheduled to node {pod.node} {phase}"
+    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
+    claims = [found.world.claim(pod.namespace, name) for name in names if name]
+    taints = [
+        taint
+        for claim in claims
+        if claim is not None
+        for taint in taints_for_new_pods(claim, found.world)
+    ]
+    return [state, *taints] if taints else [f"{state}; its devices have no known problem"]
 
 
 def _report(
@@ -188,6 +238,8 @@ def _report(
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if waits(pod):
+        unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):
         unknown.append(
             "there may be more reasons, which depend on objects that you have no permission to list"
@@ -197,7 +249,7 @@ def _report(
         namespace=pod.namespace,
         name=pod.name,
         verdict=verdict,
-        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject)),
+        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject, found)),
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         # Without slices, all counts are zero and mean nothing.
@@ -216,13 +268,31 @@ def _narrowed(
     verdict = explanation.verdict
     if explanation.reasons and not reasons:
         return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
-    if verdict is Verdict.FITS and explanation.fits_on:
+    if verdict is Verdict.FITS and _decided_by_others(pod):
+        uncertain = True
+    elif verdict is Verdict.FITS and explanation.fits_on:
         uncertain = found.lacks(CLAIMS, NODES, SLICES, RULES)
     elif verdict is Verdict.NOT_PENDING and pod.node and pod.claims:
         uncertain = found.lacks_all(SLICES) or found.lacks_all(CLAIMS)
     else:
         uncertain = False
     return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _decided_by_others(pod: PodFacts) -> list[str]:
+    """Return what decides about a pod besides the rules that drakit knows."""
+    found: list[str] = []
+    if pod.scheduler:
+        found.append(
+            f"scheduler {pod.scheduler} places the pod, and drakit knows only the rules of "
+            f"Kubernetes' own"
+        )
+    if pod.group:
+        found.append(
+            f"the pod is placed together with its group {pod.group}, and drakit searches for one "
+            f"pod"
+        )
+    return found
 
 
 def _sentences(
@@ -232,12 +302,13 @@ def _sentences(
     pod: PodFacts,
     kind: str,
     subject: str,
+    found: Gathered,
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, kind, subject, explanation)]
+            return [_fits(pod, kind, subject, explanation, found)]
         case Verdict.NOT_PENDING:
-            return [_state(pod, subject)]
+            return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
             return [f"it is unknown whether the devices of {subject} have a problem"]
         case Verdict.UNDECIDED:
@@ -257,15 +328,25 @@ def _sentences(
             ]
 
 
-def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation) -> str:
+def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, found: Gathered) -> str:
     if not pod.claims:
         return f"{subject} uses no ResourceClaim, so it is not waiting for devices"
     if not explanation.fits_on:
         return f"all claims of {subject} are allocated, so it is not waiting for devices"
     then = "if it stays pending, devices are not the cause"
+    if unchecked := not_checked(pod, found.world):
+        then += f" (not checked: {', '.join(unchecked)})"
+    if counts := _counts_of_scheduler(pod.scheduling_message):
+        then += f"; the scheduler reports {counts}"
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
+
+
+def _counts_of_scheduler(message: str) -> str:
+    """Return the nodes that the scheduler counts by reason, without what preemption would do."""
+    _, separator, counts = message.partition(" nodes are available: ")
+    return counts.partition(" preemption: ")[0].rstrip(".") if separator else ""
 
 
 def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:

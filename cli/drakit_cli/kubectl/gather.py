@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,8 +26,8 @@ from drakit_daemon.kube import (
     UnauthorizedError,
     resource_path,
 )
-from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.loads import loads_of
+from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
+from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -51,7 +52,15 @@ from drakit_explain.projection import (
 )
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
-from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child, children
+from drakit_formats.resource.objects import (
+    GROUP,
+    RULE_VERSIONS,
+    VERSIONS,
+    Object,
+    child,
+    children,
+    text,
+)
 
 # ---------------------------------------------------------------- kinds
 
@@ -204,6 +213,9 @@ class Gathered:
     gates: FeatureGates = field(default_factory=FeatureGates)
     """Those of the API server, where they matter and may be read."""
 
+    prepare_failure: str = ""
+    """The Event about the pod's claims that cannot be prepared, with its reason."""
+
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""
         return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
@@ -239,6 +251,112 @@ async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFact
         raise UnreachableError(_sentence(error)) from None
     except _UNREADABLE as error:
         raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
+
+
+async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) -> Gathered:
+    """Add what the pods on some nodes request."""
+    if not nodes:
+        return found
+    ended = "status.phase!=Succeeded,status.phase!=Failed"
+    selectors = [f"spec.nodeName={each},{ended}" for each in sorted(nodes)]
+    if len(selectors) > _MAX_NODES_ONE_BY_ONE:
+        selectors = [f"spec.nodeName!=,{ended}"]
+    loads = Loads(nodes=nodes)
+    effect = "what they leave of CPU, memory and the number of pods of a node is unknown"
+    try:
+        listings = await asyncio.gather(
+            *(
+                session.read_list(
+                    resource_path("v1", "pods"), _load, params={"fieldSelector": each}
+                )
+                for each in selectors
+            )
+        )
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        what = "no permission to list pods of all namespaces"
+        gap = Gap(
+            kind=PODS.plural,
+            where="nodes",
+            what=what if forbidden else f"pods: {_sentence(error)}",
+            effect=effect,
+            forbidden=forbidden,
+        )
+        return replace(found, gaps=[*found.gaps, gap])
+    for load in (each for listing in listings for each in listing.items):
+        if load is not None:
+            loads.apply(load)
+    found.world.loads = loads
+    return found
+
+
+_MAX_NODES_ONE_BY_ONE = 16
+"""Nodes whose pods are listed node by node; with more, one list of all pods costs less."""
+
+
+def _load(body: Object) -> Load | None:
+    try:
+        return load_of_pod(body)
+    except _UNREADABLE:
+        return None  # the node has less left than computed
+
+
+async def with_prepare_failure(session: Session, found: Gathered, pod: PodFacts) -> Gathered:
+    """Add the latest Event about claims of a pod that the node plugin or kubelet cannot prepare."""
+    names = [each.claim or each.generated for each in pod.claims]
+    claims = [
+        claim
+        for name in (*names, pod.extended_claim)
+        if name and (claim := found.world.claim(pod.namespace, name)) is not None
+    ]
+    if pod.sandbox or pod.phase != "Pending" or not claims:
+        return found
+    try:
+        of_claims = [await _events(session, pod.namespace, claim.uid) for claim in claims]
+        of_pod = await _events(session, pod.namespace, pod.uid)
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        gap = Gap(
+            kind="events",
+            what="no permission to list Events" if forbidden else f"Events: {_sentence(error)}",
+            effect="the words of a driver that cannot prepare are unknown",
+            forbidden=forbidden,
+        )
+        return replace(found, gaps=[*found.gaps, gap])
+    ends = ("PrepareFailed", "Prepared")
+    for events in of_claims:  # the words of the driver are better than the kubelet's
+        last = max((each for each in events if each[1] in ends), default=None)
+        if last is not None and last[1] == "PrepareFailed":
+            return replace(found, prepare_failure=f"Event {last[1]}: {last[2]}")
+    failed = [each for each in of_pod if each[1] == "FailedPrepareDynamicResources"]
+    if failed and not any(each[1] in ends for events in of_claims for each in events):
+        return replace(found, prepare_failure=f"Event {max(failed)[1]}: {max(failed)[2]}")
+    return found
+
+
+async def _events(session: Session, namespace: str, uid: str) -> list[tuple[str, str, str]]:
+    """Return the Events about an object: the time of the last occurrence, reason and message."""
+
+    def project(body: Object) -> tuple[str, str, str]:
+        times = (
+            text(body, "series", "lastObservedTime"),
+            text(body, "lastTimestamp"),
+            text(body, "eventTime"),
+        )
+        # Some times have fractions of seconds, and some do not.
+        time = max(times).removesuffix("Z")
+        return time, text(body, "reason"), text(body, "message")[:_MAX_MESSAGE]
+
+    listing = await session.read_list(
+        resource_path("v1", "events", namespace=namespace),
+        project,
+        params={"fieldSelector": f"involvedObject.uid={uid}"},
+    )
+    return listing.items
+
+
+_MAX_MESSAGE = 1024
+"""Characters of an Event that are quoted: the API's limit for new ones."""
 
 
 def _is_settled(body: Object, now: datetime) -> bool:
@@ -280,10 +398,13 @@ async def gather(
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
     if chosen and all(reader.found.lacks_all(kind) for kind in chosen if kind is not RULES):
         raise UnreachableError(str(reader.found.gaps[0].what))
-    world = reader.found.world
-    if PODS in chosen and PODS not in local and not reader.found.lacks(PODS):
-        world.loads = loads_of(world.of(PodFacts).values())
     return reader.found
+
+
+async def read_release(session: Session, found: Gathered) -> None:
+    """Read the release of Kubernetes; if it is unknown, the rules of the newest one count."""
+    with suppress(ApiError):
+        found.world.use_release(await minor_release(session))
 
 
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)

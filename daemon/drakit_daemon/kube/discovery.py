@@ -1,5 +1,6 @@
 """
-Finds the served versions of an API group and of its resources, without full discovery.
+Finds the served versions of an API group and of its resources, without full discovery, and the
+release of Kubernetes.
 
 The callers know what the versions mean.
 
@@ -8,11 +9,14 @@ It must not know kinds, or remember an answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from drakit_daemon.kube.request import NotFoundError
 from drakit_daemon.kube.session import Session
+
+_RELEASE = re.compile(r"v?1\.(\d+)")
 
 
 class VersionNotServedError(Exception):
@@ -64,3 +68,13 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
         if version in served:
             return version
     raise VersionNotServedError(group=group, known=known, served=served)
+
+
+async def minor_release(session: Session) -> int | None:
+    """
+    Return the minor version of Kubernetes 1 that the API server reports; None if it has no such.
+
+    Raises ApiError if it does not answer.
+    """
+    found = _RELEASE.match(str((await session.get("/version")).get("gitVersion")))
+    return int(found[1]) if found else None

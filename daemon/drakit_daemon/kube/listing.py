@@ -6,8 +6,8 @@ object is alone in its page. It then skips this object, and reports its name. Th
 its data from each object at once, so that at most one page is in memory.
 
 A watch is one stream, from its first byte to its end or first error; :mod:`.reflector` starts a new
-one. An object that is too large or nested too deeply affects only its own event, which then
-contains only the metadata at the start of its line.
+one. An object that is too large, or nested too deeply even without its managed fields, affects only
+its own event, which then contains only its name, namespace, UID and version.
 
 It must not know connections and timeouts: a page is fetched by a function that is handed in, and
 the chunks of a stream are passed.
@@ -29,6 +29,8 @@ from drakit_daemon.kube.request import (
     UnavailableError,
     UnreadableError,
     error_of_status,
+    nesting,
+    parse_object,
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -166,10 +168,17 @@ async def _read(
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 _HEAD_BYTES = 4096
-"""The bytes of an unreadable object in which its name is searched: built-in kinds begin with it."""
+"""The bytes that are kept of a line that is too long. Objects of built-in kinds begin with their
+names; those of other kinds, whose fields are sorted, are never that long."""
 
-_HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":\{.*?"metadata":\{', re.DOTALL)
-_NAMED = re.compile(rb'"(name|namespace|uid|resourceVersion)":"([^"\\]*)"')
+_HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)",')
+_MEMBER = re.compile(
+    rb'[{,]"(?:(object|metadata)":(?=\{)|(name|namespace|uid|resourceVersion)":"([^"\\]*)")'
+)
+"""A member that names an object. It is one at any depth: its quotes would be escaped in a string,
+and the API server sends no white space between tokens."""
+
+_NAMES = {"name", "uid", "resourceVersion"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +195,7 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
     """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
-            event = orjson.loads(line) if whole else None
+            event = parse_object(line) if whole else None
             reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
         except orjson.JSONDecodeError as error:
             event, reason = None, f"it cannot be parsed ({error.msg})"
@@ -203,19 +212,40 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
 
 
 def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
-    """Return an object's name and version from the start of an event; raise if it is no event."""
-    head = _HEAD.match(line, 0, _HEAD_BYTES)
-    if head is None:
-        raise _no_event(path)
-    metadata: dict[str, str] = {}
-    for found in _NAMED.finditer(line, head.end(), _HEAD_BYTES):
-        metadata[found[1].decode()] = found[2].decode(errors="replace")
-        if found[1] == b"resourceVersion":
-            break  # the names that follow belong to owners and managers
-    if not metadata.keys() >= {"name", "uid", "resourceVersion"}:
+    """Return an object's name and version without parsing it; raise if the line is no event."""
+    head = _HEAD.match(line)
+    metadata = _names(line)
+    if head is None or not metadata.keys() >= _NAMES:
         raise _no_event(path)
     kind = cast("EventType", head[1].decode())
     return WatchEvent(type=kind, object={"metadata": metadata}, unreadable=reason)
+
+
+def _names(line: bytes) -> dict[str, str]:
+    """
+    Return the members of ``object.metadata`` that name an object, and no member below them.
+
+    Any writer of an object can nest its `managedFields` at will, with any names in them. They come
+    before the names in custom resources.
+    """
+    parents: list[bytes] = [b"object", b"metadata"]
+    found: dict[str, str] = {}
+    depth = counted = 0
+    for member in _MEMBER.finditer(line):
+        begin = member.start() + 1  # after the bracket or comma
+        depth += nesting(line[counted:begin])
+        counted = member.end()
+        if depth > 3:
+            continue
+        parent, name, value = member.groups()
+        if parents:
+            if parent == parents[0] and depth == 3 - len(parents):
+                del parents[0]
+        elif depth == 3 and name is not None:
+            found[name.decode()] = value.decode(errors="replace")
+        if found.keys() >= _NAMES:
+            break  # a namespace comes before the version
+    return found
 
 
 def _no_event(path: str) -> UnavailableError:

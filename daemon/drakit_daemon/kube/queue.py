@@ -20,6 +20,10 @@ from drakit_daemon.backoff import Backoff
 Key = TypeVar("Key", bound=Hashable)
 
 
+URGENT_IN_A_ROW = 4
+"""Urgent keys after which the oldest key is next: anyone can change claims, which are urgent."""
+
+
 class QueueFullError(Exception):
     """The queue is full; the key was not added."""
 
@@ -62,7 +66,8 @@ class WorkQueue(Generic[Key]):
         Make an empty queue.
 
         :param capacity: of all keys: waiting, ready and in progress.
-        :param is_urgent: keys that workers get before the others that are ready.
+        :param is_urgent: keys that workers get before the others that are ready. Every fifth key
+            is the oldest one nevertheless, so that urgent keys cannot keep the others waiting.
         """
         self._capacity = capacity
         self._retry_seconds = retry_seconds
@@ -75,6 +80,8 @@ class WorkQueue(Generic[Key]):
         self._again: set[Key] = set()  # added while they were in progress
         self._backoffs: dict[Key, Backoff] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
+        self._progress_at = float("-inf")  # when a worker last took a key, or was done with one
+        self._urgent_row = 0  # urgent keys since the last other one
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
@@ -132,24 +139,33 @@ class WorkQueue(Generic[Key]):
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_getter()
                 raise
-        key = next(iter(self._urgent or self._ready))
+        urgent = self._urgent if self._urgent_row < URGENT_IN_A_ROW else {}
+        key = next(iter(urgent or self._ready))
+        self._urgent_row = self._urgent_row + 1 if urgent else 0
         self._urgent.pop(key, None)
         del self._ready[key]
         self._working.add(key)
+        self._progress_at = asyncio.get_running_loop().time()
         return key
 
     def done(self, key: Key) -> None:
         """End the work on a key, with or without success."""
         self._working.discard(key)
+        self._progress_at = asyncio.get_running_loop().time()
         if key in self._again:
             self._again.discard(key)
             self._make_ready(key)  # it already had its room
 
-    def oldest_seconds(self) -> float:
-        """Seconds that the first ready key has been waiting for a worker; for health checks."""
+    def stalled_seconds(self) -> float:
+        """
+        Seconds in which keys were ready and no worker took one or was done with one; for probes.
+
+        The age of a key is no sign of a hang: a tenant can make more work than the workers can do.
+        """
         if not self._ready:
             return 0.0
-        return asyncio.get_running_loop().time() - next(iter(self._ready.values()))
+        since = max(self._progress_at, next(iter(self._ready.values())))
+        return asyncio.get_running_loop().time() - since
 
     def close(self) -> None:
         """Drop all keys and timers. The owner of the workers cancels them."""

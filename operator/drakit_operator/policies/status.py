@@ -81,9 +81,9 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
 
 
 def owns(policy: PolicyFacts, device_class: Mapping[str, Any]) -> bool:
-    """Return whether a DeviceClass belongs to a policy."""
+    """Return whether a DeviceClass belongs to a policy: an admission policy allows no other."""
     owners: list[Mapping[str, Any]] = device_class["metadata"].get("ownerReferences") or []
-    return any(each.get("uid") == policy.uid for each in owners)
+    return any(each.get("uid") == policy.uid and each.get("controller") for each in owners)
 
 
 # ------------------------------------------------------------ the status

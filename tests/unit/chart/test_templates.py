@@ -204,17 +204,6 @@ def test_the_operator_changes_nothing_but_a_closed_list(render):
     assert writes == [["hostdevicepolicies/status"], ["deviceclasses"], ["events"]]
 
 
-def test_the_operator_may_change_only_classes_that_a_policy_owns(render):
-    policy = the(render(), "ValidatingAdmissionPolicy", "drakit-operator")["spec"]
-    (rule,) = policy["matchConstraints"]["resourceRules"]
-    assert (rule["resources"], rule["operations"]) == (
-        ["deviceclasses"],
-        ["CREATE", "UPDATE", "DELETE"],
-    )
-    binding = the(render(), "ValidatingAdmissionPolicyBinding", "drakit-operator")["spec"]
-    assert (binding["policyName"], binding["validationActions"]) == ("drakit-operator", ["Deny"])
-
-
 @pytest.mark.parametrize(
     ("config", "lease"),
     [

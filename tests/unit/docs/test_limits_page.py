@@ -8,7 +8,7 @@ from typing import Any, get_args
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, policy_devices
-from drakit_explain import pending, projection, search, selectors
+from drakit_explain import fold, projection, search, selectors
 from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
@@ -18,7 +18,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registrati
 from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
-from drakit_operator import announcing
+from drakit_operator import announcing, budgets, reconciler, selecting
 from tests.unit.docs.listings import ROOT
 
 PAGE = (ROOT / "docs/reference/limits.md").read_text()
@@ -110,9 +110,12 @@ EXPECTED = [
     f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
     f"with bursts of up to {plugin_registration.MAX_BURST:.0f}",
     # Operator and kubectl drakit explain
-    f"{projection.MAX_EXPRESSION:,} characters",
+    f"{projection.MAX_EXPRESSION:,} bytes",
+    kibibytes(projection.MAX_CONTENT),
+    kibibytes(projection.MAX_CONTENT),
+    kibibytes(budgets.NAMESPACE_BYTES),
     "1 s",
-    f"{pending.MAX_NODES}",
+    f"{fold.MAX_WORK:,}",
     f"{search.MAX_STEPS:,}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
@@ -144,10 +147,23 @@ def test_the_page_about_the_protocol_has_the_limits_of_the_code():
 def test_the_operators_page_has_the_limits_of_explanations():
     text = (ROOT / "docs/reference/operator.md").read_text()
     _, _, undecided = text.partition("### Undecided cases")
-    shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A pool")[0])
+    shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A slice")[0])
     assert [int(number.replace(",", "")) for number in shown] == [
         search.MAX_STEPS,
-        pending.MAX_NODES,
+        fold.MAX_WORK,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
+        projection.MAX_CONTENT // 2**10,
+        projection.MAX_CONTENT // 2**10,
+        budgets.NAMESPACE_BYTES // 2**20,
     ]
+
+
+def test_the_operators_page_has_the_time_of_a_namespace():
+    text = " ".join((ROOT / "docs/reference/operator.md").read_text().split())
+    assert (
+        f"{reconciler.BUDGET_SECONDS:.0f} s of checks, of which {reconciler.BUDGET_SHARE} s come "
+        f"back each second, and {selecting.BUDGET_SECONDS:.0f} s of evaluation of selectors, of "
+        f"which {selecting.BUDGET_SHARE} s come back each second" in text
+    )
+    assert f"again for {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text

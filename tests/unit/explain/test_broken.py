@@ -49,8 +49,8 @@ EVICTING = TaintFacts(key="lab/leak", effect="NoExecute")
 THE_DEVICE = 'device g0 (driver d, pool pool), which is allocated to claim mine, request "gpu",'
 EVICTED = (
     f"{THE_DEVICE} has the taint lab/leak with effect NoExecute, so Kubernetes evicts the pods "
-    f"that use it{{}}; resolve the cause of the taint, or tolerate its key and effect NoExecute in "
-    f"the request"
+    f"that use it{{}}; resolve the cause of the taint, or tolerate the taint's key and effect "
+    f"NoExecute in the request"
 )
 
 
@@ -261,7 +261,7 @@ def test_a_pod_with_a_node_of_its_own_waits_for_the_claim_of_its_template():
     assert explained(pod, world(), settled=False).reasons == ()
     (reason,) = explained(pod, world()).reasons
     assert str(reason.code) == "ClaimNotAllocated"
-    assert 'no ResourceClaim has been created from template "tpl" for its claim "c"' in (
+    assert 'no ResourceClaim has been created from template "tpl" for pod claim "c"' in (
         reason.sentence
     )
 

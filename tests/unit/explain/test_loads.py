@@ -6,7 +6,7 @@ import pytest
 
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount
-from drakit_explain.loads import Load, Loads, load_of_pod, loads_of, requests_of_pod
+from drakit_explain.loads import Load, Loads, load_of_pod, requests_of_pod
 from drakit_explain.model import ClaimFacts, ClassFacts, PodClaim, PodFacts, Request, SliceFacts
 from drakit_explain.pending import Explainer, Verdict
 from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
@@ -134,13 +134,14 @@ def test_a_pod_of_the_api_server():
     assert load_of_pod(body) == Load("u", "n1", 7, sums)
 
 
-def test_pods_that_have_ended_request_nothing():
-    requests = (("cpu", 2 * BILLION),)
-    pods = [
-        PodFacts(namespace="lab", name=phase, uid=phase, node="n1", phase=phase, requests=requests)
-        for phase in ("Running", "Succeeded", "Failed", "Pending")
-    ]
-    assert free_cpu(loads_of(pods)) == 4
+def test_the_pods_of_other_nodes_are_unknown():
+    world = small_world()
+    world.loads = Loads(nodes=["n2"])
+    world.loads.apply(load("other", 1))
+    assert explain(waiting(2), world).verdict is Verdict.FITS
+    world.loads = Loads(nodes=["n1"])
+    world.loads.apply(load("other", 1))
+    assert explain(waiting(2), world).verdict is Verdict.BLOCKED
 
 
 def small_world():

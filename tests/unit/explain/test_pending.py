@@ -170,10 +170,10 @@ def taken(amount, verb, holders, wants=""):
         pytest.param(
             cluster(gpu(selectors=('device.attributes["d"].size == 8',)), slices=[published("g0")]),
             "SelectorFailed",
-            'pod lab/train waits: request "gpu" of claim "gpu": its selector fails: no such key: '
-            "size, on device g0 of pool n1, driver d; the scheduler aborts its search on node n1 "
-            "at this device; check the spelling of size; if only some devices have it, test for it "
-            "first "
+            'pod lab/train waits: request "gpu" of claim "train-x": its selector fails: no such '
+            "key: size, on device g0 of pool n1, driver d; the scheduler aborts its search on node "
+            "n1 at this device; check the spelling of size; if only some devices have it, test for "
+            "it first "
             '(has(device.attributes["d"].size)), or test device.driver first',
             id="a-selector-fails",
         ),
@@ -255,7 +255,8 @@ def test_one_alternative_with_a_missing_class_stops_the_claim():
             PodClaim(name="gpu", template="gone"),
             "ResourceClaimTemplateMissing",
             'pod lab/train waits: ResourceClaimTemplate "gone" for pod claim "gpu" does not exist '
-            'in namespace "lab"; create it or correct resourceClaimTemplateName',
+            'in namespace "lab"; create it, correct what the API server reports if it refuses it, '
+            "or correct resourceClaimTemplateName",
             id="template-missing",
         ),
         pytest.param(

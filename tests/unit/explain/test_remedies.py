@@ -10,7 +10,6 @@ from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
-    ClassFacts,
     Constraint,
     DeviceID,
     Placement,
@@ -145,15 +144,6 @@ def remedy(*facts, pod=POD):
             [slice_on("n1", *models("x")), claim(request(selectors=(model("y"),)))],
             'the pod would fit on node n1 if request "r" had no selector',
             id="a-selector-of-the-request",
-        ),
-        pytest.param(
-            [
-                slice_on("n1", *models("x")),
-                ClassFacts(name="y", uid="y", selectors=('device.driver == "d"', model("y"))),
-                claim(request(device_class="y")),
-            ],
-            f"the pod would fit on node n1 if class y had no selector {model('y')}",
-            id="a-selector-of-the-class",
         ),
         pytest.param(
             [

@@ -91,6 +91,37 @@ def test_the_oldest_expressions_are_forgotten(monkeypatch):
     assert index.unread(["a", "b", "c"]) == ["a"]
 
 
+def test_the_least_recently_used_of_the_owner_with_the_most_is_forgotten(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EXPRESSIONS", 4)
+    index = SelectorIndex()
+    index.learn({"innocent": Reads()}, owner="lab")
+    for expression in ("a", "b", "c"):
+        index.learn({expression: Reads()}, owner="tenant")
+    assert not index.needed(["a"], [published(card("a"))]).parts.keys() - {"a"}
+    for expression in ("d", "e"):
+        index.learn({expression: Reads()}, owner="tenant")
+    assert index.unread(["innocent", "a", "b", "c", "d", "e"]) == ["b", "c"]
+
+
+def test_a_namespace_has_fewer_expressions_than_the_cluster(monkeypatch):
+    monkeypatch.setattr(module, "MAX_OF_OWNER", 2)
+    index = SelectorIndex()
+    for expression in ("a", "b", "c"):
+        index.learn({expression: Reads()}, owner="lab")
+        index.learn({f"of-a-class-{expression}": Reads()})
+    assert index.unread(["a", "b", "c", *(f"of-a-class-{each}" for each in "abc")]) == ["a"]
+
+
+def test_an_expression_without_room_has_no_outcome(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EXPRESSIONS", 1)
+    index = SelectorIndex()
+    of = published(card("a"))
+    bring_up_to_date(index, Counting(), ["true", MODEL], [of])
+    with pytest.raises(KeyError):
+        index.evaluated("true", of)
+    assert index.evaluated(MODEL, of)
+
+
 @pytest.mark.parametrize(
     ("reads", "attributes", "capacity"),
     [

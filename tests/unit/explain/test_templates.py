@@ -96,8 +96,8 @@ SMALL = of("s1", device("g0", capacity=[CapacityFacts(name="memory", value="1Gi"
         pytest.param(
             [replace(ONE, pool_slices=2)],
             template(request()),
-            [],
-            id="incomplete-pool-is-undecided",
+            [Code.NO_DEVICE_PUBLISHED],
+            id="incomplete-pool-counts-as-empty",
         ),
         pytest.param(
             [of("s1", device("g0", taints=(TaintFacts(key="k", effect="NoSchedule"),)))],
@@ -111,10 +111,41 @@ SMALL = of("s1", device("g0", capacity=[CapacityFacts(name="memory", value="1Gi"
             [Code.SELECTOR_FAILED],
             id="selector-fails",
         ),
+        pytest.param(
+            [ONE, of("s2", device("g0", attributes={"model": "a"}), place="n2")],
+            template(request(selectors=(MODEL,))),
+            [Code.SELECTOR_FAILED],
+            id="selector-fails-on-one-node-and-fits-on-another",
+        ),
+        pytest.param(
+            [ONE, of("s2", device("g0"), device("g0"), place="n2")],
+            template(request(count=0)),
+            [],
+            id="all-beside-an-invalid-pool-is-undecided",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_template(slices, checked, codes):
     assert found(cluster(*slices), checked) == codes
+
+
+@pytest.mark.parametrize("minor", [34, 35])
+def test_an_incomplete_pool_is_named_where_it_counts_as_empty(minor):
+    world = cluster(replace(ONE, pool_slices=2))
+    world.minor = minor
+    named = [
+        each.sentence.endswith("(not counted: pool n1 on node n1, 1 of 2 slices)")
+        for each in problems(world, template(request()))
+    ]
+    assert named == ([True] if minor == 35 else [])
+
+
+@pytest.mark.parametrize("number", [65, 1000])
+def test_many_nodes_with_equal_devices(number):
+    names = [f"m{index}" for index in range(number)]
+    slices = [of(f"s-{name}", device("g0"), place=name) for name in names]
+    world = world_of(GPU, *(node(name) for name in names), *slices)
+    assert found(world, template(request("a"), request("b"))) == [Code.REQUESTS_COMPETE]
 
 
 @pytest.mark.parametrize("slices", [[], [ONE]], ids=["no-device", "a-device"])
@@ -179,8 +210,8 @@ def test_the_sentence_names_the_remedy():
         pytest.param(
             ('device.driver == "d" && false',),
             [replace(ONE, pool_slices=2)],
-            [],
-            id="incomplete-pool-is-undecided",
+            [Code.NO_DEVICE_PUBLISHED],
+            id="incomplete-pool-counts-as-empty",
         ),
         pytest.param(
             ('device.driver == "x"',),

@@ -219,14 +219,16 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
                 ],
             ),
             "DevicesAllocated",
-            f"the only device {ONE} has too little bandwidth left, because shares are allocated to "
+            f"the only device {ONE} has too little bandwidth left (4G of 10G, and the request "
+            f"takes 5G), because shares are allocated to "
             f"claim lab/a (pod pod-a), claim lab/b (pod pod-b); {ON}",
             id="shares-leave-too-little",
         ),
         pytest.param(
             cluster(nic("n0"), others=[sharer("a", "n0", bandwidth("1", "bandwidth"))]),
             "DevicesAllocated",
-            f"the only device {ONE} has too little bandwidth left, because shares are allocated "
+            f"the only device {ONE} has too little bandwidth left (9999999999 of 10G, and the "
+            f"request takes 10G), because shares are allocated "
             f"to claim lab/a "
             f"(pod pod-a); {ON}",
             id="without-an-amount-all-of-it-is-asked-for",

@@ -180,7 +180,7 @@ def test_more_devices_than_an_allocation_can_list(requests):
     world = cluster(slice_on("n1", *devices), claim(*requests))
     assert only_reason(world) == (
         "RequestsCompete",
-        "claim c asks for 33 devices, but an allocation can list only 32; reduce the requests",
+        "claim mine asks for 33 devices, but an allocation can list only 32; reduce the requests",
     )
 
 
@@ -250,7 +250,10 @@ def twins(driver, **changes):
     [
         pytest.param("d", {}, Verdict.BLOCKED, "PoolInvalid", id="its-pool-is-invalid"),
         pytest.param("e", {}, Verdict.BLOCKED, "NoDevicePublished", id="another-pool-is-invalid"),
-        pytest.param("d", {"pool_slices": 2}, Verdict.UNDECIDED, None, id="its-pool-is-incomplete"),
+        pytest.param(
+            *("d", {"pool_slices": 2}, Verdict.BLOCKED, "NoDevicePublished"),
+            id="its-pool-is-incomplete",
+        ),
         pytest.param(
             *("e", {"pool_slices": 2}, Verdict.BLOCKED, "NoDevicePublished"),
             id="another-pool-is-incomplete",
@@ -264,7 +267,9 @@ def test_a_pool_that_is_not_ready_matters_if_the_class_could_select_its_devices(
     world = world_of(only, node("n1"), twins(driver, **changes), claim(request()))
     explanation = explain(POD, world)
     assert explanation.verdict is verdict
-    assert [str(reason.code) for reason in explanation.reasons] == ([code] if code else [])
+    assert [str(reason.code) for reason in explanation.reasons] == [code]
+    named = "not counted: pool twins on node n1, 1 of 2 slices" in explanation.reasons[0].text
+    assert named is (driver == "d" and "pool_slices" in changes)
 
 
 def test_a_change_of_the_world_changes_the_verdict():
@@ -297,7 +302,7 @@ GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
                 slice_on("n1", device("g0")),
                 claim(request(), constraints=[Constraint(attribute="")]),
             ],
-            "a constraint of claim c is of a kind that drakit does not support",
+            "a constraint of claim mine is of a kind that drakit does not support",
             id="a-kind-of-constraint",
         ),
         *(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from drakit_daemon.kube import UnavailableError
-from drakit_daemon.kube.discovery import VersionNotServedError, served_version
+from drakit_daemon.kube.discovery import VersionNotServedError, minor_release, served_version
 
 GROUP = "resource.k8s.io"
 KNOWN = ("v1", "v1beta2", "v1beta1")
@@ -51,3 +53,17 @@ async def test_a_server_that_does_not_answer_serves_nothing_and_everything(sessi
     with pytest.raises(UnavailableError):
         await served_version(session, GROUP, KNOWN)
     assert await served_version(session, GROUP, KNOWN) == "v1"
+
+
+@pytest.mark.parametrize(
+    ("version", "minor"),
+    [
+        pytest.param("v1.36.3", 36, id="a-release"),
+        pytest.param("v1.34.13-eks-a737599", 34, id="of-a-vendor"),
+        pytest.param("v2.0.0", None, id="not-of-kubernetes-1"),
+        pytest.param(None, None, id="none"),
+    ],
+)
+async def test_the_minor_release_is_read(session, api_server, version, minor):
+    api_server.texts["/version"] = json.dumps({"gitVersion": version})
+    assert await minor_release(session) == minor

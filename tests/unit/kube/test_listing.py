@@ -49,19 +49,22 @@ async def test_an_object_that_cannot_be_parsed_affects_no_other_object(
     assert found.resource_version == str(api_server.cluster.version)
 
 
-async def test_managed_fields_that_are_nested_too_deep_cost_their_object_alone(
-    session, api_server, claims
+@pytest.mark.parametrize("deep", [False, True], ids=["and-is-read", "and-is-skipped"])
+async def test_managed_fields_that_are_nested_too_deep_cost_no_other_object(
+    session, api_server, claims, deep
 ):
-    """Its metadata cannot be parsed either: any writer can put managed fields into the body."""
+    """Any writer can put managed fields into the body."""
     claims()
     managers = [{"manager": "m", "operation": "Update", "fieldsV1": "@deep"}]
     note = {"note": ',"managedFields":['}
-    metadata = {"managedFields": managers, "annotations": note}
-    api_server.store(f"{CLAIMS}/c07", {"metadata": metadata, "spec": {}})
+    metadata = {"annotations": note, "managedFields": managers}
+    spec = {"x": "@deep" if deep else 1}
+    api_server.store(f"{CLAIMS}/c07", {"metadata": metadata, "spec": spec})
     found = await session.list(CLAIMS, page_size=16)
-    assert len(found.items) == 39
-    (skipped,) = found.skipped
-    assert (skipped.metadata["name"], skipped.metadata["annotations"]) == ("c07", note)
+    assert len(found.items) == (39 if deep else 40)
+    bodies = [each.metadata for each in found.skipped] if deep else [found.items[7]["metadata"]]
+    assert [(each["name"], each["annotations"]) for each in bodies] == [("c07", note)]
+    assert deep or found.items[7]["spec"] == {"x": 1}
 
 
 async def test_pages_grow_again_after_a_bad_object(session, api_server, claims):

@@ -138,15 +138,36 @@ async def test_what_was_added_during_the_work_comes_again_however_full_it_is():
     queue.close()
 
 
-async def test_the_oldest_key_has_its_age():
+async def test_a_queue_without_progress_is_stalled_however_old_its_keys_are():
     queue = WorkQueue[str]()
-    assert queue.oldest_seconds() == 0
-    queue.add("a")
+    assert queue.stalled_seconds() == 0
+    await asyncio.sleep(100)
+    for key in ("a", "b", "c", "old"):
+        queue.add(key)
     await asyncio.sleep(7)
-    queue.add("b")
-    assert queue.oldest_seconds() == 7
-    await queue.get()
-    assert queue.oldest_seconds() == 0
+    assert queue.stalled_seconds() == 7
+    for _ in range(3):
+        key = await queue.get()
+        assert queue.stalled_seconds() == 0
+        await asyncio.sleep(5)
+        assert queue.stalled_seconds() == 5
+        queue.done(key)
+        assert queue.stalled_seconds() == 0
+    assert await queue.get() == "old"
+    await asyncio.sleep(60)
+    assert queue.stalled_seconds() == 0, "nothing is ready"
+
+
+async def test_urgent_keys_that_come_without_end_do_not_keep_others_waiting():
+    queue = WorkQueue[str](is_urgent=lambda key: key.startswith("claim"))
+    queue.add("pod-1")
+    queue.add("pod-2")
+    found = []
+    for number in range(12):
+        queue.add(f"claim-{number}")
+        queue.add(f"claim-{number}-again")
+        found.append(await queue.get())
+    assert [found.index("pod-1"), found.index("pod-2")] == [4, 9]
 
 
 async def test_urgent_keys_come_before_those_that_wait_longer():

@@ -54,15 +54,15 @@ async def test_what_is_no_event_is_no_answer(text):
 
 
 METADATA = {"name": "cam", "namespace": "lab", "uid": "u1", "resourceVersion": "7"}
+DEEP = "[" * 1200 + "]" * 1200
 OTHERS = {"ownerReferences": [{"name": "other", "uid": "u2"}]}
 
 
 def deep_line(kind="MODIFIED", metadata=METADATA):
     named = orjson.dumps({**metadata, **OTHERS}).decode()
-    nested = "[" * 1200 + "]" * 1200
     return (
         f'{{"type":"{kind}","object":{{"kind":"ResourceClaim","apiVersion":"resource.k8s.io/v1",'
-        f'"metadata":{named},"spec":{{"x":{nested}}}}}}}\n'
+        f'"metadata":{named},"spec":{{"x":{DEEP}}}}}}}\n'
     ).encode()
 
 
@@ -71,6 +71,68 @@ async def test_an_object_that_cannot_be_parsed_costs_itself_alone(kind):
     first, bad, last = await read(line(a=1) + deep_line(kind) + line(b=2))
     assert (first.object, last.object) == ({"a": 1}, {"b": 2})
     assert (bad.type, bad.object) == (kind, {"metadata": METADATA})
+    assert "depth" in bad.unreadable
+
+
+def report_line(fields, spec="{}"):
+    """A NodeDeviceReport, as the API server writes custom resources: with sorted fields."""
+    managers = f'[{{"fieldsType":"FieldsV1","fieldsV1":{fields},"manager":"m","name":"other"}}]'
+    return (
+        '{"type":"MODIFIED","object":{"apiVersion":"drakit.dev/v1alpha1","kind":"NodeDeviceReport",'
+        '"metadata":{"annotations":{"name":"note","n":"\\",\\"name\\":\\"x"},"generation":1,'
+        f'"managedFields":{managers},"name":"n1","resourceVersion":"7","uid":"u1"}},'
+        f'"spec":{spec},"status":{{"name":"last"}}}}}}\n'
+    ).encode()
+
+
+def slice_line(fields, spec="{}"):
+    """A ResourceSlice, as the API server writes built-in kinds: managed fields are last."""
+    managers = f'[{{"manager":"m","fieldsV1":{fields}}}]'
+    return (
+        '{"type":"ADDED","object":{"kind":"ResourceSlice","apiVersion":"resource.k8s.io/v1",'
+        '"metadata":{"name":"n1","uid":"u1","resourceVersion":"7","generation":1,"annotations":'
+        '{"name":"note","n":"\\",\\"name\\":\\"x"},'
+        f'"managedFields":{managers}}},"spec":{spec},"status":{{"name":"last"}}}}}}\n'
+    ).encode()
+
+
+NESTED = [
+    pytest.param('{"name":"a","uid":"b","resourceVersion":"c","x":%s}', id="names-before"),
+    pytest.param(
+        '{"metadata":{"name":"a","uid":"b","resourceVersion":"c"},"x":%s}', id="names-below"
+    ),
+    pytest.param('{"x":%s,"}":"]","object":{"metadata":{"name":"a"}}}', id="names-after"),
+    pytest.param('{"x":[%s],"spec":{"a":[1]},"]},\\"spec":[],"y":"],"}', id="seeming-ends"),
+    pytest.param('{"' + 200_000 * "a" + '":%s}', id="long"),
+]
+
+
+@pytest.mark.parametrize("line_of", [report_line, slice_line])
+@pytest.mark.parametrize("fields", NESTED)
+async def test_an_object_is_read_without_managed_fields_that_are_nested_too_deep(fields, line_of):
+    (event,) = await read(line_of(fields % DEEP, '{"nodeName":"n"}'))
+    metadata = event.object.pop("metadata")
+    assert (metadata["name"], metadata["uid"], metadata["generation"]) == ("n1", "u1", 1)
+    assert "managedFields" not in metadata
+    assert (event.object["spec"], event.object["status"]) == ({"nodeName": "n"}, {"name": "last"})
+    assert event.unreadable == ""
+
+
+@pytest.mark.parametrize("line_of", [report_line, slice_line])
+async def test_managed_fields_that_would_take_long_to_leave_out_are_not_read(line_of):
+    fields = "{" + '"a":[1],' * 20_000 + f'"x":{DEEP}}}'
+    (bad,) = await read(line_of(fields))
+    assert bad.object == {"metadata": {"name": "n1", "uid": "u1", "resourceVersion": "7"}}
+    assert "depth" in bad.unreadable
+
+
+@pytest.mark.parametrize("line_of", [report_line, slice_line])
+@pytest.mark.parametrize("fields", NESTED)
+async def test_names_are_those_of_the_metadata_and_not_below(fields, line_of):
+    spec = f'{{"name":"b","x":{DEEP}}}'
+    first, bad, last = await read(line(a=1) + line_of(fields % DEEP, spec) + line(b=2))
+    assert (first.object, last.object) == ({"a": 1}, {"b": 2})
+    assert bad.object == {"metadata": {"name": "n1", "uid": "u1", "resourceVersion": "7"}}
     assert "depth" in bad.unreadable
 
 

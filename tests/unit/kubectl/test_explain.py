@@ -68,6 +68,47 @@ async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
     assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
 
 
+@pytest.fixture
+def failing(site):
+    """A device that fits on n2, and one on n1 at which the class's selector fails."""
+    site.node("n1")
+    site.node("n2")
+    site.device_class("gpu", f'device.attributes["{site.driver}"].model == "x"')
+    site.slice("s1", "gpu-0")
+    model = {"name": "gpu-0", "attributes": {"model": {"string": "x"}}}
+    site.slice("s2", node="n2", devices=[model])
+    site.claim("mine")
+    site.pod("waiting", "mine", message='running "DynamicResources" filter plugin: no such key')
+    return site
+
+
+@pytest.mark.parametrize("target", ["pod/waiting", "claim/mine"])
+async def test_an_error_on_one_node_is_an_error_although_another_fits(failing, run, target):
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, "blocked", "n2")
+    (reason,) = body["reasons"]
+    assert reason["code"] == "SelectorFailed"
+    assert (
+        "the pod would fit on node n2, but the scheduler gives up on all nodes because of this "
+        "error on node n1; " in reason["sentence"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "verdict"),
+    [("v1.34.13", "undecided"), ("v1.35.10", "blocked"), ("v1.37.2", "blocked")],
+)
+async def test_the_rules_are_those_of_the_cluster(stuck, run, kubernetes, verdict):
+    stuck.runs(kubernetes)
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
+    stuck.slice("s1", "gpu-0", pool=pool)
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (1, verdict)
+    assert ("(not counted: pool n1 on node n1, 1 of 2 slices)" in body["message"]) is (
+        verdict == "blocked"
+    )
+
+
 async def test_nodes_are_grouped_by_why_the_pod_cannot_use_them(stuck, run):
     for number in range(3, 8):
         stuck.node(f"n{number}", unschedulable=True)
@@ -267,7 +308,7 @@ async def test_a_pod_that_does_not_wait_is_described(stuck, run):
     stuck.pod("other", "mine", schedulingGates=[{"name": "g"}])
     code, body = await run.json("explain", "pod/other")
     assert (code, body["verdict"]) == (0, "not pending")
-    assert "has scheduling gates" in body["message"]
+    assert "has the scheduling gates g: " in body["message"]
 
 
 async def test_a_pod_that_cannot_start_on_its_node_is_explained(stuck, run):
@@ -321,6 +362,284 @@ async def test_a_pod_that_is_never_prepared_is_broken_after_a_while(placed, run)
     placed.change("/api/v1/namespaces/lab/pods/placed", {"status": {"conditions": [condition]}})
     code, body = await run.json("explain", "pod/placed")
     assert (code, body["reasons"]) == (0, [])
+
+
+# ---- what is not a device
+
+
+def room(site, node="n1", **allocatable):
+    site.change(f"/api/v1/nodes/{node}", {"status": {"allocatable": {"pods": "9"} | allocatable}})
+
+
+def running(site, name, node="n1", *, phase="Running", cpu="3", **spec):
+    """A pod that takes CPU of a node."""
+    container = {"name": "main", "resources": {"requests": {"cpu": cpu}}}
+    site.pod(name, phase=phase, nodeName=node, containers=[container], **spec)
+
+
+ONE_CPU = [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]
+
+
+@pytest.fixture
+def free(site):
+    """A free device, and a pod that asks for it and for 2 CPUs."""
+    site.node("n1")
+    site.node("n2")
+    room(site, cpu="4")
+    site.device_class("gpu")
+    site.slice("s1", "gpu-0")
+    site.claim("mine")
+    site.pod("waiting", "mine", containers=ONE_CPU)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("pods", "verdict"),
+    [
+        pytest.param([], "fits", id="an-empty-node"),
+        pytest.param([{}], "blocked", id="a-pod-takes-the-cpus"),
+        pytest.param([{"phase": "Succeeded"}], "fits", id="a-pod-that-has-ended"),
+        pytest.param([{"node": "n2"}], "fits", id="on-another-node"),
+        pytest.param([{"priority": -1}], "fits", id="a-pod-that-can-be-preempted"),
+    ],
+)
+async def test_the_pods_of_a_node_take_its_resources(free, run, pods, verdict):
+    for number, facts in enumerate(pods):
+        running(free, f"other-{number}", **facts)
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["verdict"] == verdict
+    if verdict == "blocked":
+        assert [each["code"] for each in body["reasons"]] == ["DevicesOnOtherNodes"]
+        assert "too little cpu left" in body["message"]
+        assert body["unusableNodes"] == {"too little cpu left": ["n1"]}
+
+
+async def test_a_pod_that_never_preempts_finds_only_what_is_left(free, run):
+    running(free, "other", priority=-1)
+    free.pod("waiting", "mine", containers=ONE_CPU, preemptionPolicy="Never")
+    _, body = await run.json("explain", "pod/waiting")
+    assert (body["verdict"], "too little cpu left" in body["message"]) == ("blocked", True)
+
+
+async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
+    await run("explain", "pod/waiting")
+    read = [path for _, path in free.requests if path.startswith("/api/v1/pods")]
+    assert len(read) == 1
+
+
+async def test_pods_that_may_not_be_listed_are_named(free, run):
+    running(free, "other")
+    free.forbid("/api/v1/pods")
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["verdict"] == "fits"
+    assert body["notEvaluated"] == [
+        "no permission to list pods of all namespaces: what they leave of CPU, memory and the "
+        "number of pods of a node is unknown"
+    ]
+
+
+async def test_scheduling_gates_are_named(stuck, run):
+    stuck.pod("other", "mine", schedulingGates=[{"name": "example.com/quota"}, {"name": "b"}])
+    _, body = await run.json("explain", "pod/other")
+    assert "has the scheduling gates example.com/quota, b: the scheduler ignores" in body["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        pytest.param({"volumes": [{"name": "v", "emptyDir": {}}]}, "", id="a-volume-of-any-node"),
+        pytest.param(
+            {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+            "its volumes",
+            id="a-volume-that-may-be-elsewhere",
+        ),
+        pytest.param(
+            {"containers": [{"name": "m", "ports": [{"containerPort": 80, "hostPort": 80}]}]},
+            "its host ports",
+            id="a-port-of-the-node",
+        ),
+        pytest.param(
+            {"containers": [{"name": "m", "resources": {"limits": {"rdma/hca": "1"}}}]},
+            "extended resource rdma/hca",
+            id="a-resource-of-a-device-plugin",
+        ),
+        pytest.param(
+            {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+            "its topology spread constraints",
+            id="topology-spread",
+        ),
+        pytest.param(
+            {
+                "affinity": {
+                    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}
+                }
+            },
+            "",
+            id="no-affinity-between-pods",
+        ),
+        pytest.param(
+            {
+                "affinity": {
+                    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}
+                }
+            },
+            "its affinity to other pods",
+            id="affinity-between-pods",
+        ),
+    ],
+)
+async def test_what_was_not_looked_at_is_named(free, run, spec, named):
+    free.pod("waiting", "mine", **spec)
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["verdict"] == "fits"
+    end = "if it stays pending, devices are not the cause"
+    assert body["message"].endswith(f"{end} (not checked: {named})" if named else end)
+
+
+async def test_the_schedulers_own_counts_are_joined(free, run):
+    message = (
+        "0/2 nodes are available: 1 Insufficient rdma/hca, 1 node(s) were unschedulable. "
+        "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+    )
+    free.pod("waiting", "mine", message=message)
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["message"].endswith(
+        "devices are not the cause; the scheduler reports 1 Insufficient rdma/hca, 1 node(s) were "
+        "unschedulable"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "unknown"),
+    [
+        pytest.param(
+            {"schedulerName": "volcano"},
+            "scheduler volcano places the pod, and drakit knows only the rules of Kubernetes' own",
+            id="another-scheduler",
+        ),
+        pytest.param(
+            {"schedulingGroup": {"podGroupName": "train"}},
+            "the pod is placed together with its group train, and drakit searches for one pod",
+            id="a-pod-group",
+        ),
+        pytest.param(
+            {"workloadRef": {"name": "w", "podGroup": "workers"}},
+            "the pod is placed together with its group workers, and drakit searches for one pod",
+            id="a-pod-group-of-a-workload",
+        ),
+    ],
+)
+async def test_what_others_decide_makes_the_answer_undecided(free, run, spec, unknown):
+    free.pod("waiting", "mine", **spec)
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"], body["fitsOn"]) == (1, "undecided", "n1")
+    assert body["notEvaluated"] == [unknown]
+
+
+# ---- allocated claims
+
+FAILURE = "claim lab/mine, request gpu, device gpu-0: its cable is loose"
+
+
+def event(site, name, *, of, reason, message, at):
+    """An Event about an object, at a second of the year 2026."""
+    regarding = site.object(of)["metadata"]
+    body = {
+        "involvedObject": {"name": regarding["name"], "uid": regarding["uid"]},
+        "reason": reason,
+        "message": message,
+        "eventTime": f"2026-01-01T00:00:{at:02}.000000Z",
+    }
+    site.store(f"/api/v1/namespaces/lab/events/{name}", body)
+
+
+POD = "/api/v1/namespaces/lab/pods/placed"
+MINE = f"{API}/namespaces/lab/resourceclaims/mine"
+
+
+@pytest.mark.parametrize(
+    ("events", "quoted"),
+    [
+        pytest.param(
+            [(MINE, "PrepareFailed", FAILURE), (POD, "FailedPrepareDynamicResources", "kubelet")],
+            f"Event PrepareFailed: {FAILURE}",
+            id="the-words-of-the-driver-come-first",
+        ),
+        pytest.param(
+            [
+                (POD, "FailedPrepareDynamicResources", "older"),
+                (POD, "FailedPrepareDynamicResources", "DRA driver d is not registered"),
+            ],
+            "Event FailedPrepareDynamicResources: DRA driver d is not registered",
+            id="the-latest-words-of-the-kubelet",
+        ),
+        pytest.param(
+            [(MINE, "PrepareFailed", FAILURE), (MINE, "Prepared", "it is prepared")],
+            "",
+            id="it-was-prepared-later",
+        ),
+        pytest.param([(MINE, "DevicesAllocated", "else")], "", id="another-event"),
+    ],
+)
+async def test_the_event_of_a_failed_prepare_is_quoted(placed, run, events, quoted):
+    placed.change(POD, {"status": {"phase": "Pending"}})
+    for number, (of, reason, message) in enumerate(events):
+        event(placed, f"e{number}", of=of, reason=reason, message=message, at=number)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotPrepared"])
+    assert body["message"].startswith("pod lab/placed cannot start on node n1: ")
+    if quoted:
+        assert body["message"].endswith(f": its claims are not prepared; {quoted}")
+    else:
+        assert "its devices have no known problem" in body["message"]
+
+
+async def test_a_failed_prepare_is_quoted_before_the_pod_is_settled(placed, run):
+    now = datetime.now(UTC).isoformat()
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
+    placed.change(POD, {"status": {"phase": "Pending", "conditions": [condition]}})
+    event(placed, "e", of=MINE, reason="PrepareFailed", message=FAILURE, at=1)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert FAILURE in body["message"]
+
+
+async def test_events_that_may_not_be_listed_are_named(placed, run):
+    placed.change(POD, {"status": {"phase": "Pending"}})
+    placed.forbid("/api/v1/namespaces/lab/events")
+    _, body = await run.json("explain", "pod/placed")
+    assert body["notEvaluated"] == [
+        "no permission to list Events: the words of a driver that cannot prepare are unknown"
+    ]
+
+
+async def test_events_are_not_read_for_a_pod_that_runs(placed, run):
+    await run("explain", "pod/placed")
+    assert not [path for _, path in placed.requests if "events" in path]
+
+
+async def test_a_pod_whose_device_a_rule_taints_is_told_so(placed, run):
+    placed.served = {"resource.k8s.io": ["v1", "v1beta2"]}
+    taint = {"key": "repair", "value": "today", "effect": "NoSchedule"}
+    placed.store(
+        "/apis/resource.k8s.io/v1/devicetaintrules/r1",
+        {"spec": {"deviceSelector": {}, "taint": taint}},
+    )
+    for target in ("pod/placed", "claim/mine"):
+        code, body = await run.json("explain", target)
+        assert (code, body["verdict"]) == (0, "not pending")
+        assert body["message"].endswith(
+            "device gpu-0 (driver gpu.example.com, pool n1) has the taint repair=today with effect "
+            "NoSchedule, which DeviceTaintRule r1 sets: new pods do not get the device"
+        )
+
+
+async def test_the_taint_that_a_foreign_driver_sets_is_named(placed, run):
+    taint = {"key": "gpu.example.com/xid", "value": "79", "effect": "NoSchedule"}
+    placed.slice("s1", devices=[{"name": "gpu-0", "taints": [taint]}])
+    _, body = await run.json("explain", "pod/placed")
+    assert "no known problem" not in body["message"]
+    assert "has the taint gpu.example.com/xid=79 with effect NoSchedule: new" in body["message"]
 
 
 @pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])

@@ -46,9 +46,9 @@ def test_the_decision(before, age, now, announce, again):
     assert (decision.announce, decision.again_seconds) == (announce, again)
 
 
-def test_all_reasons_stand_in_one_note_under_the_first_word():
+def test_an_event_has_one_sentence_and_counts_the_other_reasons():
     both = summarize([reason("a", Code.DEVICE_CLASS_MISSING), reason("b")])
-    assert (both.code, both.note) == (Code.DEVICE_CLASS_MISSING, "a; also: b")
+    assert (both.code, both.note) == (Code.DEVICE_CLASS_MISSING, "a; and 1 more reason")
 
 
 @pytest.mark.parametrize("sentence", ["x" * 400, "ü" * 600], ids=["ascii", "two-bytes-each"])
@@ -57,9 +57,9 @@ def test_a_note_fits_into_an_event(sentence):
     assert len(note.encode()) <= 1024
 
 
-def test_a_note_counts_the_reasons_that_had_no_room():
+def test_a_note_counts_the_other_reasons():
     note = summarize([reason("x" * 400 + str(i)) for i in range(9)]).note
-    assert note.endswith("; and 7 more")
+    assert note.endswith("; and 8 more reasons")
 
 
 class Recorded:
@@ -95,22 +95,22 @@ def with_remedy(remedy, *reasons):
     [
         pytest.param(
             [reason("pod lab/train waits: a"), reason("pod lab/train waits: b")],
-            "pod lab/train waits: a; also: b",
-            id="the-object-is-named-once",
+            "pod lab/train waits: a; and 1 more reason",
+            id="one-sentence",
         ),
         pytest.param(
             [replace(reason("a"), advice="do x"), replace(reason("b"), advice="do y")],
-            "a; do x; also: b; do y",
+            "a; do x; and 1 more reason",
             id="general-advice-without-a-proven-remedy",
         ),
         pytest.param(
             with_remedy("z helps", replace(reason("a"), advice="do x"), reason("b")),
-            "a; also: b; z helps",
+            "a; and 1 more reason; z helps",
             id="a-proven-remedy-replaces-advice-and-ends-the-note",
         ),
         pytest.param(
             with_remedy("z helps", reason("a" * 900), reason("b" * 900)),
-            f"{'a' * 900}; and 1 more; z helps",
+            f"{'a' * 900}; and 1 more reason; z helps",
             id="a-remedy-has-room-before-further-reasons",
         ),
         pytest.param(
@@ -204,8 +204,8 @@ async def test_a_remedy_is_searched_only_for_an_event_that_is_due():
         await events.announce(replace(reason(), find_remedy=find_remedy), reason("too"))
         await asyncio.sleep(30)
     assert events.notes == [
-        "it waits; also: too; the pod would fit 1",
-        "it waits; also: too; the pod would fit 2",
+        "it waits; and 1 more reason; the pod would fit 1",
+        "it waits; and 1 more reason; the pod would fit 2",
     ]
     assert searched == events.times == [30, 1830]
 
@@ -234,7 +234,7 @@ async def test_a_transient_state_is_announced_when_it_has_lasted():
     assert await events.announce(half, other) == 300
     await asyncio.sleep(300)
     assert await events.announce(half, other) == 1800
-    assert events.notes == ["pool p has 1 of 2 slices; also: pool q has 1 of 2 slices"]
+    assert events.notes == ["pool p has 1 of 2 slices; and 1 more reason"]
     assert events.times == [599]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -108,6 +109,19 @@ async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path
         assert 'drakit_operator_events_total{reason="DeviceClassMissing"} 3.0' in numbers
     assert writes_elsewhere(cluster) == []
     assert holder(cluster) == "", "the Lease was not released"
+
+
+async def test_the_rules_are_those_of_the_release_of_kubernetes(cluster, tmp_path):
+    cluster.texts["/version"] = json.dumps({"gitVersion": "v1.34.13"})
+    cluster.device_class("gpu")
+    cluster.slice("s1", "g0", "g0", node="n1")
+    cluster.slice("s2", "g0", node="n2")
+    cluster.claim("mine")
+    cluster.pod("waits", "mine")
+    async with replica(cluster, tmp_path, "one"):
+        told = {("Pod", "waits", "PoolInvalid"), ("ResourceClaim", "mine", "PoolInvalid")}
+        await until(lambda: cluster.told() == told)
+    assert "the pod would fit on node n2, but the scheduler gives up" in cluster.events()[0]["note"]
 
 
 async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster, tmp_path):

@@ -5,13 +5,14 @@ import asyncio
 import pytest
 
 from drakit_explain.model import ReportFacts, TaintRuleFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
 
 
 NODE = {"metadata": {"name": "n1", "uid": "n1"}}
+READY = {**NODE, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
 
 
 def claim(name, *, devices=(), pod="train"):
@@ -123,6 +124,93 @@ async def test_a_claim_of_a_template_gets_the_event_about_a_missing_class():
         bench.see(CLAIMS, made)
         await asyncio.sleep(10)
     assert by_object(bench.told) == {("train-gpu", "DeviceClassMissing")}
+
+
+def made_for(name="train", **facts):
+    """A pod with a claim that was made for it from a template."""
+    owner = {"kind": "Pod", "name": name, "uid": name, "controller": True}
+    made = claim(f"{name}-gpu", pod=name, **facts)
+    made["metadata"]["ownerReferences"] = [owner]
+    of = pod(name)
+    of["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "tpl"}]
+    statuses = [{"name": "gpu", "resourceClaimName": f"{name}-gpu"}]
+    of["status"]["resourceClaimStatuses"] = statuses
+    return of, made
+
+
+@pytest.mark.parametrize("has_class", [True, False])
+async def test_a_pod_and_the_claim_that_was_made_for_it_do_not_get_one_sentence_twice(has_class):
+    async with Bench().running() as bench:
+        see_taken_device(bench)
+        if not has_class:
+            bench.see(CLASSES, GPU, gone=True)
+        waiting, made = made_for()
+        bench.see(CLAIMS, made)
+        bench.see(PODS, waiting)
+        await asyncio.sleep(400)
+    assert by_object(bench.told) == {
+        ("train", "DevicesAllocated" if has_class else "DeviceClassMissing")
+    }
+
+
+async def test_a_claim_whose_pod_starts_is_reported_after_the_pod():
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+        bench.see(SLICES, pool("s", "g0", taints=[unhealthy]))
+        placed, made = made_for(devices=["g0"])
+        placed["spec"]["nodeName"] = "n1"
+        bench.see(CLAIMS, made)
+        bench.see(PODS, placed)
+        await asyncio.sleep(400)
+        assert by_object(bench.told) == {("train", "DeviceUnhealthy")}
+        bench.see(PODS, placed, gone=True)  # it runs: the watch has pending pods only
+        await asyncio.sleep(2)
+    assert by_object(bench.told[1:]) == {("train-gpu", "DeviceUnhealthy")}
+
+
+async def test_a_pod_is_not_to_be_recreated_while_the_watch_of_claims_lags():
+    async with Bench().running() as bench:
+        see_taken_device(bench, "g1")
+        bench.see(NODES, READY)
+        bench.see(CLAIMS, claim("mine"))
+        bench.see(PODS, pod("train", "mine"))
+        await asyncio.sleep(100)
+        bench.told.clear()
+        placed = pod("train", "mine")
+        placed["spec"]["nodeName"] = "n1"
+        bench.see(PODS, placed)
+        await asyncio.sleep(20)
+        bench.see(CLAIMS, claim("mine", devices=["g1"]))
+        await asyncio.sleep(400)
+    assert bench.told == []
+
+
+async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
+    def report(state):
+        return {
+            "metadata": {"name": "n1.d", "uid": "r"},
+            "spec": {"nodeName": "n1", "driver": "d"},
+            "status": {"registration": {"state": state}},
+        }
+
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0"))
+        bench.see(REPORTS, report("Registered"))
+        placed, made = made_for(devices=["g0"])
+        placed["spec"]["nodeName"] = "n1"
+        bench.see(CLAIMS, made)
+        bench.see(PODS, placed)
+        await asyncio.sleep(400)
+        assert bench.told == []
+        bench.see(REPORTS, report("Rejected"))
+        await asyncio.sleep(5)
+    assert by_object(bench.told) == {("train", "DriverUnavailable")}
+    assert (
+        "driver d of its claim train-gpu is not registered with the kubelet"
+        in (bench.notes["train"])
+    )
 
 
 async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy():

@@ -276,8 +276,17 @@ async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_co
     assert spec["config"] == [{"opaque": {}}]
 
 
-async def test_a_class_of_somebody_else_is_never_touched(server, session):
-    server.store(CLASS, {"spec": {"selectors": []}})
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pytest.param([], id="nobody"),
+        pytest.param([{"uid": "other", "controller": True}], id="another-policy"),
+        # The admission policy refuses changes of such a class.
+        pytest.param([{"uid": POLICY.uid}], id="not-as-controller"),
+    ],
+)
+async def test_a_class_that_the_policy_does_not_control_is_never_touched(server, session, owners):
+    server.store(CLASS, {"metadata": {"ownerReferences": owners}, "spec": {"selectors": []}})
     change = await controller_of(session).reconcile(POLICY, {"deviceClass": "serial.drakit.dev"})
     (ready,) = change["conditions"]
     assert "set spec.deviceClass.name to another name" in ready["message"]

@@ -171,3 +171,59 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
         task.cancel()
     bench.queue.close()
     assert searched == judged != []
+
+
+async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monkeypatch):
+    passed, checked = [0.0], []
+
+    def check(name, world, explainer, *, settled):
+        checked.append((name.namespace, asyncio.get_running_loop().time()))
+        if name.namespace == "tenant":
+            passed[0] += 10
+        return {}
+
+    monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
+    bench = Bench(clock=lambda: passed[0])
+    began = asyncio.get_running_loop().time()
+    for number in range(5):
+        metadata = {"namespace": "tenant", "name": str(number), "uid": str(number)}
+        bench.see(PODS, pod() | {"metadata": metadata})
+    bench.see(PODS, pod())
+    async with bench.running():
+        await asyncio.sleep(100)
+    times = {
+        space: [round(at - began) for each, at in checked if each == space]
+        for space in ("tenant", "lab")
+    }
+    assert times["lab"] == [1]
+    assert times["tenant"] == [1, 1, 11, 31, 51], "15 s at once, then every other second"
+
+
+async def test_the_search_for_a_remedy_is_charged_to_the_namespace(monkeypatch):
+    passed, checked = [0.0], []
+
+    def find_remedy():
+        passed[0] += 40
+        return ""
+
+    def check(name, world, explainer, *, settled):
+        checked.append(asyncio.get_running_loop().time())
+        found = world.pod(*name)
+        reason = Reason(
+            code=Code.DEVICES_ALLOCATED,
+            sentence=f"it waits ({len(checked)})",
+            regarding=found.reference,
+            find_remedy=find_remedy,
+        )
+        return {found.uid: [reason]}
+
+    monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
+    bench = Bench(clock=lambda: passed[0])
+    bench.see(PODS, pod())
+    async with bench.running():
+        await asyncio.sleep(20)
+        (announced, *_) = bench.told
+        bench.see(PODS, pod("second"))
+        await asyncio.sleep(100)
+    second = min(at for at in checked if at > announced[0])
+    assert second - announced[0] == pytest.approx(50, abs=0.1)

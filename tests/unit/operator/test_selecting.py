@@ -8,7 +8,7 @@ import pytest
 
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.cel.library import Library
-from drakit_explain.selectors import FeatureGates
+from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
 from drakit_explain.world import World
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_operator.selecting import SelectorEvaluation
@@ -165,3 +165,147 @@ def _world() -> World:
 
 def _refuse():
     raise QuestionError("two processes died")
+
+
+# ---------------------------------------------------------------- budgets
+
+
+class Slow:
+    """Every question takes some seconds by its own clock, and no time."""
+
+    def __init__(self, seconds=6.0, outcome=None):
+        self.outcome = outcome or Outcome(selected=True)
+        self.seconds = seconds
+        self.passed = 0.0
+        self.asked = []
+
+    def clock(self):
+        return self.passed
+
+    def use(self, gates):
+        pass
+
+    def reads(self, expressions):
+        return [Reads(attributes=frozenset(["other/a"])) for _ in expressions]
+
+    def select(self, expression, devices):
+        self.asked.append(expression)
+        self.passed += self.seconds
+        return [self.outcome] * len(devices)
+
+
+async def evaluation_with(slow):
+    evaluation = SelectorEvaluation(_world(), slow, clock=slow.clock)
+    await evaluation.use(FeatureGates())
+    return evaluation
+
+
+async def test_a_namespace_that_spent_its_time_waits_and_others_do_not():
+    slow = Slow()
+    evaluation = await evaluation_with(slow)
+    assert await evaluation.prepare(["a", "b", "c", "d"], namespace="lab") == 12
+    assert slow.asked == ["a", "b", "c"], "15 s are spent after the third"
+    assert await evaluation.prepare(["d"], namespace="lab") == 12
+    assert await evaluation.prepare(["a", "b"], namespace="lab") is None, "they are known"
+    assert await evaluation.prepare(["e"], namespace="innocent") is None
+    assert await evaluation.prepare(["of-a-class"]) is None
+    await asyncio.sleep(12)
+    assert await evaluation.prepare(["d"], namespace="lab") is None
+    assert slow.asked == ["a", "b", "c", "e", "of-a-class", "d"]
+
+
+async def test_a_selector_for_many_devices_does_not_spend_more_at_once():
+    slow = Slow()
+    evaluation = await evaluation_with(slow)
+    for number in range(6):
+        evaluation._world.apply(SLICES.project(large_slice(number), "v1"))
+    assert await evaluation.prepare(["a"], namespace="lab") == 12
+    assert slow.asked == ["a"] * 3
+    await asyncio.sleep(100)
+    assert await evaluation.prepare(["a"], namespace="lab") is None
+
+
+def large_slice(number):
+    pool = {"name": f"n{number}", "generation": 1, "resourceSliceCount": 1}
+    devices = [
+        {"name": f"d{each}", "attributes": {"a": {"int": 5000 * number + each}}}
+        for each in range(2000)
+    ]
+    spec = {"driver": "other", "nodeName": f"n{number}", "pool": pool, "devices": devices}
+    return {"metadata": {"name": f"s{number}", "uid": f"s{number}"}, "spec": spec}
+
+
+async def test_an_evaluator_that_hangs_delays_one_namespace():
+    slow = Slow(seconds=20)
+    slow.select = lambda expression, devices: _hang(slow, expression)
+    evaluation = await evaluation_with(slow)
+    await evaluation.prepare(["a", "b", "c"], namespace="lab")
+    assert slow.asked == ["a"]
+    await evaluation.prepare(["e"], namespace="innocent")
+    assert slow.asked == ["a", "e"]
+
+
+def _hang(slow, expression):
+    slow.asked.append(expression)
+    slow.passed += slow.seconds
+    raise QuestionError("no answer in time")
+
+
+async def test_a_selector_that_takes_too_long_is_remembered_by_its_text():
+    slow = Slow(seconds=1, outcome=Outcome(unknown="it takes too much time", expensive=True))
+    evaluation = await evaluation_with(slow)
+    for number in range(5):
+        changed = large_slice(number)
+        evaluation._world.apply(SLICES.project(changed, "v1"))
+        assert await evaluation.prepare(["a"], namespace=f"ns{number}") is None
+    assert slow.asked == ["a"]
+    found = evaluation._world.selectors.evaluated("a", evaluation._world.of(SLICES.type)["", "s4"])
+    assert found.unknown == "it takes too much time"
+    await asyncio.sleep(301)
+    evaluation._world.apply(SLICES.project(large_slice(6), "v1"))
+    await evaluation.prepare(["a"], namespace="lab")
+    assert slow.asked == ["a"] * 2
+
+
+async def test_an_object_with_too_many_selectors_costs_nothing():
+    slow = Slow()
+    evaluation = await evaluation_with(slow)
+    many = [str(number) for number in range(65)]
+    assert await evaluation.prepare(many, namespace="lab") is None
+    assert (slow.asked, evaluation.lost(many)) == ([], False)
+
+
+async def test_selectors_that_lost_their_room_are_lost():
+    evaluation = await evaluation_with(Slow(seconds=0))
+    await evaluation.prepare(["a"], namespace="lab")
+    assert not evaluation.lost(["a"])
+    evaluation._world.selectors.clear()
+    assert evaluation.lost(["a"])
+
+
+class Forgetful(SelectorIndex):
+    """Drops the first outcomes, as if other objects needed their room."""
+
+    forgets = True
+
+    def store(self, needed, outcomes):
+        super().store(needed, outcomes)
+        if self.forgets:
+            self.forgets = False
+            self.clear()
+
+
+async def test_a_pod_whose_selectors_lost_their_room_is_explained_soon():
+    bench = Bench(selectors=Flaky())
+    index = bench.store.world.selectors = Forgetful()
+    bench.see(SLICES, device_slice())
+    bench.see(CLASSES, {"metadata": {"name": "any", "uid": "any"}, "spec": {}})
+    body = claim("any")
+    selector = {"cel": {"expression": "device.driver == 'x'"}}
+    body["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
+    bench.see(CLAIMS, body)
+    bench.see(PODS, pod("pod-any", claim="any"))
+    async with bench.running():
+        await asyncio.sleep(10)
+    assert not index.forgets
+    assert told(bench).keys() == {"pod-any"}

@@ -177,6 +177,50 @@ async def test_an_unreadable_class_or_slice_allows_no_conclusion(cluster, follow
         assert explain(pod, world).verdict is Verdict.UNDECIDED
 
 
+@pytest.mark.parametrize("streams", [True, False], ids=["by-watch", "by-pages"])
+async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
+    cluster, follow, streams
+):
+    cluster.watch_lists = streams
+    cluster.verbatim["@deep"] = DEEP
+    cluster.device_class("gpu")
+    cluster.slice("s1", "g0")
+    cluster.node("n1")
+    cluster.claim("c1")
+    cluster.template("t1")
+    cluster.pod("p1", "c1")
+    cluster.add_rule("r1", driver="d")
+    cluster.add_report("n1", "serial")
+
+    def nest():
+        for path in (
+            "/api/v1/nodes/n1",
+            "/api/v1/namespaces/lab/pods/p1",
+            f"{CLAIM_PATH}/c1",
+            f"{V1}/namespaces/lab/resourceclaimtemplates/t1",
+            f"{V1}/deviceclasses/gpu",
+            f"{V1}/resourceslices/s1",
+            "/apis/resource.k8s.io/v1beta2/devicetaintrules/r1",
+            "/apis/drakit.dev/v1alpha1/nodedevicereports/n1.hostdev.drakit.dev",
+        ):
+            body = cluster.object(path)
+            managers = [{"manager": "m", "fieldsV1": {"name": "other", "x": "@deep"}}]
+            metadata = body.pop("metadata") | {"managedFields": managers}
+            cluster.store(path, {"metadata": metadata, **body})  # in the order of Kubernetes
+
+    async with follow() as followed:
+        before = {kind: dict(followed.store.world.of(kind.type)) for kind in KINDS}
+        assert all(before.values())
+        nest()
+        cluster.claim("last")
+        await followed.listed(CLAIMS, 2)
+    async with follow() as followed:
+        after = {kind: dict(followed.store.world.of(kind.type)) for kind in KINDS}
+        del after[CLAIMS]["lab", "last"]
+        assert after == before
+        assert "skipped_objects_total{" not in followed.numbers
+
+
 async def test_an_object_of_an_unknown_shape_affects_only_itself(cluster, follow, caplog):
     cluster.claim("good")
     for name, status in {"half": {"results": [{"driver": "d"}]}, "newer": {"results": 7}}.items():

@@ -1,0 +1,218 @@
+"""The operator's admission policy: the DeviceClasses that its token may write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from cel_expr_python import cel
+
+from drakit_explain.model import PolicyFacts
+from drakit_operator.announcing import CONTROLLER
+from drakit_operator.policies.status import desired_class
+from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
+from tests.unit.chart.reading import pod_spec, the
+from tests.unit.docs.listings import listing
+
+NAME = "drakit-operator"
+EVENTS = "drakit-operator-events"
+ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
+SERIAL = {
+    "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
+    "deviceClass": {"extendedResourceName": "lab.test/serial"},
+}
+
+
+class AdmissionPolicy:
+    """A ValidatingAdmissionPolicy, evaluated as the API server does."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        names = ("object", "oldObject", "variables")
+        self._environment = cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN))
+
+    def refusal(self, old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
+        """Return the reason and the sentence of the first refusal; empty if there is none."""
+        for each in self._spec["validations"]:
+            if not self._evaluate(each["expression"], old, new):
+                if text := each.get("messageExpression"):
+                    return each["reason"], self._evaluate(text, old, new)
+                return each["reason"], each["message"]
+        return "", ""
+
+    def _evaluate(self, expression: str, old: Any, new: Any) -> Any:
+        data: dict[str, Any] = {"object": new, "oldObject": old, "variables": {}}
+        for variable in self._spec["variables"]:
+            if self._uses(expression, variable["name"]):
+                data["variables"][variable["name"]] = self._evaluate(
+                    variable["expression"], old, new
+                )
+        return self._environment.compile(expression).eval(data=data).plain_value()
+
+    @staticmethod
+    def _uses(expression: str, variable: str) -> bool:
+        return f"variables.{variable}" in expression
+
+
+def policy_of(objects: list[dict[str, Any]], name: str = NAME) -> AdmissionPolicy:
+    return AdmissionPolicy(the(objects, "ValidatingAdmissionPolicy", name)["spec"])
+
+
+def class_with(resource: str) -> dict[str, Any]:
+    facts = PolicyFacts(
+        name="a", uid="u", generation=1, class_name="a.test", extended_resource=resource
+    )
+    made = desired_class(facts, api_version="resource.k8s.io/v1")
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("name", [NAME, EVENTS])
+def test_a_policy_binds_the_account_of_the_operator_and_fails_closed(render, name):
+    objects = render()
+    spec = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
+    account = pod_spec(objects, "Deployment", NAME)["serviceAccountName"]
+    (condition,) = spec["matchConditions"]
+    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
+    assert spec["failurePolicy"] == "Fail"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert rule["apiVersions"] == ["*"]
+    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+    binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny"]}
+
+
+def test_every_right_to_write_has_a_clause(render):
+    """A new right needs a clause in an admission policy, or a reason in this test."""
+    objects = render()
+    written = {
+        (group, resource)
+        for kind in ("ClusterRole", "Role")
+        for rule in the(objects, kind, NAME)["rules"]
+        if set(rule["verbs"]) - {"get", "list", "watch"} and not rule.get("resourceNames")
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    covered = {
+        (group, resource)
+        for name in (NAME, EVENTS)
+        for spec in [the(objects, "ValidatingAdmissionPolicy", name)["spec"]]
+        for rule in spec["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert written - covered == {
+        ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
+        ("coordination.k8s.io", "leases"),  # a name cannot limit `create`, but limits `update`
+    }
+
+
+@pytest.mark.parametrize("write", [pytest.param(each, id=each.name) for each in WRITES])
+def test_the_operator_can_write_what_it_writes_and_nothing_else(render, write: Write):
+    old, new = write.bodies("serial.test", policy="serial-1", uid="u")
+    reason, message = policy_of(render(ALLOWING)).refusal(old, new)
+    if write.sentence:
+        assert write.sentence in message
+        # The operator reports an invalid class in the status of the policy.
+        assert reason == ("Invalid" if write.sentence == EXTENDED else "Forbidden")
+    else:
+        assert message == ""
+
+
+def test_a_field_of_a_later_kubernetes_is_refused(render):
+    old, new = Write(name="").bodies("serial.test", policy="serial", uid="u")
+    assert old is None
+    assert new is not None
+    new["spec"]["later"] = {}
+    assert policy_of(render()).refusal(old, new) == ("Forbidden", OTHER_FIELDS)
+
+
+def test_events_need_the_operator_as_reporter(render):
+    policy = policy_of(render(), EVENTS)
+    ours, others = {"reportingController": CONTROLLER}, {"reportingController": "kubelet"}
+    assert policy.refusal(None, ours) == policy.refusal(ours, ours) == ("", "")
+    for old, new in ((None, others), (None, {}), (others, others), (others, ours), (ours, others)):
+        reason, message = policy.refusal(old, new)
+        assert reason == "Forbidden"
+        assert f"reportingController '{CONTROLLER}'" in message
+
+
+@pytest.mark.parametrize(
+    ("hostdev", "resource", "allowed"),
+    [
+        pytest.param({}, "", True, id="no-resource"),
+        pytest.param({}, "lab.test/serial", False, id="no-value"),
+        pytest.param(
+            {"policies": {"a": SERIAL}}, "lab.test/serial", True, id="policy-of-the-values"
+        ),
+        pytest.param(
+            {"policies": {"a": SERIAL}}, "lab.test/serial2", False, id="longer-than-in-the-policy"
+        ),
+        pytest.param(
+            {"policies": {"a": {**SERIAL, "enabled": False}}},
+            *("lab.test/serial", False),
+            id="policy-that-is-off",
+        ),
+        pytest.param(
+            {"policies": {"a": SERIAL}, "deviceClasses": False},
+            *("lab.test/serial", False),
+            id="policy-without-a-class",
+        ),
+        pytest.param(
+            {"extendedResourcePrefixes": {"lab.test/": True}}, "lab.test/serial", True, id="domain"
+        ),
+        pytest.param(
+            {"extendedResourcePrefixes": {"lab.test/": True}},
+            *("lab.test.evil/serial", False),
+            id="domain-that-begins-alike",
+        ),
+        pytest.param(
+            {"extendedResourcePrefixes": {"a.test/": True, "lab.test/ser": True}},
+            *("lab.test/serial", True),
+            id="one-of-two-prefixes",
+        ),
+        pytest.param(
+            {"extendedResourcePrefixes": {"lab.test/": False}},
+            *("lab.test/serial", False),
+            id="prefix-that-is-off",
+        ),
+    ],
+)
+def test_extended_resources_need_a_prefix_or_a_policy_in_the_values(
+    render, hostdev, resource, allowed
+):
+    reason, message = policy_of(render({"hostdev": hostdev})).refusal(None, class_with(resource))
+    if allowed:
+        assert message == ""
+    else:
+        assert (reason, message) == ("Invalid", f"the extended resource '{resource}' {EXTENDED}")
+
+
+def test_the_values_of_the_page_about_migration_allow_its_resource(render):
+    values = yaml.safe_load(listing("docs/admin/migrate.md", "prefixes.yaml"))
+    net_tun = class_with("smarter-devices/net_tun")
+    assert policy_of(render(values)).refusal(None, net_tun) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "lab.test", "/", "Lab.test/", "lab.test/a/b", 'lab.test/"', "lab.test/*"]
+)
+def test_a_prefix_ends_the_domain(values, schema, prefix):
+    def check(**prefixes: bool) -> None:
+        hostdev = values["hostdev"] | {"extendedResourcePrefixes": prefixes}
+        jsonschema.validate(values | {"hostdev": hostdev}, schema)
+
+    check(**{"lab.test/": True, "smarter-devices/tun": True})
+    with pytest.raises(jsonschema.ValidationError, match="does not match"):
+        check(**{prefix: True})
+
+
+def test_new_prefixes_replace_the_operator_so_that_it_writes_the_refused_classes(render):
+    def annotations(overrides: dict[str, Any]) -> dict[str, str]:
+        template = the(render(overrides), "Deployment", NAME)["spec"]["template"]
+        return template["metadata"]["annotations"]
+
+    assert annotations(ALLOWING) != annotations({})
+    assert annotations({"hostdev": {"rescanInterval": "20s"}}) == annotations({})

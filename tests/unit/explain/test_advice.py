@@ -1,0 +1,435 @@
+"""What an answer never advises, and what it must name: each case was wrong advice once."""
+
+from dataclasses import replace
+
+import pytest
+
+from drakit_explain.broken import broken_claim
+from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    Constraint,
+    Consumer,
+    DeviceID,
+    Placement,
+    PodClaim,
+    ReportFacts,
+    Result,
+    Share,
+    TaintRuleFacts,
+    TemplateFacts,
+    Toleration,
+)
+from drakit_explain.pending import Explainer, Verdict
+from tests.fakes.world import (
+    ANY,
+    POD,
+    claim,
+    device,
+    explain,
+    holding,
+    node,
+    request,
+    slice_on,
+    world_of,
+)
+
+N1 = node("n1")
+
+
+def answer(*facts, pod=POD):
+    """The code, the whole text, and the remedy of the only reason."""
+    found = explain(pod, world_of(ANY, *facts))
+    assert found.verdict is Verdict.BLOCKED, found
+    (reason,) = found.reasons
+    return str(reason.code), reason.text.removeprefix("pod lab/train waits: "), found.remedy
+
+
+# ---- nodes
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/disk-pressure",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+    ],
+)
+def test_nobody_is_advised_to_tolerate_the_condition_of_a_node(key):
+    taint = TaintFacts(key=key, effect="NoSchedule")
+    code, text, remedy = answer(
+        node("n1", taints=(taint,)), node("n2"), slice_on("n1", device("g0")), claim(request())
+    )
+    assert code == "DevicesOnOtherNodes"
+    assert f"are on nodes that the pod cannot use (they have the taint {key})" in text.replace(
+        "is on", "are on"
+    )
+    assert text.endswith(
+        "; check those nodes (kubectl describe node), or publish devices on the "
+        "nodes that the pod can use"
+    )
+    assert remedy == f"the pod would fit on node n1 if that node lost the taint {key}"
+    assert "tolerate" not in text + remedy
+
+
+def test_the_values_of_a_nodes_taint_and_of_a_toleration_are_compared():
+    taint = TaintFacts(key="gpus", effect="NoSchedule", value="only")
+    pod = replace(POD, placement=Placement(tolerations=(Toleration(key="gpus", value="yes"),)))
+    code, text, remedy = answer(
+        node("n1", taints=(taint,)), slice_on("n1", device("g0")), claim(request()), pod=pod
+    )
+    assert code == "DevicesOnOtherNodes"
+    assert "(it does not tolerate their taint gpus=only)" in text
+    assert remedy == "the pod would fit on node n1 if the pod tolerated the node's taint gpus=only"
+
+
+def on_node(name):
+    field = {"key": "metadata.name", "operator": "In", "values": [name]}
+    return {"nodeSelectorTerms": [{"matchFields": [field]}]}
+
+
+def held_on(name, *consumers):
+    return replace(holding("mine", "g0"), nodes=on_node(name), consumers=consumers)
+
+
+OWN = Consumer("pods", "train", "p")
+OTHER = Consumer("pods", "other", "o")
+
+
+def test_a_claim_that_only_the_pod_itself_has_reserved_is_not_used_by_others():
+    # The scheduler deallocates such a claim if it finds no node for the pod.
+    facts = [node("n1", unschedulable=True), node("n2"), held_on("n1", OWN)]
+    found = explain(POD, world_of(ANY, *facts))
+    assert found.verdict is Verdict.UNDECIDED
+    assert "other pods use" not in " ".join(each.sentence for each in found.reasons)
+
+
+def test_a_claim_of_another_pod_is_used_by_others():
+    code, text, _ = answer(node("n1", unschedulable=True), node("n2"), held_on("n1", OWN, OTHER))
+    assert code == "DevicesOnOtherNodes"
+    assert "and other pods use the claim" in text
+
+
+def test_a_claim_on_a_node_that_is_gone_has_no_node_where_the_pod_cannot_run():
+    code, text, _ = answer(node("n2"), held_on("n1", OTHER))
+    assert code == "NodeGone"
+    assert text == (
+        "its claim mine is allocated on node n1, which no longer exists, and other pods use the "
+        "claim; delete these pods, so that the claim is allocated again, or use another claim"
+    )
+
+
+def test_a_node_that_is_gone_comes_before_the_nodes_of_other_claims():
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
+    facts = [node("n2"), slice_on("n2", device("g0")), claim(request(), name="other")]
+    code, _, _ = answer(*facts, held_on("n1", OTHER), pod=pod)
+    assert code == "NodeGone"
+
+
+# ---- selectors, capacities, constraints
+
+
+def test_no_selector_of_a_class_is_to_be_dropped():
+    wrong = 'device.attributes["d"].model == "y"'
+    found = explain(
+        replace(POD),
+        world_of(
+            N1,
+            slice_on("n1", device("g0", attributes={"model": "x"})),
+            ClassFacts(name="any", uid="c", selectors=(wrong,)),
+            claim(request()),
+        ),
+    )
+    assert found.verdict is Verdict.BLOCKED
+    assert found.remedy == ""
+
+
+MEMORY = CapacityFacts(name="memory", value="1Gi")
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        pytest.param(
+            "memroy",
+            'none of the published devices of DeviceClass "any" that match request "r" of claim '
+            '"mine" has capacity memroy; the devices have memory, so check the spelling in '
+            "capacity.requests",
+            id="a-near-miss",
+        ),
+        pytest.param(
+            "bandwidth",
+            'none of the published devices of DeviceClass "any" that match request "r" of claim '
+            '"mine" has capacity bandwidth; correct capacity.requests (the devices have memory)',
+            id="nothing-is-close",
+        ),
+    ],
+)
+def test_a_capacity_that_no_device_has_is_not_to_be_lowered(asked, advice):
+    facts = [N1, slice_on("n1", device("g0", capacity=[MEMORY]))]
+    code, text, _ = answer(*facts, claim(request(capacity=(Amount(asked, "1"),))))
+    assert (code, text) == ("NoDevicePublished", advice)
+
+
+def test_a_qualified_key_is_corrected_without_the_drivers_name_twice():
+    selector = 'device.attributes["d"]["d/model"] == "x"'
+    facts = [N1, slice_on("n1", device("g0", attributes={"d/model": "x"}))]
+    code, text, _ = answer(*facts, claim(request(selectors=(selector,))))
+    assert code == "SelectorFailed"
+    assert text.endswith(
+        '; device g0 has model in device.attributes["d"], so write the key without the domain d'
+    )
+
+
+@pytest.mark.parametrize(
+    ("attribute", "end"),
+    [
+        pytest.param("d/nmua", "; the devices have d/numa, so check the spelling", id="near"),
+        pytest.param("d/root", "; correct the constraint", id="nothing-is-close"),
+    ],
+)
+def test_a_constraint_on_an_attribute_that_no_device_has_is_named(attribute, end):
+    devices = [device(f"g{n}", attributes={"d/numa": 0}) for n in range(2)]
+    code, text, _ = answer(
+        N1,
+        slice_on("n1", *devices),
+        claim(request(count=2), constraints=[Constraint(attribute=attribute)]),
+    )
+    assert code == "ConstraintNotMet"
+    assert text == (
+        f'no device that matches request "r" of claim "mine" has attribute {attribute}, which '
+        f"matchAttribute requires{end}"
+    )
+
+
+def test_shares_are_explained_in_units_of_the_capacity():
+    nic = device("n0", capacity=[CapacityFacts(name="users", value="4")], shareable=True)
+    share = Share(device=DeviceID("d", "n1", "n0"), consumed=(Amount("users", "3"),))
+    sharer = replace(holding("a"), shares=(share,))
+    facts = [N1, slice_on("n1", nic), sharer, claim(request(capacity=(Amount("users", "2"),)))]
+    code, text, _ = answer(*facts)
+    assert code == "DevicesAllocated"
+    assert (
+        "has too little users left (1 of 4, and the request takes 2), because shares are " in text
+    )
+
+
+# ---- taints of devices
+
+
+@pytest.mark.parametrize(
+    ("toleration", "why"),
+    [
+        pytest.param(
+            Toleration(key="lab/heat", value="low"),
+            "its toleration of lab/heat has value low, not high",
+            id="another-value",
+        ),
+        pytest.param(
+            Toleration(key="lab/heat", operator="Exists", effect="NoExecute"),
+            "its toleration of lab/heat has effect NoExecute, not NoSchedule",
+            id="another-effect",
+        ),
+    ],
+)
+def test_a_toleration_that_nearly_tolerates_a_taint_is_compared_with_it(toleration, why):
+    taint = TaintFacts(key="lab/heat", effect="NoSchedule", value="high")
+    facts = [N1, slice_on("n1", device("g0", taints=(taint,)))]
+    _, text, _ = answer(*facts, claim(request(tolerations=(toleration,))))
+    assert f"is tainted with lab/heat, which the request does not tolerate ({why})" in text
+
+
+# ---- names
+
+
+def test_the_pods_name_for_a_claim_is_not_the_name_of_the_claim():
+    devices = [device(f"g{number}") for number in range(40)]
+    _, text, _ = answer(N1, slice_on("n1", *devices), claim(request(count=33)))
+    assert text.startswith("claim mine asks for 33 devices")
+    template = TemplateFacts(namespace="lab", name="tpl", uid="t", requests=(request(count=33),))
+    pod = replace(POD, claims=(PodClaim(name="c", template="tpl"),))
+    _, text, _ = answer(N1, slice_on("n1", *devices), template, pod=pod)
+    assert text.startswith("claim of template tpl asks for 33 devices")
+
+
+def test_no_pod_is_preempted_for_its_devices():
+    pod = replace(POD, priority=1000)
+    facts = [N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request())]
+    _, text, _ = answer(*facts, pod=pod)
+    assert "; Kubernetes preempts no pod for its devices" in text
+    _, text, _ = answer(*facts)
+    assert "preempt" not in text
+
+
+def test_a_template_that_does_not_exist_may_have_been_refused():
+    pod = replace(POD, claims=(PodClaim(name="c", template="tpl"),))
+    _, text, _ = answer(N1, pod=pod)
+    assert text.endswith(
+        "; create it, correct what the API server reports if it refuses it, or correct "
+        "resourceClaimTemplateName"
+    )
+
+
+# ---- allocated claims
+
+DEVICE = DeviceID("d", "n1", "g0")
+PLACED = replace(POD, node="n1")
+USED = ClaimFacts(
+    namespace="lab",
+    name="mine",
+    uid="m",
+    allocated=True,
+    devices=(DEVICE,),
+    results=(Result(request="r", device=DEVICE),),
+    reserved_for=("train",),
+    consumers=(OWN,),
+    nodes=on_node("n1"),
+)
+
+
+def broken(*facts, pod=PLACED, settled=True):
+    return Explainer(world_of(ANY, N1, *facts)).explain(pod, settled=settled).reasons
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        pytest.param([], "ResourceClaimMissing", id="no-claim"),
+        pytest.param([replace(USED, allocated=False)], "ClaimNotAllocated", id="not-allocated"),
+        pytest.param([replace(USED, consumers=(OTHER,))], "ClaimNotReserved", id="not-reserved"),
+        pytest.param(
+            [replace(USED, reserved_for=(), consumers=())], "ClaimNotReserved", id="no-consumer"
+        ),
+    ],
+)
+def test_what_a_watch_that_lags_would_show_must_last(facts, code):
+    assert broken(slice_on("n1", device("g0")), *facts, settled=False) == ()
+    (reason,) = broken(slice_on("n1", device("g0")), *facts)
+    assert (str(reason.code), reason.transient) == (code, code)
+
+
+def test_the_rule_that_evicts_is_named():
+    taint = TaintFacts(key="lab/leak", effect="NoExecute")
+    rule = TaintRuleFacts(name="repair", uid="t", taint=taint, pool="n1")
+    (reason,) = broken(slice_on("n1", device("g0")), USED, rule)
+    assert str(reason.code) == "EvictionByDeviceTaint"
+    assert (
+        "; DeviceTaintRule repair sets the taint: delete the rule, or tolerate" in reason.sentence
+    )
+
+
+def test_the_value_of_a_taint_that_evicts_is_named():
+    taint = TaintFacts(key="gpu.example.com/xid", effect="NoExecute", value="79")
+    (reason,) = broken(slice_on("n1", device("g0", taints=(taint,))), USED)
+    assert "has the taint gpu.example.com/xid=79 with effect NoExecute" in reason.sentence
+
+
+@pytest.mark.parametrize(
+    ("driver", "remedy"),
+    [
+        pytest.param(
+            "hostdev.drakit.dev",
+            "check that a HostDevicePolicy still offers it, and that it is connected",
+            id="of-a-policy-that-may-offer-fewer-shares",
+        ),
+        pytest.param("d", "connect the device again", id="of-another-driver"),
+    ],
+)
+def test_what_brings_a_device_back_depends_on_what_offers_it(driver, remedy):
+    share = DeviceID(driver, "n1", "cam-3")
+    used = replace(USED, devices=(share,), results=(Result(request="r", device=share),))
+    gone = TaintFacts(key="drakit.dev/gone", effect="NoSchedule")
+    for devices in ([device("cam-0")], [device("cam-0"), device("cam-3", taints=(gone,))]):
+        published = replace(slice_on("n1", *devices), driver=driver)
+        (reason,) = broken_claim(used, world_of(N1, published))
+        assert str(reason.code) == "DeviceGone"
+        assert f"; {remedy}, or delete the pod and the claim" in reason.sentence
+
+
+# ---- what reports and drivers say
+
+
+def report(driver="d", **facts):
+    return ReportFacts(name=f"n1.{driver}", uid="r", node="n1", driver=driver, **facts)
+
+
+WRONG = 'device.attributes["d"].model == "y"'
+OF_D = 'device.driver == "d"'
+OTHER_MODEL = slice_on("n1", device("g0", attributes={"model": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "selectors", "advice"),
+    [
+        pytest.param(
+            [],
+            [WRONG],
+            "no ResourceSlice has devices, so check that the driver is running",
+            id="nothing-is-published",
+        ),
+        pytest.param(
+            [OTHER_MODEL],
+            [WRONG],
+            "check the selectors of class and request, and the attributes of the devices",
+            id="nothing-is-selected",
+        ),
+        pytest.param(
+            [],
+            [OF_D],
+            "no slice of driver d has devices, so check that the driver is running",
+            id="the-driver-publishes-nothing",
+        ),
+        pytest.param(
+            [report("d", left_out=2, left_out_example="g0: it needs counters")],
+            [OF_D],
+            "driver d publishes no device, and leaves out 2 on node n1, such as g0: it needs "
+            "counters",
+            id="the-driver-leaves-its-devices-out",
+        ),
+        pytest.param(
+            [report("e", left_out=2, left_out_example="g0: it needs counters")],
+            [OF_D],
+            "no slice of driver d has devices, so check that the driver is running",
+            id="another-driver-leaves-devices-out",
+        ),
+    ],
+)
+def test_the_cause_is_named_and_not_what_it_might_be(facts, selectors, advice):
+    code, text, _ = answer(N1, *facts, claim(request(selectors=tuple(selectors))))
+    assert code == "NoDevicePublished"
+    assert text.endswith(f"; {advice}")
+
+
+@pytest.mark.parametrize(
+    ("registration", "why"),
+    [
+        pytest.param("Rejected: the socket is gone", " (Rejected: the socket is gone)"),
+        pytest.param("Pending", " (Pending)"),
+        pytest.param("", None),
+    ],
+    ids=["rejected", "pending", "registered"],
+)
+def test_a_driver_that_the_kubelet_has_not_registered_is_named(registration, why):
+    facts = [slice_on("n1", device("g0")), USED, report(registration=registration)]
+    (reason,) = broken(*facts)
+    if why is None:
+        assert str(reason.code) == "ClaimsNotPrepared"
+        return
+    assert str(reason.code) == "DriverUnavailable"
+    assert reason.sentence == (
+        f"pod lab/train cannot start on node n1: driver d of its claim mine is not registered with "
+        f"the kubelet{why}; check the log of the node plugin on node n1"
+    )
+
+
+def test_the_drivers_words_about_an_unhealthy_device_arrive():
+    unhealthy = TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule")
+    pod = replace(PLACED, phase="Running", health=(("claim:c/r", "it is too hot"),))
+    facts = [slice_on("n1", device("g0", taints=(unhealthy,))), USED]
+    (reason,) = broken(*facts, pod=pod)
+    assert 'request "r", is unhealthy (it is too hot); check the device' in reason.sentence
+    (reason,) = broken(*facts, pod=replace(pod, health=(("claim:other", "no"),)))
+    assert "is unhealthy; check the device" in reason.sentence
