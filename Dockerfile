@@ -61,11 +61,12 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
         --no-index --no-deps /build/wheels/drakit-*.whl \
     && python3 -m compileall -q --invalidation-mode=unchecked-hash \
         /opt/drakit/lib/python3.*/site-packages/drakit*/
-# A program with Kubernetes' CEL compiler, which evaluates the selectors of claims and classes.
+# Programs with Kubernetes' CEL compiler and allocator, one for each minor release. DRAKIT_CEL names the
+# one for all other releases.
 ARG CEL=""
 RUN --mount=type=bind,source=cel,target=/build/cel \
-    : "${CEL}" && install -m 0755 /build/cel/drakit-cel /opt/drakit/bin/drakit-cel
-ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel
+    : "${CEL}" && install -m 0755 /build/cel/drakit-cel-* /opt/drakit/bin/
+ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel-1.37
 # Kopf reads the user's name, and this user has no entry in the passwd file.
 ENV USER=drakit
 USER 65532:65532

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
-from e2e.images.go import cel_program
+from e2e.images.go import cel_programs
 
 TARGETS = ("nodeplugin", "operator")
 PYTHON_VERSION = "3.13"
@@ -34,7 +34,7 @@ class Context:
     """A name for our own wheel."""
 
     cel: str
-    """A name for the operator's helper."""
+    """A name for the operator's helper programs."""
 
 
 def write_context(folder: Path) -> Context:
@@ -53,14 +53,13 @@ def write_context(folder: Path) -> Context:
         shutil.copytree(wheels, folder / target)
         shutil.copy(REQUIREMENTS / f"{target}.txt", folder / target / "requirements.txt")
         dependencies[target] = digest(pip.name, wheels.name)
-    helper = cel_program()
-    (folder / "cel").mkdir()
-    shutil.copy(helper, folder / "cel")
+    helpers = cel_programs()
+    shutil.copytree(helpers, folder / "cel")
     return Context(
         folder=folder,
         dependencies=dependencies,
         drakit=_own_wheel(folder / "drakit"),
-        cel=helper.parent.name,
+        cel=helpers.name,
     )
 
 

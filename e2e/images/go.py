@@ -11,58 +11,91 @@ from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, digest, kept, run
 
-__all__ = ("CEL_MINORS", "CEL_SOURCES", "cel_program", "cel_release", "go_program")
+__all__ = (
+    "CEL_DEFAULT",
+    "CEL_MINORS",
+    "CEL_SOURCES",
+    "cel_flags",
+    "cel_program",
+    "cel_programs",
+    "go_program",
+)
 
 CEL_SOURCES = REPOSITORY / "operator" / "cel"
 
+CEL_DEFAULT = "1.36"
+"""The minor release that the helper's `go.mod` is for; another one has its `go-MINOR.mod`."""
+
 CEL_MINORS = ("1.34", "1.35", "1.36", "1.37")
-"""The minor releases of Kubernetes that the operator's helper is built for."""
+"""The minor releases of Kubernetes that the explainer's helper is built for, the newest last."""
+
+FLAGS = ("-trimpath", "-ldflags=-s -w")
+ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+"""`make check-go` has the same: with others, Go compiles all packages once more."""
 
 BUILD_SECONDS = 1800
-"""The first build for a minor release compiles about 700 packages."""
+"""The first build of a minor release compiles up to 440 packages."""
 
 
-def cel_program() -> Path:
-    """Return the operator's helper that evaluates selectors; built if it is not in the cache."""
-    return go_program(CEL_SOURCES, name="drakit-cel")
+def cel_programs() -> Path:
+    """
+    Return the folder with the explainer's helper for each minor release, named as the explainer
+    looks for them; built if it is not in the cache.
+
+    :raises ImageError: Go is missing, or the sources are wrong.
+    """
+
+    def build(folder: Path) -> None:
+        for minor in CEL_MINORS:
+            _build(CEL_SOURCES, folder / f"drakit-cel-{minor}", cel_flags(minor))
+
+    return kept("backends", _key("drakit-cel", CEL_SOURCES), build, keep=16)
 
 
-def cel_release(minor: str) -> Path:
-    """Return the operator's helper with the compiler and allocator of a minor release."""
-    flags = (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
-    return go_program(CEL_SOURCES, name=f"drakit-cel-{minor}", flags=flags)
+def cel_program(minor: str = CEL_DEFAULT) -> Path:
+    """Return the helper for a minor release; see `cel_programs`."""
+    return cel_programs() / f"drakit-cel-{minor}"
 
 
-def go_program(
-    sources: Path, *, name: str, imported: Sequence[Path] = (), flags: Sequence[str] = ()
-) -> Path:
+def cel_flags(minor: str) -> tuple[str, ...]:
+    """Return the flags of Go that select a minor release of the helper."""
+    if minor == CEL_DEFAULT:
+        return ()
+    return (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
+
+
+def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Path:
     """
     Return the program of a module in this repository; built if it is not in the cache.
 
     :param imported: other modules in this repository that it imports.
-    :param flags: more flags of ``go build``.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
+    key = _key(name, sources, *imported)
+    return kept("backends", key, lambda folder: _build(sources, folder / name), keep=16) / name
+
+
+def _key(name: str, *modules: Path) -> str:
+    """A name for what is built from the sources of modules."""
     version = run(
-        ["go", "-C", sources, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
+        ["go", "-C", modules[0], "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
     )
     names = sorted(
         path
-        for module in (sources, *imported)
+        for module in modules
         for path in module.rglob("*")
         if path.suffix in (".mod", ".sum")
         or (path.suffix == ".go" and not path.name.endswith("_test.go"))
     )
     parts = [part for path in names for part in (str(path.relative_to(REPOSITORY)), path)]
+    return digest(name, version, Path(__file__), *parts)
 
-    def build(folder: Path) -> None:
-        run(
-            ["go", "build", "-trimpath", "-ldflags=-s -w", *flags, "-o", folder / name, "."],
-            what=f"building {name}",
-            timeout_seconds=BUILD_SECONDS,
-            cwd=sources,
-            env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
-        )
 
-    key = digest(name, version, *flags, Path(__file__), *parts)
-    return kept("backends", key, build, keep=16) / name
+def _build(sources: Path, program: Path, flags: Sequence[str] = ()) -> None:
+    run(
+        ["go", "build", *FLAGS, *flags, "-o", program, "."],
+        what=f"building {program.name}",
+        timeout_seconds=BUILD_SECONDS,
+        cwd=sources,
+        env=ENVIRONMENT,
+    )

@@ -364,7 +364,7 @@ def _same(one: object, other: object) -> bool:
 
 
 class SearchedCounters:
-    """The rest of the pools' counters, by the name of the pool, as in the allocator."""
+    """The rest of the pools' counters."""
 
     def __init__(self, is_held: Callable[[DeviceID], bool]) -> None:
         """
@@ -373,24 +373,23 @@ class SearchedCounters:
         :param is_held: whether a claim has a device, or a share of it.
         """
         self._is_held = is_held
-        self._available: dict[str, dict[Counter, int]] = {}
-        self._consumed: dict[str, dict[Counter, int]] = {}
+        self._available: dict[PoolID, dict[Counter, int]] = {}
+        self._consumed: dict[PoolID, dict[Counter, int]] = {}
 
     def take(self, pool: NodePool, facts: DeviceFacts) -> bool:
-        name = pool.identity.pool
-        if name not in self._available:
-            self._available[name] = self._left(pool)
-        consumed = self._consumed.setdefault(name, {})
+        if pool.identity not in self._available:
+            self._available[pool.identity] = self._left(pool)
+        consumed = self._consumed.setdefault(pool.identity, {})
         for counter, amount in counters_of(facts):
             consumed[counter] = consumed.get(counter, 0) + amount
-        available = self._available[name]
+        available = self._available[pool.identity]
         if any(left < consumed.get(counter, 0) for counter, left in available.items()):
             self.give_back(pool, facts)
             return False
         return True
 
     def give_back(self, pool: NodePool, facts: DeviceFacts) -> None:
-        consumed = self._consumed[pool.identity.pool]
+        consumed = self._consumed[pool.identity]
         for counter, amount in counters_of(facts):
             consumed[counter] -= amount
 

@@ -12,10 +12,11 @@
 //	{"verdict": {"nodes": [...], "claims": [...], ...}}    whether the allocator finds devices on nodes
 //	{"release": {}}                                        which release of Kubernetes the code is from
 //
-// The release is that of k8s.io/dynamic-resource-allocation in go.mod. Each minor release that a cluster
-// can have has its go-MINOR.mod, with the newest patch release; build the program for it with
+// A build has the code of one minor release of Kubernetes, in its newest patch release: go.mod is for 1.36,
+// and go-MINOR.mod for another one that a cluster can have. release_*.go has what differs. Build the program
+// for another release with
 //
-//	go build -modfile=go-1.37.mod -tags=kubernetes1.37
+//	go build -modfile=go-1.37.mod -tags=kubernetes1.37 -o drakit-cel-1.37
 package main
 
 import (

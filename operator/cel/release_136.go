@@ -9,7 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// The scheduler of Kubernetes 1.36, also for builds without a tag; see release_134.go.
+// The scheduler of Kubernetes 1.36, whose build has no tag; see release_134.go.
 
 func selectorFeatures(on gates) cel.Features {
 	return cel.Features{

@@ -1,9 +1,10 @@
 """
-An archive of the plugin for one platform: `kubectl-drakit`, Kubernetes' CEL compiler, and packages.
+An archive of the plugin for one platform: `kubectl-drakit`, Kubernetes' CEL compiler and allocator,
+and packages.
 
 The packages are those of `requirements/kubectl.txt`, once for each Python version, because some
-have extension modules. Instead of the CEL library for Python, which is larger, the archive has the
-program `drakit-cel`. Equal inputs make equal archives.
+have extension modules. Instead of the CEL library for Python, the archive has the programs
+`drakit-cel-MINOR`, one for each minor release of Kubernetes. Equal inputs make equal archives.
 
 It must not know the manifest.
 """
@@ -22,13 +23,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.images.go import CEL_MINORS, ENVIRONMENT, FLAGS, cel_flags
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements" / "kubectl.txt"
 LAUNCHER = Path(__file__).with_name("kubectl-drakit.sh")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 WITHOUT = ("cel-expr-python", "tzdata")
-"""Packages that are not needed: the program `drakit-cel` replaces the first."""
+"""Packages that are not needed: the programs replace the first."""
 
 OURS = (
     "drakit",
@@ -77,7 +80,8 @@ def build(platform: Platform, archive: Path) -> None:
         files = Path(scratch)
         shutil.copy(LAUNCHER, files / "kubectl-drakit")
         shutil.copy(REPOSITORY / "LICENSE", files / "LICENSE")
-        _build_helper(platform, files / "drakit-cel")
+        for minor in CEL_MINORS:
+            _build_helper(platform, minor, files / f"drakit-cel-{minor}")
         for python in PYTHONS:
             _install(platform, python, files / "lib" / python)
         write(archive, files)
@@ -98,10 +102,10 @@ def write(archive: Path, folder: Path) -> None:
     archive.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
 
 
-def _build_helper(platform: Platform, program: Path) -> None:
-    target = {"GOOS": platform.os, "GOARCH": platform.arch, "CGO_ENABLED": "0"}
-    flags = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
-    _run("go", "build", *flags, "-o", str(program), ".", folder="operator/cel", environ=target)
+def _build_helper(platform: Platform, minor: str, program: Path) -> None:
+    argv = ["go", "build", *FLAGS, *cel_flags(minor), "-o", str(program), "."]
+    target = {**ENVIRONMENT, "GOOS": platform.os, "GOARCH": platform.arch}
+    _run(*argv, folder="operator/cel", environ=target)
 
 
 def _install(platform: Platform, python: str, folder: Path) -> None:

@@ -24,13 +24,14 @@ def is_installed() -> bool:
     return find_helper() is not None or find_spec("cel_expr_python") is not None
 
 
-def installed_selectors() -> tuple[Selectors, str]:
+def installed_selectors(minor: str = "") -> tuple[Selectors, str]:
     """
     Return the evaluator, and a name for it.
 
+    :param minor: the minor release of the cluster, such as 1.37; empty if it is unknown.
     :raises NoEvaluatorError: none is installed.
     """
-    program = find_helper()
+    program = find_helper(minor)
     if program is not None:
         return Helper(program), str(program)
     try:

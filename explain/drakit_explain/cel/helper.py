@@ -1,5 +1,7 @@
 """
-The helper program ``drakit-cel``: Kubernetes' own CEL compiler, asked over a pipe.
+The helper program ``drakit-cel``: Kubernetes' own CEL compiler and allocator, asked over a pipe.
+
+There is a build for each minor release of Kubernetes (``drakit-cel-1.37``).
 
 One JSON object a line each way (``operator/cel/main.go``). The program is stateless: one that dies,
 hangs or gives a malformed answer is replaced, and the question is asked once more. A new process
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drakit_daemon.backoff import Backoff
+from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
 from drakit_explain.verdicts import (
     MAX_BYTES,
@@ -75,17 +78,26 @@ class QuestionError(HelperError):
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
 
 
-def find_helper(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Find the program: ``DRAKIT_CEL`` names it, or it is on the ``PATH``."""
+def find_helper(minor: str = "", environ: Mapping[str, str] = os.environ) -> Path | None:
+    """
+    Find the program for a minor release of Kubernetes such as 1.37, or else another one.
+
+    The other one is named by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
+    program of the newest release on the ``PATH``.
+    """
+    if minor and (program := find_release(minor, environ)) is not None:
+        return program
     if named := environ.get("DRAKIT_CEL"):
         return Path(named)
-    found = shutil.which(NAME, path=environ.get("PATH"))
-    return Path(found) if found else None
+    for name in (NAME, *(f"{NAME}-{each}" for each in reversed(DEFAULT_GATES))):
+        if found := shutil.which(name, path=environ.get("PATH")):
+            return Path(found)
+    return None
 
 
 def find_release(minor: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Find the program for a minor release of Kubernetes such as 1.37: it is beside the one that
-    ``DRAKIT_CEL`` names, or on the ``PATH``."""
+    """Find the program for exactly this minor release: it is beside the one that ``DRAKIT_CEL``
+    names, or on the ``PATH``."""
     name = f"{NAME}-{minor}"
     if named := environ.get("DRAKIT_CEL"):
         program = Path(named).with_name(name)

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from drakit_daemon.backoff import Backoff
-from drakit_explain.cel.helper import Helper, HelperError, QuestionError, find_release
+from drakit_explain.cel.helper import (
+    Helper,
+    HelperError,
+    QuestionError,
+    find_helper,
+    find_release,
+)
 from drakit_explain.selectors import FeatureGates, Outcome
 
 PROGRAM = """#!{python} -ISu
@@ -197,9 +203,21 @@ def test_other_feature_gates_start_another_process(place):
     ]
 
 
-def test_the_program_of_a_release_is_beside_the_named_one_or_on_the_path(tmp_path):
-    program = tmp_path / "drakit-cel-1.37"
+@pytest.mark.parametrize("variable", ["DRAKIT_CEL", "PATH"])
+def test_the_program_of_a_release_is_beside_the_named_one_or_on_the_path(tmp_path, variable):
+    older, newest = tmp_path / "drakit-cel-1.36", tmp_path / "drakit-cel-1.37"
+    for program in (older, newest):
+        program.touch(mode=0o755)
+    environ = {variable: str(newest if variable == "DRAKIT_CEL" else tmp_path)}
+    assert find_release("1.36", environ) == find_helper("1.36", environ) == older
+    assert find_release("1.35", environ) is None
+    for another in ("1.35", "1.38", ""):
+        assert find_helper(another, environ) == newest
+
+
+def test_a_program_of_an_unnamed_release_is_better_than_none(tmp_path):
+    program = tmp_path / "drakit-cel"
     program.touch(mode=0o755)
-    for environ in ({"DRAKIT_CEL": str(tmp_path / "drakit-cel")}, {"PATH": str(tmp_path)}):
-        assert find_release("1.37", environ) == program
-        assert find_release("1.36", environ) is None
+    (tmp_path / "drakit-cel-1.37").touch(mode=0o755)
+    assert find_helper("1.36", {"PATH": str(tmp_path)}) == program
+    assert find_helper("1.36", {"PATH": "/nowhere"}) is None

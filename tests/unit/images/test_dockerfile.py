@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.images.go import CEL_MINORS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -21,3 +23,8 @@ def test_every_stage_is_built_on_the_base_that_is_an_argument(folder):
     for base, name in stages:
         assert base in known
         known.add(name)
+
+
+def test_the_operators_default_helper_is_that_of_the_newest_minor_release():
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"^ENV DRAKIT_CEL=.*/(.*)$", text, re.M) == [f"drakit-cel-{CEL_MINORS[-1]}"]

@@ -159,7 +159,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def python_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate selectors as on a machine without the helper program."""
-    monkeypatch.setattr("drakit_explain.cel.find_helper", lambda: None)
+    monkeypatch.setattr("drakit_explain.cel.find_helper", lambda *_: None)
 
 
 @pytest.fixture

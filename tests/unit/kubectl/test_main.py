@@ -104,7 +104,7 @@ def test_without_an_evaluator_of_selectors_every_command_names_the_extra(
     monkeypatch, capsys, command
 ):
     """As in an environment with drakit[testing] alone."""
-    monkeypatch.setattr(cel, "find_helper", lambda: None)
+    monkeypatch.setattr(cel, "find_helper", lambda *_: None)
     monkeypatch.setattr(cel, "find_spec", lambda name: None)
     assert main([command]) == 2
     assert "pip install 'drakit[kubectl]'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.images.go import CEL_MINORS, CEL_SOURCES
+from e2e.images.go import CEL_DEFAULT, CEL_MINORS, CEL_SOURCES
 from tests.oracle.dumps import MODULE, VERSIONS
 from tests.oracle.tables import GATES_OF_FEATURES, is_reachable, verdict_question
 
@@ -37,7 +37,8 @@ def test_a_scheduler_of_1_36_has_no_list_attributes() -> None:
 
 @pytest.mark.parametrize("minor", CEL_MINORS)
 def test_the_helper_of_a_minor_release_has_the_version_of_its_table(minor: str) -> None:
-    text = (CEL_SOURCES / f"go-{minor}.mod").read_text()
+    name = "go.mod" if minor == CEL_DEFAULT else f"go-{minor}.mod"
+    text = (CEL_SOURCES / name).read_text()
     found = dict(re.findall(r"^\t(k8s\.io/\S+) (v0\.\S+)$", text, re.M))
     assert found[MODULE] == VERSIONS[minor]
     assert found["k8s.io/api"] == found["k8s.io/apimachinery"] == found[MODULE]

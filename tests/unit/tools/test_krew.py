@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.images.go import CEL_MINORS
 from tools.krew.__main__ import render
 from tools.krew.archive import LAUNCHER, OURS, PLATFORMS, REPOSITORY, write
 
@@ -105,7 +106,7 @@ def test_the_launcher_starts_by_krews_link_with_a_python_that_fits(unpacked, tmp
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     done = start(unpacked, "explain", "pod/a b", path=f"{python.parent}:/usr/bin:/bin")
-    helper = tmp_path / "store" / "drakit-cel"
+    helper = tmp_path / "store" / f"drakit-cel-{CEL_MINORS[-1]}"
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout == f"explain pod/a b {helper} False\n"
 
