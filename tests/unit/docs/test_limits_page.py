@@ -119,6 +119,7 @@ EXPECTED = [
     "128 MiB",
     f"{fold.MAX_WORK:,}",
     f"{search.MAX_STEPS:,}",
+    f"{projection.MAX_POD_CLAIMS}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
 ]
@@ -154,6 +155,7 @@ def test_the_operators_page_has_the_limits_of_explanations():
     assert [int(number.replace(",", "")) for number in shown] == [
         search.MAX_STEPS,
         fold.MAX_WORK,
+        projection.MAX_POD_CLAIMS,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
         selecting.MAX_OF_OBJECT,
