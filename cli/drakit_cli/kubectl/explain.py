@@ -15,7 +15,7 @@ from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
-from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.allocation import NotEvaluatedError, Selected
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
 from drakit_explain.codes import Code, Reason, certain, no_remedy
@@ -93,21 +93,21 @@ def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of a pod selects, or might select."""
+    """Return the nodes with a device that a request of a pod selects, or may end the search."""
     if not waits(pod):
         return set()
     evaluate_selectors(found, selectors_of(pod, found))
     world = found.world
-    nodes: set[str] = set()
+    nodes = {name for name, _ in world.not_ready()}
     for each in wanted_of(pod, world):
         for request in each.requests:
             for _, exact in exact_requests(request):
                 for reach in world.reachable():
                     try:
-                        matches = world.selected(exact, reach.slice).matches
+                        selected = world.selected(exact, reach.slice)
                     except NotEvaluatedError:
-                        matches = 1
-                    if matches:
+                        selected = Selected(matches=1)
+                    if selected.matches or selected.errors:
                         nodes.update(reach.nodes)
     return nodes
 

@@ -427,6 +427,19 @@ async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
     assert len(read) == 1
 
 
+@pytest.mark.parametrize(
+    ("cpu", "verdict"),
+    [pytest.param("2", "blocked", id="room"), pytest.param("3", "fits", id="no-room")],
+)
+async def test_an_error_counts_only_on_a_node_with_room_for_the_pod(failing, run, cpu, verdict):
+    for name in ("n1", "n2"):
+        room(failing, name, cpu="4")
+    running(failing, "other", cpu=cpu)
+    failing.pod("waiting", "mine", containers=ONE_CPU)
+    _, body = await run.json("explain", "pod/waiting")
+    assert (body["verdict"], body["fitsOn"]) == (verdict, "n2")
+
+
 async def test_pods_that_may_not_be_listed_are_named(free, run):
     running(free, "other")
     free.forbid("/api/v1/pods")
