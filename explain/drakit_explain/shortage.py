@@ -404,7 +404,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
 
 
 def _only_held(analysis: Analysis) -> set[str]:
-    """Return the nodes all of whose devices a request for all could have, if claims release them."""
+    """Return the nodes on which only claims stand in the way of a request for all devices."""
     held, tainted = set[str](), set[str]()
     for count in analysis.counts.values():
         found = Availability()
