@@ -232,12 +232,15 @@ def _report(
     explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
 ) -> Report:
     reasons = certain(explanation.reasons, found.world)
+    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if reasons and _may_not_be_reached(explanation, found, pod):
+        reasons = []
+        unknown.append("the search fails on a node that the scheduler may exclude before")
     verdict = _narrowed(explanation, reasons, found, pod)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
-    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if waits(pod):
         unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):
@@ -277,6 +280,19 @@ def _narrowed(
     else:
         uncertain = False
     return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
+    """Return whether only a node with unknown rules or room keeps a pod from a node that fits."""
+    gave_up = _GAVE_UP in pod.scheduling_message or Code.SEARCH_FAILED in {
+        each.code for each in explanation.reasons
+    }
+    return bool(explanation.fits_on) and not gave_up and found.lacks(NODES, PODS)
+
+
+_GAVE_UP = 'running "DynamicResources" filter plugin'
+"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
+``pkg/scheduler/framework/runtime/framework.go``)."""
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:

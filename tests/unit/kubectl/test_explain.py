@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -425,6 +426,29 @@ async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
     await run("explain", "pod/waiting")
     read = [path for _, path in free.requests if path.startswith("/api/v1/pods")]
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/pods"])
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("0/2 nodes are available: 2 Insufficient cpu.", "undecided"),
+        ('running "DynamicResources" filter plugin: no such key', "blocked"),
+    ],
+)
+async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of_the_scheduler(
+    failing, run, path, message, verdict
+):
+    failing.pod("waiting", "mine", containers=ONE_CPU, message=message)
+    failing.forbid(path)
+    code, out, _ = await run("explain", "pod/waiting", "-o", "json")
+    body = json.loads(out)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, verdict, "n2")
+    assert [each["code"] for each in body["reasons"]] == (
+        ["SelectorFailed"] if verdict == "blocked" else []
+    )
+    unknown = "the search fails on a node that the scheduler may exclude before"
+    assert (unknown in body["notEvaluated"]) is (verdict == "undecided")
 
 
 @pytest.mark.parametrize(
