@@ -18,7 +18,7 @@ from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices,
 from drakit_formats.resource.objects import Object
 
 LOWEST_PRIORITY = -(2**31)
-"""The least priority of a pod."""
+"""The least priority of a pod: beside it, the requests of all other pods count."""
 
 
 class PoolID(NamedTuple):

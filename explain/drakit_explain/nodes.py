@@ -20,7 +20,14 @@ from typing import NamedTuple
 from drakit_explain.allocation import tolerates
 from drakit_explain.devices import TaintFacts
 from drakit_explain.loads import Requests
-from drakit_explain.model import ClaimFacts, NodeFacts, Placement, PodFacts, Toleration
+from drakit_explain.model import (
+    LOWEST_PRIORITY,
+    ClaimFacts,
+    NodeFacts,
+    Placement,
+    PodFacts,
+    Toleration,
+)
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node
@@ -95,9 +102,6 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
     return None
 
 
-LOWEST = -(2**31)
-"""The lowest priority: beside a pod that has it, all others count."""
-
 _ROOM = "room for pods"
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """The domains of taints that Kubernetes sets while a node has a problem."""
@@ -155,7 +159,7 @@ class UsableNodes:
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None or not loads.knows(name):
             return True
-        return too_small(pod.requests, loads.free(node, priority=LOWEST)) is None
+        return too_small(pod.requests, loads.free(node, priority=LOWEST_PRIORITY)) is None
 
     def after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
         """Return whether a pod could use a node if the reason against it were resolved."""

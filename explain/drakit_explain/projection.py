@@ -86,8 +86,12 @@ for nodes and its resources. Each can take 25 bytes after parsing (``{},{},...``
 MAX_SHARED = 2**10
 """Bytes of JSON of content that is cached: larger content would stay in memory after its object."""
 
-MAX_FINALIZERS = 16
-"""Finalizers that are kept of an object: sentences name them, and most objects have one."""
+MAX_NAMES = 16
+"""Finalizers, and scheduling gates, that are kept of an object: sentences name them, and most
+objects have one."""
+
+MAX_POD_CLAIMS = 32
+"""Claims of a pod; the API has no limit, and each takes 0.5 KiB."""
 
 _EVERYWHERE = Place(every=True)
 
@@ -96,7 +100,7 @@ FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
-    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]))
+    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_NAMES]))
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
@@ -441,23 +445,29 @@ ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
 _SANDBOX = {"True": True, "False": False}
 
 
+_TOO_MANY_CLAIMS = Placement(
+    unread=f"the pod has more than {MAX_POD_CLAIMS} claims, so drakit does not evaluate them"
+)
+
+
 def project_pod(body: Object) -> PodFacts:
     """Project a Pod."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
     conditions = {each.get("type"): each for each in children(status, "conditions")}
-    placement = _placement(spec)
+    claims, gates = children(spec, "resourceClaims"), children(spec, "schedulingGates")
+    placement = _placement(spec) if len(claims) <= MAX_POD_CLAIMS else _TOO_MANY_CLAIMS
     return PodFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         claims=tuple(
-            _pod_claim(claim, made.get(claim["name"])) for claim in children(spec, "resourceClaims")
+            _pod_claim(claim, made.get(claim["name"])) for claim in claims[:MAX_POD_CLAIMS]
         ),
         node=spec.get("nodeName") or None,
         phase=intern(text(status, "phase")),
-        gated=bool(spec.get("schedulingGates")),
-        gates=once(tuple(text(each, "name") for each in children(spec, "schedulingGates"))),
+        gated=bool(gates),
+        gates=once(tuple(text(each, "name") for each in gates[:MAX_NAMES])),
         scheduler=intern(name) if (name := text(spec, "schedulerName")) != _OWN_SCHEDULER else "",
         group=intern(_group_of_pod(spec)),
         health=once(tuple(dict.fromkeys(_health(status)))),

@@ -326,15 +326,16 @@ def _short(
         return []
     names = dict(exact_requests(request))
     return [
-        _too_few(wanted.origin, each, reader, trial.world)
+        _too_few(wanted.origin, each, reader, trial)
         for each in reports
         # Where a selector fails, it is unknown whether it would select the device.
         if each.name in names and not (each.analysis.errors and not each.analysis.matching)
     ]
 
 
-def _too_few(origin: str, report: RequestReport, reader: str | None, world: World) -> Finding:
+def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Trial) -> Finding:
     request, found, analysis = report.analysis.request, report.found, report.analysis
+    world = trial.world
     name = f'request "{report.name}"'
     match = "matches" if found.total == 1 or not analysis.matching else "match"
     devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
@@ -381,7 +382,10 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
-    released = found.free + found.releasable >= needed(request, found)
+    if request.every:
+        released = not _only_held(analysis).isdisjoint(trial.usable())
+    else:
+        released = found.free + found.releasable >= needed(request)
     code = Code.DEVICES_TAINTED
     if released:
         code = Code.DEVICES_ALLOCATED
@@ -397,6 +401,19 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     if ends := how_taints_end(found):
         what = f"{what}; {ends}"
     return Finding(code=code, what=what, advice=advice(found, released=released))
+
+
+def _only_held(analysis: Analysis) -> set[str]:
+    """Return the nodes on which only claims stand in the way of a request for all devices."""
+    held, tainted = set[str](), set[str]()
+    for count in analysis.counts.values():
+        found = Availability()
+        count.merge_into(found)
+        if found.releasable:
+            held.update(count.reach.nodes)
+        if found.tainted.devices:
+            tainted.update(count.reach.nodes)
+    return held - tainted
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:

@@ -48,6 +48,9 @@ class _Content:
     facts: PodFacts | ClaimFacts | TemplateFacts
     """An object that has it."""
 
+    key: Hashable
+    """One object for all that use it: a key can be as large as its content."""
+
     size_bytes: int
     users: int = 0
 
@@ -89,10 +92,10 @@ class ContentBudgets:
                 if namespace.used_bytes + size_bytes > self._limit_bytes:
                     self._report(fact.namespace, namespace)
                     return _stripped(fact, self._limit_bytes)
-                namespace.contents[key] = _Content(fact, size_bytes)
+                namespace.contents[key] = _Content(fact, key, size_bytes)
                 namespace.used_bytes += size_bytes
             namespace.contents[key].users += 1
-            self._uses[fact.uid] = use
+            self._uses[fact.uid] = replace(use, key=namespace.contents[key].key)
         return _shared(fact, self._namespaces[fact.namespace].contents[key].facts)
 
     def release(self, uid: str) -> None:

@@ -307,7 +307,8 @@ class Reconciler:
             return OUTDATED_SECONDS
         if (wait_seconds := self._budgets.wait_seconds(name.namespace)) > 0:
             return wait_seconds
-        expressions = concern.expressions(name)
+        with self._charged(name.namespace):
+            expressions = concern.expressions(name)
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         async with self._turn:
             # One at a time: checking all devices of a large cluster takes a tenth of a second.

@@ -15,7 +15,7 @@ from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
-from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.allocation import NotEvaluatedError, Selected
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
 from drakit_explain.cel.allocator import Confirmed
@@ -101,21 +101,21 @@ def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of a pod selects, or might select."""
+    """Return the nodes with a device that a request of a pod selects, or may end the search."""
     if not waits(pod):
         return set()
     evaluate_selectors(found, selectors_of(pod, found))
     world = found.world
-    nodes: set[str] = set()
+    nodes = {name for name, _ in world.not_ready()}
     for each in wanted_of(pod, world):
         for request in each.requests:
             for _, exact in exact_requests(request):
                 for reach in world.reachable():
                     try:
-                        matches = world.selected(exact, reach.slice).matches
+                        selected = world.selected(exact, reach.slice)
                     except NotEvaluatedError:
-                        matches = 1
-                    if matches:
+                        selected = Selected(matches=1)
+                    if selected.matches or selected.errors:
                         nodes.update(reach.nodes)
     return nodes
 
@@ -264,12 +264,15 @@ def _report(
     explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
 ) -> Report:
     reasons = certain(explanation.reasons, found.world)
+    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if reasons and _may_not_be_reached(explanation, found, pod):
+        reasons = []
+        unknown.append("the search fails on a node that the scheduler may exclude before")
     verdict = _narrowed(explanation, reasons, found, pod)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
-    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if waits(pod):
         unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):
@@ -309,6 +312,19 @@ def _narrowed(
     else:
         uncertain = False
     return Verdict.UNDECIDED if uncertain else verdict
+
+
+def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
+    """Return whether only a node with unknown rules or room keeps a pod from a node that fits."""
+    gave_up = _GAVE_UP in pod.scheduling_message or Code.SEARCH_FAILED in {
+        each.code for each in explanation.reasons
+    }
+    return bool(explanation.fits_on) and not gave_up and found.lacks(NODES, PODS)
+
+
+_GAVE_UP = 'running "DynamicResources" filter plugin'
+"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
+``pkg/scheduler/framework/runtime/framework.go``)."""
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:

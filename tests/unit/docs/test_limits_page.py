@@ -114,9 +114,12 @@ EXPECTED = [
     kibibytes(projection.MAX_CONTENT),
     kibibytes(projection.MAX_CONTENT),
     kibibytes(budgets.NAMESPACE_BYTES),
+    f"{selecting.MAX_OF_OBJECT}",
     "1 s",
+    "128 MiB",
     f"{fold.MAX_WORK:,}",
     f"{search.MAX_STEPS:,}",
+    f"{projection.MAX_POD_CLAIMS}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
 ]
@@ -136,6 +139,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
     assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
+    assert "\thardMemory = 128 << 20\n" in (ROOT / "operator/cel/memory.go").read_text()
 
 
 def test_the_page_about_the_protocol_has_the_limits_of_the_code():
@@ -151,8 +155,10 @@ def test_the_operators_page_has_the_limits_of_explanations():
     assert [int(number.replace(",", "")) for number in shown] == [
         search.MAX_STEPS,
         fold.MAX_WORK,
+        projection.MAX_POD_CLAIMS,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
+        selecting.MAX_OF_OBJECT,
         projection.MAX_CONTENT // 2**10,
         projection.MAX_CONTENT // 2**10,
         budgets.NAMESPACE_BYTES // 2**20,

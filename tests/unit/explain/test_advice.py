@@ -36,6 +36,7 @@ from tests.fakes.world import (
 )
 
 N1 = node("n1")
+BROKEN = TaintFacts(key="example.com/broken", effect="NoSchedule")
 
 
 def answer(*facts, pod=POD):
@@ -127,6 +128,34 @@ def test_a_node_that_is_gone_comes_before_the_nodes_of_other_claims():
     facts = [node("n2"), slice_on("n2", device("g0")), claim(request(), name="other")]
     code, _, _ = answer(*facts, held_on("n1", OTHER), pod=pod)
     assert code == "NodeGone"
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        pytest.param(
+            [node("n2", unschedulable=True), slice_on("n2", device("g0"))],
+            "DevicesAllocated",
+            id="beside-a-node-that-is-cordoned",
+        ),
+        pytest.param(
+            [node("n2"), slice_on("n2", device("g0", taints=(BROKEN,)))],
+            "DevicesAllocated",
+            id="beside-a-node-with-a-tainted-device",
+        ),
+        pytest.param(
+            [slice_on("n1", device("g0"), device("g1", taints=(BROKEN,)))],
+            "DevicesTainted",
+            id="beside-a-tainted-device",
+        ),
+    ],
+)
+def test_a_request_for_all_devices_of_a_node_waits_for_those_that_claims_hold(other, code):
+    both = slice_on("n1", device("g0"), device("g1"))
+    found = answer(N1, both, *other, claim(request(count=0)), holding("a", "g0"))
+    assert found[0] == code
+    waits = "the claim can be allocated when enough of them are released"
+    assert (waits in found[1]) is (code == "DevicesAllocated")
 
 
 # ---- selectors, capacities, constraints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -425,6 +426,42 @@ async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
     await run("explain", "pod/waiting")
     read = [path for _, path in free.requests if path.startswith("/api/v1/pods")]
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/pods"])
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("0/2 nodes are available: 2 Insufficient cpu.", "undecided"),
+        ('running "DynamicResources" filter plugin: no such key', "blocked"),
+    ],
+)
+async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of_the_scheduler(
+    failing, run, path, message, verdict
+):
+    failing.pod("waiting", "mine", containers=ONE_CPU, message=message)
+    failing.forbid(path)
+    code, out, _ = await run("explain", "pod/waiting", "-o", "json")
+    body = json.loads(out)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, verdict, "n2")
+    assert [each["code"] for each in body["reasons"]] == (
+        ["SelectorFailed"] if verdict == "blocked" else []
+    )
+    unknown = "the search fails on a node that the scheduler may exclude before"
+    assert (unknown in body["notEvaluated"]) is (verdict == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "verdict"),
+    [pytest.param("2", "blocked", id="room"), pytest.param("3", "fits", id="no-room")],
+)
+async def test_an_error_counts_only_on_a_node_with_room_for_the_pod(failing, run, cpu, verdict):
+    for name in ("n1", "n2"):
+        room(failing, name, cpu="4")
+    running(failing, "other", cpu=cpu)
+    failing.pod("waiting", "mine", containers=ONE_CPU)
+    _, body = await run.json("explain", "pod/waiting")
+    assert (body["verdict"], body["fitsOn"]) == (verdict, "n2")
 
 
 async def test_pods_that_may_not_be_listed_are_named(free, run):

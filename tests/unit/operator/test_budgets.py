@@ -1,6 +1,7 @@
 """The budgets of a namespace: what counts, what is left of an object beyond it, and who gets it."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,19 @@ def test_equal_contents_count_once_and_are_one_object(budgets):
     assert all(is_whole(each) for each in made)
     assert is_whole(budgets.admit(template))
     assert all(each.requests is made[0].requests for each in made)
+
+
+def test_equal_contents_are_in_memory_once():
+    budgets = ContentBudgets()
+    kept = [budgets.admit(pod(0, zone="z" * 50_000))]
+    tracemalloc.start()
+    try:
+        kept += [budgets.admit(pod(number, zone="z" * 50_000)) for number in range(1, 100)]
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(each.placement is kept[0].placement for each in kept)
+    assert size_bytes < 20 * 50_000
 
 
 def test_a_claim_beyond_the_budget_keeps_its_allocation_names_and_classes(budgets):
