@@ -18,7 +18,7 @@ from drakit_explain.model import PodClaim, PodFacts
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
 from drakit_explain.world import World as Facts
-from e2e.images.go import cel_release
+from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import GATES, Body, World, make_world
 
@@ -80,7 +80,7 @@ def confirmed(
 def test_the_allocator_confirms_each_answer_in_random_worlds():
     if shutil.which("go") is None:
         pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
-    program = cel_release("1.36")
+    program = cel_program("1.36")
     answers: Counter[tuple[Verdict, Result | None]] = Counter()
     refuted: list[str] = []
     with Helper(program) as selectors, closing(Allocator(lambda _: program)) as allocator:
