@@ -104,6 +104,9 @@ class ReportFacts:
     endpoints: Sequence[EndpointStatus]
     devices: DeviceCounts
     unhealthy: Collection[DeviceHealth]
+    dropped: Mapping[str, str]
+    """A sentence on each feature of devices that the API server does not support."""
+
     left_out: Collection[LeftOut]
     left_out_count: int
     """The number in total, including those that are not listed."""
@@ -162,6 +165,10 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
             "leftOut": facts.left_out_count,
         },
         "unhealthyDevices": [_unhealthy(each) for each in unhealthy],
+        "droppedFields": [
+            {"feature": feature, "message": _cut(facts.dropped[feature], MAX_MESSAGE)}
+            for feature in sorted(facts.dropped)
+        ],
         "leftOut": [_left_out(each) for each in left_out],
         "claims": {
             "prepared": facts.claims.get("prepared", 0),
@@ -435,6 +442,7 @@ class DriverReport:
                 if each.status == "unhealthy"
                 and not sources.manager.is_gone(each.pool, each.device)
             ],
+            dropped=sources.publisher.explain_dropped(),
             left_out=left_out,
             left_out_count=counted + sources.manager.left_out_count,
             claims=states,

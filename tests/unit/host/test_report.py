@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from drakit import LeftOut, LeftOutReason, PolicyConflict, PolicyOutcome
+from drakit_formats.resource.device import Feature
 from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.policies import PolicyState
 from drakit_nodeplugin.host.report import (
@@ -29,12 +30,17 @@ ROOT = Path(__file__).parents[3]
 CRD = yaml.safe_load((ROOT / "charts/drakit/crds/nodedevicereports.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
+FEATURES = SCHEMA["properties"]["status"]["properties"]["droppedFields"]["items"]["properties"][
+    "feature"
+]["enum"]
+
 FACTS = ReportFacts(
     registration="Registered",
     registration_message="",
     endpoints=[EndpointStatus(name="lamps.example.com", state="Running")],
     devices=DeviceCounts(published=4, healthy=2, unhealthy=2, allocated=1),
     unhealthy=[],
+    dropped={},
     left_out=[LeftOut(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
     left_out_count=1,
     claims={"prepared": 1},
@@ -72,6 +78,7 @@ def full(size: int) -> ReportFacts:
         endpoints=[EndpointStatus(name=n + long, state="Stopped", reason=long) for n in names],
         devices=DeviceCounts(published=size, healthy=size, unhealthy=0, allocated=0),
         unhealthy=[unhealthy(n + long, long, pool=n + long) for n in names],
+        dropped=dict.fromkeys(FEATURES, long),
         left_out=[
             LeftOut(device=n + long, reason="Other", policy=n + long, message=long) for n in names
         ],
@@ -163,6 +170,15 @@ def test_hostile_messages_are_one_short_line_of_printable_characters(message, sh
     assert [each["message"] for each in found] == ["fine", shown]
     assert shown.isprintable()
     assert len(shown) <= 256
+
+
+def test_dropped_fields_are_those_of_the_schema_each_with_its_sentence():
+    assert sorted(each.name.title().replace("_", "") for each in Feature) == FEATURES
+    facts = replace(FACTS, dropped={"Taints": "no taints", "ListAttributes": "no lists"})
+    assert status_of(facts)["droppedFields"] == [
+        {"feature": "ListAttributes", "message": "no lists"},
+        {"feature": "Taints", "message": "no taints"},
+    ]
 
 
 def test_a_policy_shows_its_generations_its_outcome_and_its_problem():

@@ -75,7 +75,7 @@ class Sources:
             endpoint_statuses=lambda: [self.endpoint],
         )
         self.policies = SimpleNamespace(revision=Revision(), refusal=None, states=list)
-        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={})
+        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={}, explain_dropped=dict)
         self.publisher.listed.set()
         self.states_: dict[str, int] = {}
         self.uids_: set[str] = set()
