@@ -88,6 +88,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     stage.wait_phase("waiting", "Running")
 
 
+@pytest.mark.slow
 def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stage):
     # Long enough to be looked at while it is being stopped.
     stage.with_lamp("user", 0, grace=4)

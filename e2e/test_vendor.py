@@ -8,6 +8,7 @@ show; other than there are only the names of images.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Generator, Iterator
@@ -89,6 +90,8 @@ def rotors(cluster: Cluster, images: list[Path]) -> Iterator[Path]:
     values = (EXAMPLE / "values.yaml").read_text()
     with installed(cluster, "rotors", EXAMPLE, values=values, images=images) as directory:
         (directory / "west").mkdir()
+        device_class, *_ = objects_of((EXAMPLE / "claim.yaml").read_text())
+        cluster.apply(json.dumps(device_class))
         yield directory
 
 
@@ -171,6 +174,7 @@ def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors)
     assert not list(speed.parent.glob("speed.*"))
 
 
+@pytest.mark.slow
 def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_reported(room, rotors):
     room.apply(*rotor_pod("greedy", rpm=1200, speed=1201))
     message = room.event("greedy", "speed 1201 is more than the claim's")

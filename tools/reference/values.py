@@ -116,9 +116,6 @@ def _is_long(value: Value) -> bool:
     return not value.is_group and len(json.dumps(value.default)) > MAX_DEFAULT
 
 
-# ---------------------------------------------------------------- values.yaml
-
-
 def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
     """Read all keys in their order, with their comments."""
     text = path.read_text(encoding="utf-8")
@@ -155,9 +152,6 @@ def _comment(lines: list[str], line: int) -> tuple[str, str]:
     example = [each for each in found if each.startswith("  ")]
     text = [each for each in found if not each.startswith("  ")]
     return " ".join(text), textwrap.dedent("\n".join(example))
-
-
-# ---------------------------------------------------------------- values.schema.json
 
 
 def lookup(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -165,13 +165,18 @@ class Preparing(Unpreparing):
         )
         work.refuse(error)
 
+    def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
+        """Refuse a claim that was abandoned."""
+        if work.abandoned:
+            self._refuse(work, AbandonedError(claim=str(claim)))
+        return work.abandoned
+
     async def _find(self, works: Sequence[ClaimWork]) -> Mapping[str, StoredClaim] | None:
         """Return the entries of claims; None, after all are refused, if they are unknown."""
-        checkpoint = self._parts.checkpoint
-        if checkpoint.damage is not None and not await self.is_complete(works):
+        if not await self.is_complete(works):
             return None
         try:
-            return await checkpoint.find([work.claim.uid for work in works])
+            return await self._parts.checkpoint.find([work.claim.uid for work in works])
         except CheckpointError as error:
             for work in works:
                 self._refuse(work, not_stored(work.claim, error))
@@ -231,10 +236,7 @@ class Preparing(Unpreparing):
         works = {uid: each.work for uid, each in entries.items()}
 
         async def check(uids: Sequence[str]) -> None:
-            for uid in uids:
-                if works[uid].abandoned:
-                    self._refuse(works[uid], AbandonedError(claim=str(entries[uid].old)))
-            wanted = [uid for uid in uids if not works[uid].abandoned]
+            wanted = [uid for uid in uids if not self._is_abandoned(works[uid], entries[uid].old)]
             if wanted:
                 claims = [entries[uid].old for uid in wanted]
                 call = self._parts.devices.check
@@ -247,8 +249,7 @@ class Preparing(Unpreparing):
                 broken: list[_Due] = []
                 for uid, result in results.items():
                     each = entries[uid]
-                    if each.work.abandoned:
-                        self._refuse(each.work, AbandonedError(claim=str(each.old)))
+                    if self._is_abandoned(each.work, each.old):
                         continue
                     # A prepared claim stays usable while its driver is unavailable.
                     if result is True or isinstance(result, EndpointStoppedError):
@@ -337,8 +338,7 @@ class Preparing(Unpreparing):
     async def _call(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
         """Prepare claims that have their hardware."""
         for uid, each in [*due.items()]:
-            if each.work.abandoned:
-                self._refuse(each.work, AbandonedError(claim=str(each.claim)))
+            if self._is_abandoned(each.work, each.claim):
                 del due[uid]
         if not due:
             return

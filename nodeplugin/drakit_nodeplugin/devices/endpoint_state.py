@@ -210,9 +210,7 @@ class EndpointState:
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
         since = self._driver.now() - (wall - self.stopped_at)
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
-        self.pools = {
-            name: self.pools.get(name) or PoolState(name, self._driver) for name in row.pools
-        }
+        self.pools = {name: self._pool(name) for name in row.pools}
         for name, devices in row.pools.items():
             self.pools[name].restore(
                 devices, gone=row.gone.get(name, ()), evicting=row.evicting.get(name, ())
@@ -259,7 +257,7 @@ class EndpointState:
                 kept[name] = PoolContent(devices={}, fallback={} if has_fallback else None)
         if returned or self.pools.keys() != kept.keys():
             self._driver.changed()
-        self.pools = {name: self.pools.get(name) or PoolState(name, self._driver) for name in kept}
+        self.pools = {name: self._pool(name) for name in kept}
         for name, pool in self.pools.items():
             dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn)
             pool.refresh(None if returned else dirty, unavailable=None)
@@ -401,6 +399,9 @@ class EndpointState:
         """Apply changed holds of claims in a pool."""
         if pool in self.pools:
             self.pools[pool].refresh((), unavailable=self.unavailable)
+
+    def _pool(self, name: str) -> PoolState:
+        return self.pools.get(name) or PoolState(name, self._driver)
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """

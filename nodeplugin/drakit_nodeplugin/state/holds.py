@@ -289,8 +289,7 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
                 continue
             if device.hold == "share" or device.consumes:
                 doubtful.add(claim.uid)
-            key = device.pool, device.device
-            if (other := wanted.setdefault(key, claim.uid)) != claim.uid:
+            if (other := wanted.setdefault(_key(device), claim.uid)) != claim.uid:
                 doubtful |= {claim.uid, other}
     names = [key for key, uid in wanted.items() if uid not in doubtful]
     for start in range(0, len(names), _CHUNK):

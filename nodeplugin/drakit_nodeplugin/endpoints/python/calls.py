@@ -47,11 +47,12 @@ class DriverCalls:
         self._name = name
         self._driver = driver
         self._traits = traits
-        self.inventory = Inventory(devices=())
-        """The driver's own devices: the driver gets their edits back."""
-        self._sorted: Inventory | None = None
-        """The inventory for which `_by_key` was made."""
-        self._by_key: dict[tuple[str, str] | None, Device] = {}
+        self._inventory = Inventory(devices=())
+        self._by_key: dict[tuple[str, str] | None, Device] | None = None
+
+    def published(self, inventory: Inventory) -> None:
+        """Record the driver's own devices: the driver gets their edits back."""
+        self._inventory, self._by_key = inventory, None
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
         """Hand the driver its policies. Raises DeviceFailedError: the previous ones remain."""
@@ -187,10 +188,9 @@ class DriverCalls:
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
         """Return a device with the driver's edits, if it is listed, and its parameters."""
-        if self._sorted is not self.inventory:
+        if self._by_key is None:
             # If several devices have the same name, the first one counts; the fallback comes last.
-            self._sorted = self.inventory
-            listed = (*self._sorted.devices, *(self._sorted.fallback or ()))
+            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
             self._by_key = {key_of(each): each for each in reversed(listed)}
         published = self._by_key.get((device.pool, device.name))
         known = replace(device, edits=None if published is None else published.edits)

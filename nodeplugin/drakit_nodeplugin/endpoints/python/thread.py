@@ -466,7 +466,7 @@ class PythonConnection:
                 raise
             except Exception as error:
                 raise UnreadableError(error) from error
-            calls.inventory = given
+            calls.published(given)
             self._has_listed = True
             self._latest.replace(ours)
             if polling is not None:
