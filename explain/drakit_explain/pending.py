@@ -55,6 +55,9 @@ from drakit_explain.shortage import (
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
 
+MAX_REMEDIES = 64
+"""Pods with different rules or requests whose proven remedies are kept."""
+
 MAX_ANALYSES = 64
 """Requests whose results are kept: about 0.5 MiB each in a cluster of 2,000 nodes."""
 
@@ -334,13 +337,17 @@ class Explainer:
             tuple((each.requests, each.constraints) for each in trial.wanted),
             names_of_claims(trial),
         )
-        if key not in self._remedies:
-            self._remedies[key] = proven_remedies(
+        found = self._remedies.pop(key, None)
+        if found is None:
+            found = proven_remedies(
                 trial,
                 reader=reader,
                 usable_after=lambda name: self._nodes.after(pod, allocated, name),
             )
-        return self._remedies[key]
+        self._remedies[key] = found
+        if len(self._remedies) > MAX_REMEDIES:
+            del self._remedies[next(iter(self._remedies))]  # the least recently used
+        return found
 
     def _report(self, wanted: Wanted, nodes: Nodes) -> ClaimReport:
         requests: list[RequestReport] = []

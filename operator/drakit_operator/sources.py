@@ -128,16 +128,24 @@ class Sources:
                 continue
             reading = asyncio.create_task(self._read(found), name=f"reflector of {kind}")
             try:
-                await asyncio.wait({reading}, timeout=self._recheck_seconds)
-                while not reading.done() and found == await self._find(kind):
-                    await asyncio.wait({reading}, timeout=self._recheck_seconds)
-                if reading.done():
-                    reading.result()
+                why = await self._until_outdated(reading, found)
             finally:
                 reading.cancel()
                 await asyncio.wait({reading})
                 self._reflectors.pop(kind, None)
-            logger.info("the API server serves a kind differently", extra={"kind": str(kind)})
+            logger.info("a kind is listed again", extra={"kind": str(kind), "reason": why})
+
+    async def _until_outdated(self, reading: asyncio.Task[None], served: Served) -> str:
+        """Return why a kind must be listed again; raises what ended its reflector."""
+        while True:
+            await asyncio.wait({reading}, timeout=self._recheck_seconds)
+            if reading.done():
+                reading.result()
+                return "its reflector ended"
+            if self._store.take_room(served.kind):
+                return "a namespace has room again for content that was refused"
+            if served != await self._find(served.kind):
+                return "the API server serves it differently"
 
     async def _find(self, kind: Kind) -> Served | Absence:
         while True:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain import trial
+from drakit_explain import pending, trial
 from drakit_explain.allocation import Outcome
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
@@ -309,6 +309,17 @@ def test_equal_searches(monkeypatch, each_claim, constraints, searches):
         evaluate_for(explainer, world, pod, Library())
         assert "claim lab/a" in explainer.explain(pod).remedy
     assert calls.count(Outcome.FITS) == searches
+
+
+def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(pending, "MAX_REMEDIES", 2)
+    pods = [replace(POD, name=f"p{n}", uid=str(n), requests=(("cpu", n),)) for n in range(5)]
+    world = world_of(ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request()))
+    explainer = Explainer(world)
+    for pod in pods:
+        evaluate_for(explainer, world, pod, Library())
+        assert "claim lab/a" in explainer.explain(pod).remedy
+    assert len(explainer._remedies) == 2
 
 
 def test_a_remedy_is_found_once_in_the_facts_that_were_judged():

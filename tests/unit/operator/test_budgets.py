@@ -143,6 +143,18 @@ def test_a_content_counts_until_its_last_user_is_gone(budgets):
     assert is_whole(budgets.admit(claim(3)))
 
 
+def test_refused_contents_have_room_again_when_others_are_gone(budgets):
+    for fact in (claim(1), claim(2), claim(3), claim(1, namespace="other")):
+        budgets.admit(fact)
+    assert not budgets.take_room(ClaimFacts)
+    budgets.release(claim(1, namespace="other").uid)
+    assert not budgets.take_room(ClaimFacts), "its namespace has refused nothing"
+    budgets.release(claim(1).uid)
+    assert not budgets.take_room(PodFacts), "no pod was refused"
+    assert budgets.take_room(ClaimFacts)
+    assert not budgets.take_room(ClaimFacts), "only once"
+
+
 # ---------------------------------------------------------------- in the store
 
 
