@@ -333,7 +333,9 @@ def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, i
         if number := count.available:
             for node in count.reach.nodes:
                 free[node] = free.get(node, 0) + number
-        if request.every and count.available + count.left_out < count.total:
+        # Where each device has a place of its own, it may concern another node.
+        every = request.every and not count.reach.slice.by_device
+        if every and count.available + count.left_out < count.total:
             taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
 
