@@ -18,6 +18,7 @@ It must not know how a version is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 FEASIBLE_NODES = 100
 """
@@ -50,6 +51,14 @@ class Rules:
     order of a Go map: whether a device with an error is reached before a solution is chance.
     """
 
+    places_counters: bool
+    """
+    A slice that only has counters concerns the nodes of its place, like any other.
+
+    Since 1.37 (``GatherPools``). Up to 1.36 it concerns all nodes: on each of them, its pool may be
+    incomplete or invalid.
+    """
+
     ends_at_timeout: bool
     """
     The timeout of the filter (10 s) gives up the pod on all nodes; before 1.36, only on the node.
@@ -58,10 +67,15 @@ class Rules:
     """
 
 
+@cache
 def rules_of(minor: int | None) -> Rules:
     """Return the rules of Kubernetes 1.`minor`; of the newest release if it is unknown."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
         sorts_pools=minor is None or minor >= 36,
+        places_counters=minor is None or minor >= 37,
         ends_at_timeout=minor is None or minor >= 36,
     )
+
+
+NEWEST = rules_of(None)

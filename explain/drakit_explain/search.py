@@ -38,16 +38,13 @@ from drakit_explain.allocation import (
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import DeviceID, PoolID, Request
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.release import Rules, rules_of
+from drakit_explain.release import NEWEST, Rules
 
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""
 
 MAX_DEVICES = 256
 """Devices that all claims of a pod take together: the depth of the recursion."""
-
-
-NEWEST = rules_of(None)
 
 
 def allocate(
