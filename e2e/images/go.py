@@ -11,15 +11,27 @@ from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, digest, kept, run
 
-__all__ = ("CEL_MINORS", "CEL_SOURCES", "cel_program", "cel_release", "go_program")
+__all__ = (
+    "CEL_MINORS",
+    "CEL_SOURCES",
+    "SCHEDULER_MINORS",
+    "cel_program",
+    "cel_release",
+    "go_program",
+    "scheduler_program",
+)
 
 CEL_SOURCES = REPOSITORY / "operator" / "cel"
 
 CEL_MINORS = ("1.34", "1.35", "1.36", "1.37")
 """The minor releases of Kubernetes that the operator's helper is built for."""
 
+_SCHEDULERS = {"1.36": "go.mod", "1.37": "go-1.37.mod"}
+SCHEDULER_MINORS = tuple(_SCHEDULERS)
+"""The minor releases of Kubernetes whose scheduler is built, for tests only."""
+
 BUILD_SECONDS = 1800
-"""The first build for a minor release compiles about 700 packages."""
+"""The first build for a minor release compiles about 700 packages, a scheduler about 1,100."""
 
 
 def cel_program() -> Path:
@@ -31,6 +43,15 @@ def cel_release(minor: str) -> Path:
     """Return the operator's helper with the compiler and allocator of a minor release."""
     flags = (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
     return go_program(CEL_SOURCES, name=f"drakit-cel-{minor}", flags=flags)
+
+
+def scheduler_program(minor: str) -> Path:
+    """Return the scheduler of a minor release as a program that answers questions."""
+    return go_program(
+        REPOSITORY / "tests" / "oracle" / "scheduler",
+        name=f"drakit-scheduler-{minor}",
+        flags=(f"-modfile={_SCHEDULERS[minor]}",),
+    )
 
 
 def go_program(
