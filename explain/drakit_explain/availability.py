@@ -28,6 +28,7 @@ from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
+from drakit_explain.release import rules_of
 from drakit_explain.world import Reachable, World
 
 _OPERATORS = ("", "Equal", "Exists")
@@ -392,6 +393,7 @@ class _Sorting:
         self._world = world
         self._hardware = Hardware(world)
         self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+        self._leaves_out = rules_of(world.minor).leaves_out_used_up
 
     def sort(self, count: SliceCount, matches: int) -> None:
         """Sort devices of a slice."""
@@ -434,7 +436,7 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
-        found.left_out += bool(short)
+        found.left_out += bool(short) and self._leaves_out
         taints = world.taints(identity, device)
         if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))
