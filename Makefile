@@ -99,12 +99,13 @@ check-proto: venv ## check that drakit.backend.v1 has only additions since the l
 	$(BIN)/buf breaking proto --against "$$old/proto"
 
 .PHONY: check-go
-check-go: ## check the Go modules (stubs, example backend, CEL helper): format, vet, unit tests
+check-go: ## check the Go modules (stubs, example backend, CEL helper, the tests' scheduler): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
 	for folder in proto/go examples/backend operator/cel; do \
 		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
 		(cd $$folder && go vet ./... && go test ./...); \
-	done
+	done; \
+	unformed=$$(gofmt -l tests/oracle); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi
 
 .PHONY: unit
 unit: venv ## run the unit tests, one process per core
@@ -234,8 +235,9 @@ conformance: venv ## run the conformance kit on every included driver (Go for th
 	$(BIN)/python -W error -m tests.conformance $(ARGS)
 
 .PHONY: oracle
-oracle: venv ## compare explanations with the scheduler's allocator and its tables of tests (Go; ARGS="--worlds 1000")
+oracle: venv ## compare explanations with the scheduler, its allocator and its tables of tests (Go; ARGS="--worlds 1000")
 	$(BIN)/python -W error -m tests.oracle $(ARGS)
+	$(BIN)/python -W error -m tests.oracle.fold
 	$(BIN)/python -W error -m tests.oracle.tables
 
 .PHONY: oracle-selectors

@@ -315,14 +315,16 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 class SearchedConstraint:
     """One constraint of a claim, with the values of the devices that the search has taken."""
 
-    def __init__(self, facts: Constraint) -> None:
+    def __init__(self, facts: Constraint, *, forgets: bool) -> None:
+        """`forgets`: of each request, only the last device counts for distinct values."""
+        self._forgets = forgets
         self.attribute: str = facts.attribute
         self.distinct: bool = facts.distinct
         self._requests = frozenset(facts.requests)
         self._number = 0
         self._value: object = None
-        self._values: dict[str, object] = {}
-        """By request: as in the allocator, a second device of a request replaces the first."""
+        self._values: dict[object, object] = {}
+        """By number, or by request, so that a second device of a request replaces the first."""
 
     def _applies(self, base: str, sub: str) -> bool:
         requests = self._requests
@@ -336,7 +338,7 @@ class SearchedConstraint:
             return False
         if self._number == 0:
             self._value = value
-            self._values = {base: value} if self.distinct else {}
+            self._values = {self._key(base): value} if self.distinct else {}
         elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
             # Releases of Kubernetes differ in how they compare lists.
             raise NotEvaluatedError(
@@ -346,7 +348,7 @@ class SearchedConstraint:
         elif self.distinct:
             if any(_same(value, other) for other in self._values.values()):
                 return False
-            self._values[base] = value
+            self._values[self._key(base)] = value
         elif not _same(value, self._value):
             return False
         self._number += 1
@@ -355,8 +357,11 @@ class SearchedConstraint:
     def remove(self, base: str, sub: str) -> None:
         if not self._applies(base, sub):
             return
-        self._values.pop(base, None)
         self._number -= 1
+        self._values.pop(self._key(base), None)
+
+    def _key(self, base: str) -> object:
+        return base if self._forgets else self._number
 
 
 def _same(one: object, other: object) -> bool:
@@ -366,30 +371,36 @@ def _same(one: object, other: object) -> bool:
 class SearchedCounters:
     """The rest of the pools' counters."""
 
-    def __init__(self, is_held: Callable[[DeviceID], bool]) -> None:
+    def __init__(self, is_held: Callable[[DeviceID], bool], *, by_driver: bool) -> None:
         """
         Count the counters that are left.
 
         :param is_held: whether a claim has a device, or a share of it.
+        :param by_driver: pools of two drivers with one name have counters of their own.
         """
         self._is_held = is_held
-        self._available: dict[PoolID, dict[Counter, int]] = {}
-        self._consumed: dict[PoolID, dict[Counter, int]] = {}
+        self._by_driver = by_driver
+        self._available: dict[object, dict[Counter, int]] = {}
+        self._consumed: dict[object, dict[Counter, int]] = {}
+
+    def _key(self, pool: NodePool) -> object:
+        return pool.identity if self._by_driver else pool.identity.pool
 
     def take(self, pool: NodePool, facts: DeviceFacts) -> bool:
-        if pool.identity not in self._available:
-            self._available[pool.identity] = self._left(pool)
-        consumed = self._consumed.setdefault(pool.identity, {})
+        key = self._key(pool)
+        if key not in self._available:
+            self._available[key] = self._left(pool)
+        consumed = self._consumed.setdefault(key, {})
         for counter, amount in counters_of(facts):
             consumed[counter] = consumed.get(counter, 0) + amount
-        available = self._available[pool.identity]
+        available = self._available[key]
         if any(left < consumed.get(counter, 0) for counter, left in available.items()):
             self.give_back(pool, facts)
             return False
         return True
 
     def give_back(self, pool: NodePool, facts: DeviceFacts) -> None:
-        consumed = self._consumed[pool.identity]
+        consumed = self._consumed[self._key(pool)]
         for counter, amount in counters_of(facts):
             consumed[counter] -= amount
 

@@ -28,6 +28,7 @@ from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
+from drakit_explain.release import rules_of
 from drakit_explain.world import Reachable, World
 
 _OPERATORS = ("", "Equal", "Exists")
@@ -333,7 +334,9 @@ def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, i
         if number := count.available:
             for node in count.reach.nodes:
                 free[node] = free.get(node, 0) + number
-        if request.every and count.available + count.left_out < count.total:
+        # Where each device has a place of its own, it may concern another node.
+        every = request.every and not count.reach.slice.by_device
+        if every and count.available + count.left_out < count.total:
             taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
 
@@ -390,6 +393,7 @@ class _Sorting:
         self._world = world
         self._hardware = Hardware(world)
         self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+        self._leaves_out = rules_of(world.minor).leaves_out_used_up
 
     def sort(self, count: SliceCount, matches: int) -> None:
         """Sort devices of a slice."""
@@ -432,7 +436,7 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
-        found.left_out += bool(short)
+        found.left_out += bool(short) and self._leaves_out
         taints = world.taints(identity, device)
         if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))

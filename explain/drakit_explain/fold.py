@@ -2,7 +2,9 @@
 One answer for a pod from the answers of its nodes, as the scheduler finds it.
 
 An error of the search on a node that the scheduler looks at is the end of the attempt, even if
-other nodes fit (:mod:`.release`). Nodes with equal profiles are searched once (:mod:`.profiles`).
+other nodes fit (:mod:`.release`), and even if an allocated claim of the pod excludes the node:
+``Filter`` of the DynamicResources plugin searches there as well, in 1.34 to 1.37. Nodes with equal
+profiles are searched once (:mod:`.profiles`).
 First come the nodes on which an error is possible, then those with enough devices, up to the first
 that fits.
 
@@ -18,6 +20,7 @@ from itertools import islice
 from drakit_explain.allocation import MAX_RESULTS, Answer, Outcome
 from drakit_explain.availability import needed
 from drakit_explain.model import PoolID, Request
+from drakit_explain.nodes import NodeProblem
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
 from drakit_explain.profiles import Profiles
@@ -68,8 +71,9 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     suspects = _suspects(trial)
     fatal = [
         name
-        for name in usable
-        if name in suspects
+        for name, problem in trial.nodes.items()
+        if (problem is None or problem.problem is NodeProblem.CLAIM)
+        and name in suspects
         and (answer := search.answer(name)) is not None
         and answer.fatal
         and reached(name)

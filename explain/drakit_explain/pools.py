@@ -18,6 +18,7 @@ from typing import NamedTuple
 from drakit.quantity import quantity_units
 from drakit_explain.devices import Place
 from drakit_explain.model import PoolID, SliceFacts
+from drakit_explain.release import NEWEST, Rules
 from drakit_formats.resource.nodes import selects_node
 
 
@@ -85,7 +86,9 @@ def place_includes(place: Place | None, node: NodeView) -> bool:
     return selects_node(place.selector, name=node.name, labels=node.labels)
 
 
-def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool]:
+def pools_of_node(
+    slices: Iterable[SliceFacts], node: NodeView, *, rules: Rules = NEWEST
+) -> list[NodePool]:
     """
     Return the pools with slices for a node, in the order in which they are searched.
 
@@ -98,14 +101,20 @@ def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool
     found = [
         pool
         for identity, of_pool in pools.items()
-        if (pool := _pool(identity, of_pool, node)) is not None
+        if (pool := _pool(identity, of_pool, node, rules)) is not None
     ]
     found.sort(key=lambda pool: (_has_binding(pool), pool.identity))
     return found
 
 
-def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> NodePool | None:
-    relevant = [each for each in slices if _concerns(each, node)]
+def _pool(
+    identity: PoolID, slices: Sequence[SliceFacts], node: NodeView, rules: Rules
+) -> NodePool | None:
+    relevant = [
+        each
+        for each in slices
+        if _concerns(each, node) or (_has_only_counters(each) and not rules.places_counters)
+    ]
     if not relevant:
         return None
     newest = max(each.generation for each in relevant)
@@ -115,8 +124,8 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
         if any(each.generation > newest for each in slices):
             return None  # a newer generation has nothing for this node
         mine = {each.name for each in current}
-        elsewhere = [each for each in slices if each.generation == newest and each.name not in mine]
-        number, expected = len(current) + len(elsewhere), current[0].pool_slices
+        others = [each for each in slices if each.generation == newest and each.name not in mine]
+        number, expected = len(current) + len(others), current[0].pool_slices
         if number != expected:
             return NodePool(
                 identity=identity,
@@ -124,6 +133,8 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
                 missing=f"{number} of {expected} slices",
                 node=node,
             )
+        for each in others:
+            (current if _has_only_counters(each) else elsewhere).append(each)
     current.sort(key=lambda each: each.name)
     with_devices = [each for each in current if not _has_only_counters(each)]
     problem = _problem(with_devices, current, elsewhere)
@@ -139,8 +150,6 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
 
 
 def _concerns(each: SliceFacts, node: NodeView) -> bool:
-    if _has_only_counters(each):
-        return True
     if each.place is not None:
         return place_includes(each.place, node)
     return each.by_device and any(place_includes(place, node) for place in each.devices.places)

@@ -18,6 +18,7 @@ It must not know how a version is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 FEASIBLE_NODES = 100
 """
@@ -50,6 +51,43 @@ class Rules:
     order of a Go map: whether a device with an error is reached before a solution is chance.
     """
 
+    places_counters: bool
+    """
+    A slice that only has counters concerns the nodes of its place, like any other.
+
+    Since 1.37 (``GatherPools``). Up to 1.36 it concerns all nodes: on each of them, its pool may be
+    incomplete or invalid.
+    """
+
+    counters_by_driver: bool
+    """
+    The counters of a pool are its own. Up to 1.36.3, pools of two drivers with one name share the
+    counters of the first that the search reaches.
+
+    Since 1.36.6 (``availableCounters`` in the allocators).
+    """
+
+    recharges_shares: bool
+    """
+    A device that is shared without amounts consumes its counters once more.
+
+    Up to 1.36 (``isDeviceShared`` looks at consumed capacity alone).
+    """
+
+    leaves_out_used_up: bool
+    """
+    A request for all devices leaves out those of whose capacity others have taken too much.
+
+    In 1.35 and 1.36. In 1.34 and since 1.37, the request is not satisfied then.
+    """
+
+    forgets_values: bool
+    """
+    ``distinctAttribute`` compares the last device of each request alone.
+
+    Up to 1.36 (``distinctAttributeConstraint``).
+    """
+
     ends_at_timeout: bool
     """
     The timeout of the filter (10 s) gives up the pod on all nodes; before 1.36, only on the node.
@@ -58,10 +96,19 @@ class Rules:
     """
 
 
+@cache
 def rules_of(minor: int | None) -> Rules:
     """Return the rules of Kubernetes 1.`minor`; of the newest release if it is unknown."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
         sorts_pools=minor is None or minor >= 36,
+        places_counters=minor is None or minor >= 37,
+        counters_by_driver=minor is None or minor >= 36,
+        recharges_shares=minor is not None and minor <= 36,
+        leaves_out_used_up=minor in (35, 36),
+        forgets_values=minor is not None and minor <= 36,
         ends_at_timeout=minor is None or minor >= 36,
     )
+
+
+NEWEST = rules_of(None)

@@ -38,16 +38,13 @@ from drakit_explain.allocation import (
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import DeviceID, PoolID, Request
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.release import Rules, rules_of
+from drakit_explain.release import NEWEST, Rules
 
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""
 
 MAX_DEVICES = 256
 """Devices that all claims of a pod take together: the depth of the recursion."""
-
-
-NEWEST = rules_of(None)
 
 
 def allocate(
@@ -212,7 +209,8 @@ class _Search:
         """A bit for each plan in which a selector fails at the device."""
         self._constraints: list[list[SearchedConstraint]] = []
         self._counters = SearchedCounters(
-            lambda device: allocated.is_allocated(device) or allocated.is_shared(device)
+            lambda device: allocated.is_allocated(device) or allocated.is_shared(device),
+            by_driver=rules.counters_by_driver,
         )
         self._skips_alike = True
         self._in_use: dict[DeviceID, set[int]] = {}
@@ -248,7 +246,10 @@ class _Search:
                 raise NotEvaluatedError(
                     f"a constraint of claim {claim.name} is of a kind that drakit does not support"
                 )
-            self._constraints.append([SearchedConstraint(each) for each in claim.constraints])
+            forgets = self._rules.forgets_values
+            self._constraints.append(
+                [SearchedConstraint(each, forgets=forgets) for each in claim.constraints]
+            )
         if total > MAX_DEVICES:
             raise _BoundError
         self._compare()
@@ -317,7 +318,9 @@ class _Search:
                     continue
                 if not pool.reaches(each, index):
                     continue
-                if not self._has_capacity(identity, facts, request):
+                # Else the search ends at a device of which others have taken too much.
+                free = request.every and not self._rules.leaves_out_used_up
+                if not self._has_capacity(identity, facts, request, free=free):
                     continue
                 candidate = self._devices.get(identity)
                 if candidate is None:
@@ -515,15 +518,20 @@ class _Search:
         return undo
 
     def _is_shared(self, device: DeviceID) -> bool:
-        return self._allocated.consumed(device) is not None or device in self._shares
+        if device in self._shares or self._allocated.consumed(device) is not None:
+            return True
+        return not self._rules.recharges_shares and self._allocated.is_shared(device)
 
-    def _has_capacity(self, device: DeviceID, facts: DeviceFacts, request: Request) -> bool:
+    def _has_capacity(
+        self, device: DeviceID, facts: DeviceFacts, request: Request, *, free: bool = False
+    ) -> bool:
+        """`free`: the shares of others do not count."""
         capacity = facts.kind.capacity
         if not capacity:
             return not request.capacity
         if not requested_names(request.capacity) <= {each.name for each in capacity}:
             return False
-        used = [self._allocated.consumed(device) or {}]
+        used = [] if free else [self._allocated.consumed(device) or {}]
         return fits_capacity(
             capacity, request.capacity, used=[*used, *self._shares.get(device, ())]
         )

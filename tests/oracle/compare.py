@@ -1,8 +1,8 @@
-"""Our answer and the allocator's for one world."""
+"""Our answer and the allocator's for each node of a world."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit_explain.allocation import (
@@ -18,10 +18,14 @@ from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
+from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.oracle.worlds import World
+
+RULES = rules_of(36)
+"""Those of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,20 +90,23 @@ class Facts:
         return Selected(matches=alive, errors=errors)
 
 
-def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
-    """Ask both."""
+def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comparison]:
+    """Ask both about each node."""
     facts = Facts(world, index)
-    expressions = facts.expressions()
-    bring_up_to_date(index, helper, expressions, facts.slices)
-    metadata = world.node["metadata"]
-    ours = allocate(
-        [_searched(claim) for claim in facts.claims],
-        pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"])),
-        allocated=facts,
-        selections=facts,
-    )
-    (verdict,) = helper.verdicts(world.question())
-    return Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
+    bring_up_to_date(index, helper, facts.expressions(), facts.slices)
+    verdicts = helper.verdicts(world.question())
+    for node, verdict in zip(world.nodes, verdicts, strict=True):
+        metadata = node["metadata"]
+        ours = allocate(
+            [_searched(claim) for claim in facts.claims],
+            pools_of_node(
+                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=RULES
+            ),
+            allocated=facts,
+            selections=facts,
+            rules=RULES,
+        )
+        yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
 
 
 def theirs_of(verdict: Verdict) -> Outcome:

@@ -76,7 +76,8 @@ REMEDIES: dict[re.Pattern[str], Callable[[World, re.Match[str]], None]] = {
 
 def _facts(world: World) -> Facts:
     facts = Facts()
-    facts.apply(project_node({"metadata": {"uid": "node", **world.node["metadata"]}}))
+    (node,) = world.nodes
+    facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
     for project, bodies in (
         (project_class, world.classes),
         (project_slice, world.slices),

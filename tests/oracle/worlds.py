@@ -1,5 +1,5 @@
 """
-Random small clusters, as raw objects of the API: one node, classes, slices, and claims to allocate.
+Random small clusters, as raw objects of the API: nodes, classes, slices, and claims to allocate.
 
 A seed makes the same world each time. Names, counts and values come from few choices, so that
 requests compete, constraints bind, and pools contradict themselves often.
@@ -7,6 +7,7 @@ requests compete, constraints bind, and pools contradict themselves often.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ GATES = (
 """The feature gates that are on."""
 
 NODE = "node-1"
+OTHER = "node-2"
 LABELS = {"kubernetes.io/hostname": NODE, "zone": "x"}
 
 
@@ -36,16 +38,16 @@ class World:
     """One cluster, as the allocator needs it."""
 
     seed: int
-    node: Body
+    nodes: list[Body]
     classes: list[Body]
     slices: list[Body]
     claims: list[Body]
     allocated: list[Body]
 
     def question(self) -> VerdictQuestion:
-        """The question to the helper's allocator."""
+        """The question to the helper's allocator about all nodes."""
         return VerdictQuestion(
-            nodes=[self.node],
+            nodes=self.nodes,
             classes=self.classes,
             slices=self.slices,
             claims=self.claims,
@@ -59,13 +61,25 @@ class World:
 
 
 def make_world(seed: int) -> World:
-    """Make the world of a seed."""
+    """Make the world of a seed, with one node."""
     return _Maker(random.Random(seed)).world(seed)
 
 
+def make_cluster(seed: int, *, nodes: tuple[int, ...] = (2, 3)) -> World:
+    """Make the world of a seed with more nodes, which have pools of their own."""
+    chance = random.Random(f"cluster {seed}")
+    world = make_world(seed)
+    for number in range(2, chance.choice(nodes) + 1):
+        _Maker(chance, node=f"node-{number}", other=NODE).grow(world)
+    return world
+
+
 class _Maker:
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, node: str = NODE, other: str = OTHER) -> None:
+        """`other` is a node that some slices of a pool name, too."""
         self._chance = chance
+        self._node = node
+        self._other = other
 
     def world(self, seed: int) -> World:
         slices = [
@@ -78,12 +92,49 @@ class _Maker:
         classes = [self._class(f"class-{number}") for number in range(3)]
         return World(
             seed=seed,
-            node={"metadata": {"name": NODE, "labels": LABELS}},
+            nodes=[{"metadata": {"name": NODE, "labels": LABELS}}],
             classes=classes,
             slices=slices,
             claims=[self._claim(f"claim-{n}") for n in range(self._chance.choice((1, 1, 2, 3)))],
             allocated=self._allocated(slices),
         )
+
+    def grow(self, world: World) -> None:
+        """Add the node, with pools that are like those of the first node, or that are not."""
+        zone = self._chance.choice(("x", "y"))
+        labels = {"kubernetes.io/hostname": self._node, "zone": zone}
+        world.nodes.append({"metadata": {"name": self._node, "labels": labels}})
+        copied = self._maybe(0.5)
+        slices = (
+            self._copied(world.slices)
+            if copied
+            else [
+                body
+                for driver in DRIVERS[: self._chance.choice((0, 1, 1, 2))]
+                for number in range(self._chance.choice((1, 1, 2)))
+                for body in self._pool(driver, f"pool-{number}-{self._node}")
+            ]
+        )
+        world.slices.extend(slices)
+        world.allocated.extend(self._allocated(slices, name=f"held-{self._node}"))
+
+    def _copied(self, slices: list[Body]) -> list[Body]:
+        """Return pools like those that the first node has, one in five with another device."""
+        found: list[Body] = []
+        for body in slices:
+            text = json.dumps(body)
+            if json.dumps(NODE) not in text:
+                continue
+            copy = json.loads(text.replace(json.dumps(NODE), json.dumps(self._node)))
+            copy["metadata"] = dict.fromkeys(
+                ("name", "uid"), f"{body['metadata']['name']}-{self._node}"
+            )
+            copy["spec"]["pool"]["name"] += f"-{self._node}"
+            if copy["spec"].get("devices") and self._maybe(0.2):
+                device = self._chance.choice(copy["spec"]["devices"])
+                device["attributes"] = self._attributes()
+            found.append(copy)
+        return found
 
     def _maybe(self, probability: float) -> bool:
         return self._chance.random() < probability
@@ -105,7 +156,7 @@ class _Maker:
                 devices.append(dict(devices[0]))  # two devices of one name
             bodies.append({"devices": devices, **place})
         if partitioned:
-            place = {"nodeName": NODE} if place == {"perDeviceNodeSelection": True} else place
+            place = {"nodeName": self._node} if place == {"perDeviceNodeSelection": True} else place
             sets = [
                 {"name": "board", "counters": {"slots": {"value": "4"}, "mem": {"value": "8Gi"}}}
             ]
@@ -121,12 +172,16 @@ class _Maker:
             pool = {"name": name, "generation": each_generation, "resourceSliceCount": total}
             spec = {"driver": driver, "pool": pool, **body}
             if self._maybe(0.1) and "nodeName" in spec and count > 1:
-                spec["nodeName"] = "node-2"
+                spec["nodeName"] = self._other
             if spec.get("perDeviceNodeSelection"):
                 for device in spec.get("devices", ()):
                     device.update(
                         self._chance.choice(
-                            ({"nodeName": NODE}, {"nodeName": "node-2"}, {"allNodes": True})
+                            (
+                                {"nodeName": self._node},
+                                {"nodeName": self._other},
+                                {"allNodes": True},
+                            )
                         )
                     )
             slice_name = f"{driver}-{name}-{number}-{self._chance.randrange(1000)}"
@@ -138,9 +193,9 @@ class _Maker:
         term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
         return self._chance.choice(
             (
-                {"nodeName": NODE},
-                {"nodeName": NODE},
-                {"nodeName": NODE},
+                {"nodeName": self._node},
+                {"nodeName": self._node},
+                {"nodeName": self._node},
                 {"allNodes": True},
                 {"nodeSelector": {"nodeSelectorTerms": [term]}},
                 {"perDeviceNodeSelection": True},
@@ -294,7 +349,7 @@ class _Maker:
             body["adminAccess"] = True
         return body
 
-    def _allocated(self, slices: list[Body]) -> list[Body]:
+    def _allocated(self, slices: list[Body], *, name: str = "held") -> list[Body]:
         results: list[Body] = []
         held = self._chance.choice((0, 0.1, 0.3))
         for body in slices:
@@ -321,7 +376,7 @@ class _Maker:
         if not results:
             return []
         status = {"allocation": {"devices": {"results": results}}}
-        metadata = {"name": "held", "namespace": "lab", "uid": "held"}
+        metadata = {"name": name, "namespace": "lab", "uid": name}
         return [{"metadata": metadata, "spec": {}, "status": status}]
 
 

@@ -10,7 +10,8 @@ from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.fold import judge
 from drakit_explain.loads import Load, Loads
-from drakit_explain.model import Constraint, DeviceID, Share, TaintRuleFacts
+from drakit_explain.model import Constraint, DeviceID, PodClaim, Share, TaintRuleFacts
+from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.trial import Trial
@@ -239,6 +240,37 @@ def test_a_node_without_room_is_not_searched_by_the_scheduler(priority):
     assert explain(pod, world).verdict is Verdict.FITS
     world.loads.remove("u")
     assert explain(pod, world).verdict is Verdict.BLOCKED
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["fits-elsewhere", "fits-nowhere"])
+def test_the_search_reaches_a_node_that_an_allocated_claim_excludes(fits):
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="c2", claim="disk")))
+    only = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    disk = replace(
+        holding("disk", "d0", pool="disks"),
+        nodes={"nodeSelectorTerms": only},
+        requests=(request(),),
+    )
+    world = cluster(slice_on("n1", BAD), disk, claim(request(selectors=(MODEL,))))
+    if not fits:
+        world.apply(slice_on("n2"))
+    explanation = explain(pod, world)
+    assert explanation.nodes["n1"] == Unusable(NodeProblem.CLAIM, "disk")
+    assert explanation.fits_on == ("n2" if fits else "")
+    assert explanation.verdict is Verdict.BLOCKED
+    assert "no such key: model, on device g0 of pool n1" in explanation.reasons[0].text
+
+
+def test_a_request_for_all_devices_counts_those_of_the_node():
+    place = on("n1"), on("n2")
+    devices = [
+        replace(device(name, attributes={"model": "x"}), place=each)
+        for name, each in zip(("g1", "g2"), place, strict=True)
+    ]
+    shared = replace(slice_on("n1", *devices), name="s", pool="s", place=None, by_device=True)
+    held = holding("other", "g1", pool="s")
+    explanation = explain(POD, world_of(ANY, node("n1"), node("n2"), shared, held, claim(ALL)))
+    assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n2")
 
 
 # ---- what only the scheduler knows
