@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
@@ -382,15 +383,23 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
-    if request.every:
-        released = not _only_held(analysis).isdisjoint(trial.usable())
-    else:
-        released = found.free + found.releasable >= needed(request)
-    code = Code.DEVICES_TAINTED
+    on_nodes = _on_nodes(analysis)
+    usable = [on_nodes[node] for node in trial.usable() if node in on_nodes]
+    released = any(each.would_do(request) for each in usable)
     if released:
         code = Code.DEVICES_ALLOCATED
-    elif not found.tainted.devices:
+    elif any(each.would_do(request, untainted=True) for each in usable):
+        code = Code.DEVICES_TAINTED
+    elif any(each.would_do(request, untainted=True) for each in on_nodes.values()):
         code = Code.DEVICES_ON_OTHER_NODES
+    else:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}" on one node, but no node publishes more than '
+            f"{max(each.total for each in on_nodes.values())} that match",
+            advice="lower count or add devices to one node",
+        )
     if request.every or request.count > 1:
         number = "all" if request.every else request.count
         asks = f"{name} of {origin} asks for {number} devices: "
@@ -403,17 +412,36 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
     return Finding(code=code, what=what, advice=advice(found, released=released))
 
 
-def _only_held(analysis: Analysis) -> set[str]:
-    """Return the nodes on which only claims stand in the way of a request for all devices."""
-    held, tainted = set[str](), set[str]()
+class _OnNode(NamedTuple):
+    """How many devices of a node a request could have."""
+
+    free: int = 0
+    held: int = 0
+    tainted: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.held + self.tainted
+
+    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
+        """Return whether they are enough when claims release them, and without taints."""
+        if request.every:
+            return bool(self.total) and (untainted or not self.tainted)
+        return self.total - (0 if untainted else self.tainted) >= request.count
+
+
+def _on_nodes(analysis: Analysis) -> dict[str, _OnNode]:
+    """Count the devices of each node, whether a pod can use the node or not."""
+    found: dict[str, _OnNode] = {}
     for count in analysis.counts.values():
-        found = Availability()
-        count.merge_into(found)
-        if found.releasable:
-            held.update(count.reach.nodes)
-        if found.tainted.devices:
-            tainted.update(count.reach.nodes)
-    return held - tainted
+        one = Availability()
+        count.merge_into(one)
+        for node in count.reach.nodes:
+            free, held, tainted = found.get(node, _OnNode())
+            found[node] = _OnNode(
+                free + one.free, held + one.releasable, tainted + one.tainted.devices
+            )
+    return found
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:

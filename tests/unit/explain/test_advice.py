@@ -158,6 +158,51 @@ def test_a_request_for_all_devices_of_a_node_waits_for_those_that_claims_hold(ot
     assert (waits in found[1]) is (code == "DevicesAllocated")
 
 
+TWO = [device("g0"), device("g1")]
+TAINTED = [device("g0"), device("g1", taints=(BROKEN,))]
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "text"),
+    [
+        pytest.param(
+            {"n1": TWO[:1], "n2": TWO[:1]},
+            "NoDevicePublished",
+            "on one node, but no node publishes more than 1 that match; lower count or add devices "
+            "to one node",
+            id="no-node-has-enough",
+        ),
+        pytest.param(
+            {"n1": TWO, "n2": TWO[:1]},
+            "DevicesAllocated",
+            "the claim can be allocated when enough of them are released",
+            id="a-node-has-enough",
+        ),
+        pytest.param(
+            {"n1": TAINTED, "n2": TWO[:1]},
+            "DevicesTainted",
+            "1 is tainted with example.com/broken",
+            id="a-node-has-enough-without-taints",
+        ),
+        pytest.param(
+            {"n1": TWO[:1], "cordoned": TWO},
+            "DevicesOnOtherNodes",
+            "2 are on nodes that the pod cannot use (they are cordoned)",
+            id="a-node-that-the-pod-cannot-use-has-enough",
+        ),
+    ],
+)
+def test_the_devices_of_several_nodes_are_not_added_up(devices, code, text):
+    nodes = [N1, node("n2"), node("cordoned", unschedulable=True)]
+    slices = [slice_on(name, *each) for name, each in devices.items()]
+    holders = [holding("a", "g0"), holding("b", "g0", pool="n2")]
+    found = answer(*nodes, *slices, claim(request(count=2)), *holders)
+    assert found[0] == code
+    assert text in found[1]
+    released = "the claim can be allocated when"
+    assert (released in found[1]) is (code == "DevicesAllocated")
+
+
 # ---- selectors, capacities, constraints
 
 
