@@ -63,7 +63,7 @@ class Report:
 
     @property
     def wrong(self) -> bool:
-        return self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+        return bool(self.codes) or self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -233,6 +233,8 @@ def _report(
 ) -> Report:
     reasons = certain(explanation.reasons, found.world)
     verdict = _narrowed(explanation, reasons, found, pod)
+    if verdict is Verdict.UNDECIDED:
+        reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
@@ -306,7 +308,9 @@ def _sentences(
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, kind, subject, explanation, found)]
+            alone = f"pod {pod.namespace}/{pod.name} "
+            cannot_start = [each.text.replace(alone, f"{subject} ", 1) for each in reasons]
+            return [*cannot_start, _fits(pod, kind, subject, explanation, found)]
         case Verdict.NOT_PENDING:
             return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
