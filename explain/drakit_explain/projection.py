@@ -484,8 +484,9 @@ _OWN_SCHEDULER = "default-scheduler"
 
 
 def _group_of_pod(spec: Object) -> str:
-    """Return the PodGroup of a pod, as Kubernetes 1.36 or 1.35 names it."""
-    return text(spec, "schedulingGroup", "podGroupName") or text(spec, "workloadRef", "podGroup")
+    """Return the PodGroup of a pod (1.35: ``workloadRef``), or the field of another group."""
+    group, of_1_35 = child(spec, "schedulingGroup"), text(spec, "workloadRef", "podGroup")
+    return text(group, "podGroupName") or of_1_35 or next(iter(group), "")
 
 
 def _unchecked(spec: Object) -> Iterator[str]:

@@ -527,6 +527,11 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
             "the pod is placed together with its group workers, and drakit searches for one pod",
             id="a-pod-group-of-a-workload",
         ),
+        pytest.param(
+            {"schedulingGroup": {"other": {"name": "train"}}},
+            "the pod is placed together with its group other, and drakit searches for one pod",
+            id="a-group-of-an-unknown-kind",
+        ),
     ],
 )
 async def test_what_others_decide_makes_the_answer_undecided(free, run, spec, unknown):
