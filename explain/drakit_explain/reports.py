@@ -141,8 +141,12 @@ def words_of(device: DeviceID, world: World) -> str | None:
 
 
 def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
-    """Return the words about unhealthy devices, each with the name of the device."""
-    return [f"{each.device}: {said}" for each in devices if (said := words_of(each, world))]
+    """Return the words about unhealthy devices, each with the names of its devices."""
+    names: dict[str, list[str]] = {}
+    for each in devices:
+        if said := words_of(each, world):
+            names.setdefault(said, []).append(each.device)
+    return [f"{', '.join(those)}: {said}" for said, those in names.items()]
 
 
 def _report_of_device(device: DeviceID, world: World) -> ReportFacts | None:

@@ -84,7 +84,7 @@ def how_taints_end(found: Availability, said: Sequence[str]) -> str:
     keys = found.tainted.words
     causes = [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
     if said:
-        words = f"{_ADVICE[UNHEALTHY]} ({', '.join(said)})"
+        words = f"{_ADVICE[UNHEALTHY]} ({'; '.join(said)})"
         causes = [words if each == _ADVICE[UNHEALTHY] else each for each in causes]
     if found.rules:
         plural = "s" if len(found.rules) > 1 else ""
