@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from sys import intern
 
 from drakit_explain.model import (
     DeviceConflict,
@@ -67,11 +68,15 @@ def project_report(body: Object) -> ReportFacts:
         refused=text(status, "policiesRefused"),
         registration=_registration(child(status, "registration")),
         unhealthy=tuple(
-            DeviceWords(text(each, "pool"), text(each, "device"), words(each, "message"))
+            DeviceWords(
+                intern(text(each, "pool")),
+                intern(text(each, "device")),
+                intern(words(each, "message")),  # devices of one bus fail together
+            )
             for each in children(status, "unhealthyDevices")[:MAX_UNHEALTHY]
         ),
         dropped=tuple(
-            DroppedField(text(each, "feature"), words(each, "message"))
+            DroppedField(intern(text(each, "feature")), intern(words(each, "message")))
             for each in children(status, "droppedFields")[:MAX_DROPPED]
         ),
         left_out=int(child(status, "devices").get("leftOut") or 0),
