@@ -29,12 +29,16 @@ from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFac
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
 from drakit_explain.release import rules_of
+from drakit_explain.reports import UNHEALTHY
 from drakit_explain.world import Reachable, World
 
 _OPERATORS = ("", "Equal", "Exists")
 
 MAX_PLACEMENTS = 8
 """Sets of nodes for which the results of a request are kept."""
+
+NAMED_DEVICES = 3
+"""Unhealthy devices that are kept: a sentence names their drivers' words."""
 
 NAMED_HOLDERS = 3
 """Holders that are kept per namespace: an Event names at most this many."""
@@ -95,6 +99,9 @@ class Availability:
     near: set[str] = field(default_factory=set[str])
     """How tolerations of the request differ from taints of `tainted` with the same key."""
 
+    unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
+    """The first devices of `tainted` that drakit's node plugin reports as unhealthy."""
+
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
     """Other devices use the hardware that they need."""
@@ -120,6 +127,9 @@ class Availability:
         """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
+    def add_unhealthy(self, *devices: DeviceID) -> None:
+        self.unhealthy = set(sorted(self.unhealthy.union(devices))[:NAMED_DEVICES])
+
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
@@ -129,6 +139,7 @@ class Availability:
         self.effects |= other.effects
         self.rules |= other.rules
         self.near |= other.near
+        self.add_unhealthy(*other.unhealthy)
         for name, left in other.left.items():
             self.left[name] = max(left, self.left.get(name, left))
 
@@ -443,6 +454,8 @@ class _Sorting:
             found.effects.update((taint.key, taint.effect) for taint in obstacles)
             found.rules.update(world.taint_rules(identity, obstacles))
             found.near.update(_near(obstacles, request.tolerations))
+            if any(taint.key == UNHEALTHY for taint in obstacles):
+                found.add_unhealthy(identity)
         elif request.admin_access:
             found.free += 1  # it consumes nothing
         elif (holder := world.holder(identity)) is not None:

@@ -115,6 +115,9 @@ class Finding:
     transient: str = ""
     """As in :class:`Reason`."""
 
+    patience_seconds: float | None = None
+    """As in :class:`Reason`."""
+
     claims: tuple[str, ...] = ()
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
@@ -145,6 +148,9 @@ class Reason:
 
     An Event reports such a state only if it lasts.
     """
+
+    patience_seconds: float | None = None
+    """How long the state is normal; None if as long as most."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from drakit_explain.allocation import MAX_RESULTS, Answer, Outcome
 from drakit_explain.availability import needed
@@ -25,6 +25,7 @@ from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
 from drakit_explain.profiles import Profiles
 from drakit_explain.release import FEASIBLE_NODES
+from drakit_explain.reports import not_registered
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
 
@@ -44,6 +45,8 @@ class Judged:
     """Of the nodes that were searched, or are like one that was."""
 
     fits_on: str = ""
+    """Where all drivers of the devices are registered, if the pod fits there."""
+
     fatal: tuple[str, ...] = ()
     """Nodes with an error that gives up the pod, in the order of the nodes."""
 
@@ -86,10 +89,12 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     )
     # Only beside an error does it matter how many nodes fit.
     some = list(islice(fitting, FEASIBLE_NODES + 1 if fatal else 1))
+    # The scheduler does not know which drivers are registered.
+    best = (name for name in chain(some, fitting) if search.is_registered(name))
     by_profile = {search.profile(name): name for name in reversed(fatal)}
     return Judged(
         answers=search.answers,
-        fits_on=some[0] if some else "",
+        fits_on=next(best, some[0]) if some else "",
         fatal=tuple(fatal),
         chance=bool(fatal)
         and (len(some) > FEASIBLE_NODES or all(search.answers[name].chance for name in fatal)),
@@ -159,6 +164,11 @@ class _Search:
                 self._work += answer.steps + sum(devices)
             self.answers[node] = self._known[profile]
         return self.answers.get(node)
+
+    def is_registered(self, node: str) -> bool:
+        """Return whether no report denies that the drivers of a result are registered."""
+        drivers = {device.driver for _, _, device in self.answers[node].devices}
+        return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
 
 # ---- pools that do not count

@@ -45,6 +45,7 @@ from drakit_explain.pending_claims import (
 )
 from drakit_explain.pools import PoolState
 from drakit_explain.remedies import names_of_claims, proven_remedies
+from drakit_explain.reports import not_registered
 from drakit_explain.representatives import confirmation_of
 from drakit_explain.shortage import (
     RequestReport,
@@ -78,7 +79,8 @@ class Verdict(StrEnum):
     """The scheduler cannot give it a node, because of its claims."""
 
     FITS = "fits"
-    """Devices for it are available; if it stays pending, the cause is not its claims."""
+    """Devices for it are available; if it stays pending, the cause is not its claims. Reasons are
+    about its start."""
 
     UNDECIDED = "undecided"
     """A fact could not be evaluated, or the search reached its bound."""
@@ -216,11 +218,39 @@ class Explainer:
                 return self._blocked(pod, elsewhere, reports, nodes)
             if all(nodes.values()) and (unused := _unused(pod, allocated, nodes)):
                 return _undecided(unused, reports, nodes)
-            return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
+            node = next(filter(None, map(node_of_claim, allocated)), "")
+            cannot_start = self._unregistered(pod, node, allocated)
+            return Explanation(
+                verdict=Verdict.FITS, reasons=cannot_start, claims=tuple(reports), nodes=nodes
+            )
         try:
             return self._search(pod, wanted, allocated, nodes, reports)
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
+
+    def _unregistered(
+        self,
+        pod: PodFacts,
+        node: str,
+        allocated: Sequence[ClaimFacts],
+        judged: Judged | None = None,
+    ) -> tuple[Reason, ...]:
+        """Return why a pod that fits on a node cannot start there: the scheduler does not know."""
+        drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
+        if judged is not None:
+            drivers |= dict.fromkeys(one.driver for _, _, one in judged.answers[node].devices)
+        return tuple(
+            Reason(
+                code=Code.DRIVER_UNAVAILABLE,
+                sentence=f"pod {pod.namespace}/{pod.name} fits on node {node}, but cannot start "
+                f"there: driver {driver} is not registered with the kubelet ({state}); check the "
+                f"log of the node plugin on that node",
+                regarding=pod.reference,
+                transient=Code.DRIVER_UNAVAILABLE,
+            )
+            for driver in drivers
+            if (state := not_registered(driver, node, self._world))
+        )
 
     def _elsewhere(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
@@ -300,6 +330,7 @@ class Explainer:
             if judged.fits_on:
                 return Explanation(
                     verdict=Verdict.FITS,
+                    reasons=self._unregistered(pod, judged.fits_on, allocated, judged),
                     claims=tuple(reports),
                     nodes=nodes,
                     fits_on=judged.fits_on,

@@ -11,7 +11,7 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -20,18 +20,22 @@ from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import DeviceFacts, DeviceKind
+from drakit_explain.devices import DeviceKind
 from drakit_explain.fold import Judged, not_counted
-from drakit_explain.model import Constraint, PodFacts, PoolID, Request
+from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
+from drakit_explain.reports import dropped_fields, quoted
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
 MAX_NAMED = 3
 """Pools that are named, and nodes on which a cause is searched."""
+
+_LOST = ("ListAttributes", "Other")
+"""Features of devices that are published without some attributes."""
 
 _MISSING_KEY = re.compile(r"no such key: (\S+)")
 """The message of Kubernetes' CEL library for a key that a map does not have."""
@@ -178,7 +182,7 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World)
             transient=_transient(kind),
         )
     device = answer.device
-    fix = _advice(answer.failure, device.device, device.driver, published_device(device, world))
+    fix = _advice(answer.failure, device, world)
     return Finding(
         code=code,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
@@ -249,17 +253,18 @@ def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     assert answer.device is not None
     device = answer.device
     more = _and_more(nodes)
-    facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
         f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
-        f"{_advice(answer.failure, device.device, device.driver, facts)}",
+        f"{_advice(answer.failure, device, world)}",
     )
 
 
-def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) -> str:
+def _advice(failure: str, identity: DeviceID, world: World) -> str:
     """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
+    driver, _, name = identity
+    device = published_device(identity, world)
     missing = _MISSING_KEY.search(failure)
     if missing is None or device is None:
         return "correct the expression, or test device.driver first, so that it skips this device"
@@ -278,6 +283,8 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
     spelling = f"check the spelling of {key}"
     if close:
         spelling = f"device {name} has {close[0]}, so {spelling}"
+    elif lost := dropped_fields([driver], _LOST, world):
+        spelling = f"check whether the API server drops {key} ({lost})"
     return (
         f"{spelling}; if only some devices have it, test for it first "
         f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
@@ -296,13 +303,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
             code=Code.SELECTOR_FAILED,
             what=f'request "{report.name}" of {each.origin}: {error.text}, on device '
             f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
-            f"device matches; "
-            + _advice(
-                error.text,
-                error.device.device,
-                error.device.driver,
-                published_device(error.device, trial.world),
-            ),
+            f"device matches; " + _advice(error.text, error.device, trial.world),
             claims=(each.claim,),
         )
         for each in trial.wanted
@@ -355,6 +356,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
         )
     if found.total == 0:
         if absent := _absent_capacity(report, world):
+            absent += _dropped(request, ["Other"], world)
             return Finding(
                 code=Code.NO_DEVICE_PUBLISHED,
                 what=f"none of the published devices of DeviceClass "
@@ -407,8 +409,10 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
     else:
         asks = ""
     what = asks + state(found, of=devices, reader=reader)
-    if ends := how_taints_end(found):
+    if ends := how_taints_end(found, quoted(sorted(found.unhealthy), world)):
         what = f"{what}; {ends}"
+    if code is Code.DEVICES_ALLOCATED:
+        what += _dropped(request, ["MultipleAllocations"], world)
     return Finding(code=code, what=what, advice=advice(found, released=released))
 
 
@@ -460,6 +464,13 @@ def _absent_capacity(report: RequestReport, world: World) -> str:
             have = cut(sorted(found), MAX_NAMED) or "none"
             return f"capacity {each.name}; correct capacity.requests (the devices have {have})"
     return ""
+
+
+def _dropped(request: Request, features: Collection[str], world: World) -> str:
+    """Return what devices of a request lack because of the API server, in parentheses."""
+    drivers = {driver for driver, _ in _kinds(request, world)}
+    said = dropped_fields(drivers, features, world)
+    return f" ({said})" if said else ""
 
 
 def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
@@ -575,6 +586,8 @@ def _absent_attribute(
             fix = "correct the constraint"
             if close:
                 fix = f"the devices have {close[0]}, so check the spelling"
+            elif lost := [_dropped(names[n], _LOST, trial.world) for n in of]:
+                fix += max(lost)
             what = (
                 f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
                 f"{constraint.attribute}"

@@ -238,14 +238,17 @@ class Announcer:
     ) -> tuple[list[Reason], float | None]:
         """Return the reasons that lasted, and in how many seconds the next one has lasted."""
         before = self._transient.pop(uid, {})
-        states = {each.transient for each in reasons if each.transient}
-        since = {state: before.get(state, now) for state in states}
+        usual = self._timing.patience_seconds
+        patience = {
+            each.transient: usual if each.patience_seconds is None else each.patience_seconds
+            for each in reasons
+            if each.transient
+        }
+        since = {state: before.get(state, now) for state in patience}
         if since:
             self._transient[uid] = since
         waits = {
-            state: rest
-            for state, at in since.items()
-            if (rest := at + self._timing.patience_seconds - now) > 0
+            state: rest for state, at in since.items() if (rest := at + patience[state] - now) > 0
         }
         lasting = [each for each in reasons if each.transient not in waits]
         return lasting, min(waits.values(), default=None)

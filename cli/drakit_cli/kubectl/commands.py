@@ -26,7 +26,9 @@ from drakit_cli.kubectl.gather import (
     NAMESPACES,
     NODES,
     PODS,
+    POLICIES,
     QUOTAS,
+    REPORTS,
     RULES,
     SLICES,
     TEMPLATES,
@@ -50,7 +52,7 @@ from drakit_explain.pending import Verdict
 
 Answer = TypeVar("Answer")
 
-_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES)
+_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
 _OF_DOCTOR = (TEMPLATES, *_OF_EXPLAIN)
 
 _TIMEOUTS = Timeouts(connect_seconds=10, request_seconds=30)

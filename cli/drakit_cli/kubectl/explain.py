@@ -70,7 +70,7 @@ class Report:
 
     @property
     def wrong(self) -> bool:
-        return self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+        return bool(self.codes) or self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -269,6 +269,8 @@ def _report(
         reasons = []
         unknown.append("the search fails on a node that the scheduler may exclude before")
     verdict = _narrowed(explanation, reasons, found, pod)
+    if verdict is Verdict.UNDECIDED:
+        reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
@@ -354,7 +356,9 @@ def _sentences(
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, kind, subject, explanation, found)]
+            alone = f"pod {pod.namespace}/{pod.name} "
+            cannot_start = [each.text.replace(alone, f"{subject} ", 1) for each in reasons]
+            return [*cannot_start, _fits(pod, kind, subject, explanation, found)]
         case Verdict.NOT_PENDING:
             return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:

@@ -14,7 +14,6 @@ from drakit_explain.model import (
     DeviceID,
     Placement,
     PodClaim,
-    ReportFacts,
     Result,
     Share,
     TaintRuleFacts,
@@ -421,89 +420,3 @@ def test_what_brings_a_device_back_depends_on_what_offers_it(driver, remedy):
         (reason,) = broken_claim(used, world_of(N1, published))
         assert str(reason.code) == "DeviceGone"
         assert f"; {remedy}, or delete the pod and the claim" in reason.sentence
-
-
-# ---- what reports and drivers say
-
-
-def report(driver="d", **facts):
-    return ReportFacts(name=f"n1.{driver}", uid="r", node="n1", driver=driver, **facts)
-
-
-WRONG = 'device.attributes["d"].model == "y"'
-OF_D = 'device.driver == "d"'
-OTHER_MODEL = slice_on("n1", device("g0", attributes={"model": "x"}))
-
-
-@pytest.mark.parametrize(
-    ("facts", "selectors", "advice"),
-    [
-        pytest.param(
-            [],
-            [WRONG],
-            "no ResourceSlice has devices, so check that the driver is running",
-            id="nothing-is-published",
-        ),
-        pytest.param(
-            [OTHER_MODEL],
-            [WRONG],
-            "check the selectors of class and request, and the attributes of the devices",
-            id="nothing-is-selected",
-        ),
-        pytest.param(
-            [],
-            [OF_D],
-            "no slice of driver d has devices, so check that the driver is running",
-            id="the-driver-publishes-nothing",
-        ),
-        pytest.param(
-            [report("d", left_out=2, left_out_example="g0: it needs counters")],
-            [OF_D],
-            "driver d publishes no device, and leaves out 2 on node n1, such as g0: it needs "
-            "counters",
-            id="the-driver-leaves-its-devices-out",
-        ),
-        pytest.param(
-            [report("e", left_out=2, left_out_example="g0: it needs counters")],
-            [OF_D],
-            "no slice of driver d has devices, so check that the driver is running",
-            id="another-driver-leaves-devices-out",
-        ),
-    ],
-)
-def test_the_cause_is_named_and_not_what_it_might_be(facts, selectors, advice):
-    code, text, _ = answer(N1, *facts, claim(request(selectors=tuple(selectors))))
-    assert code == "NoDevicePublished"
-    assert text.endswith(f"; {advice}")
-
-
-@pytest.mark.parametrize(
-    ("registration", "why"),
-    [
-        pytest.param("Rejected: the socket is gone", " (Rejected: the socket is gone)"),
-        pytest.param("Pending", " (Pending)"),
-        pytest.param("", None),
-    ],
-    ids=["rejected", "pending", "registered"],
-)
-def test_a_driver_that_the_kubelet_has_not_registered_is_named(registration, why):
-    facts = [slice_on("n1", device("g0")), USED, report(registration=registration)]
-    (reason,) = broken(*facts)
-    if why is None:
-        assert str(reason.code) == "ClaimsNotPrepared"
-        return
-    assert str(reason.code) == "DriverUnavailable"
-    assert reason.sentence == (
-        f"pod lab/train cannot start on node n1: driver d of its claim mine is not registered with "
-        f"the kubelet{why}; check the log of the node plugin on node n1"
-    )
-
-
-def test_the_drivers_words_about_an_unhealthy_device_arrive():
-    unhealthy = TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule")
-    pod = replace(PLACED, phase="Running", health=(("claim:c/r", "it is too hot"),))
-    facts = [slice_on("n1", device("g0", taints=(unhealthy,))), USED]
-    (reason,) = broken(*facts, pod=pod)
-    assert 'request "r", is unhealthy (it is too hot); check the device' in reason.sentence
-    (reason,) = broken(*facts, pod=replace(pod, health=(("claim:other", "no"),)))
-    assert "is unhealthy; check the device" in reason.sentence
