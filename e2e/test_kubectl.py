@@ -15,6 +15,7 @@ import yaml
 
 from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
 from e2e.release import CHART, Release, install, uninstall
+from e2e.scripted.control import Rule
 from e2e.scripted.stage import LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
@@ -135,6 +136,20 @@ def test_an_administrator_gets_the_whole_answer(stuck, admin):
     code, body = admin.json("explain", "pod/waits")
     assert (code, body["verdict"]) == (0, "not pending")
     assert f"is scheduled to node {stuck.cluster.nodes[0]}" in body["message"]
+
+
+def test_the_words_of_a_driver_that_cannot_prepare_arrive(stage, admin):
+    stage.lamps.play(Rule(operation="prepare", fail="the lamp's wire is broken", times=1))
+    stage.with_lamp("user", 0)
+    stage.event("user", "the lamp's wire is broken")
+    code, body = admin.json("explain", "pod/user")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["ClaimsNotPrepared"]
+    assert "the lamp's wire is broken" in body["message"]
+
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    assert admin.json("explain", "pod/user")[0] == 0
 
 
 @pytest.mark.slow

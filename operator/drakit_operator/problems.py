@@ -29,6 +29,9 @@ _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
 _AFTER_RESTARTS = frozenset([Code.DRIVER_UNAVAILABLE, Code.POOL_GONE])
 """Slices are missing for seconds after a restart of a driver or kubelet, and pods start anyway."""
 
+_BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
+"""Problems of an allocated claim because of which its pod waits for a node."""
+
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
 """Problems of allocated claims that are reported at once; others may occur in a driver's update."""
 
@@ -84,16 +87,19 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def claim_problems(claim: ClaimFacts, world: World) -> list[Reason]:
     """Return what is wrong with a claim, whatever pod waits for it."""
-    if claim.deleting or _is_reported_by_pod(claim, world):
+    if claim.deleting:
         return []
-    return _broken(claim, world) if claim.allocated else missing_classes(claim, world)
+    found = _broken(claim, world) if claim.allocated else missing_classes(claim, world)
+    return [each for each in found if not _is_reported_by_pod(each.code, claim, world)]
 
 
-def _is_reported_by_pod(claim: ClaimFacts, world: World) -> bool:
+def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
     """Return whether a claim was made for a pod that gets an Event with the same sentence."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     if pod is None or pod.uid != claim.owner_uid:
         return False
+    if claim.allocated and waits(pod):
+        return code in _BINDING
     return is_placed(pod) if claim.allocated else waits(pod)
 
 

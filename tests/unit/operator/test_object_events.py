@@ -153,6 +153,19 @@ async def test_a_pod_and_the_claim_that_was_made_for_it_do_not_get_one_sentence_
     }
 
 
+async def test_a_pod_that_waits_for_the_binding_of_its_claim_gets_the_only_event():
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0"))
+        waiting, made = made_for(devices=["g0"])
+        (result,) = made["status"]["allocation"]["devices"]["results"]
+        result["bindingConditions"] = ["attached"]
+        bench.see(CLAIMS, made)
+        bench.see(PODS, waiting)
+        await asyncio.sleep(400)
+    assert by_object(bench.told) == {("train", "BindingConditionsOutstanding")}
+
+
 async def test_a_claim_whose_pod_starts_is_reported_after_the_pod():
     async with Bench().running() as bench:
         bench.see(NODES, READY)
