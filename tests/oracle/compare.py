@@ -13,6 +13,7 @@ from drakit_explain.allocation import (
     Selected,
     consumed_of,
 )
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.cel.verdicts import Verdict, VerdictOutcome
 from drakit_explain.devices import DeviceFacts, TaintFacts
@@ -97,6 +98,7 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
         pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"])),
         allocated=facts,
         selections=facts,
+        budget=Budget(),
     )
     (verdict,) = helper.verdicts(world.question())
     return Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)

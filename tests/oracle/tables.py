@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drakit_explain.allocation import Outcome, SearchedClaim
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.cel.verdicts import VerdictQuestion
 from drakit_explain.pending_claims import exact_requests
@@ -183,6 +184,7 @@ def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:
         pools_of_node(world.slices(), view),
         allocated=world,
         selections=world,
+        budget=Budget(),
         rules=rules_of(int(minor.removeprefix("1."))),
     ).outcome
 
