@@ -3,8 +3,8 @@ How much work the explanation of one pod or template may take, in steps.
 
 Pods and templates are written by tenants, and some of them cannot be explained in any reasonable
 time. All parts of an explanation share one budget. They count what costs time: slices that are
-compared, devices that are tried, constraints that are checked. Equal facts take equally many steps,
-so no answer depends on the speed of the machine.
+compared, devices that are tried, constraints that are checked. So no answer depends on the speed of
+the machine. What is kept of earlier explanations takes no steps.
 
 It must not depend on what is counted.
 """

@@ -219,7 +219,11 @@ class Explainer:
         blocked += not_bindable(pod, allocated, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
-        nodes = self._nodes.of(pod, allocated)
+        budget = budget_of(self._world)
+        try:
+            nodes = self._nodes.of(pod, allocated, budget)
+        except BudgetSpentError:
+            return _undecided(["the pod has too many rules for nodes"], reports, {})
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
@@ -231,7 +235,7 @@ class Explainer:
         if empty := _without_requests(wanted):
             return _undecided(empty, reports, nodes)
         try:
-            return self._search(pod, wanted, allocated, nodes, reports)
+            return self._search(pod, wanted, allocated, nodes, reports, budget)
         except BudgetSpentError:
             return _undecided(["the search for the cause took too long"], reports, nodes)
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
@@ -295,12 +299,13 @@ class Explainer:
         allocated: Sequence[ClaimFacts],
         nodes: Nodes,
         reports: list[ClaimReport],
+        budget: Budget,
     ) -> Explanation:
         trial = Trial(
             world=self._world,
             wanted=wanted,
             nodes=nodes,
-            budget=budget_of(self._world),
+            budget=budget,
             analyze=self._analysis,
         )
         result = self._result(pod, allocated, trial)
@@ -358,12 +363,7 @@ class Explainer:
             judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
             found = _Result(key, judged, trial.budget.left)
         trial.budget.left = found.left
-        # A selector may be evaluated later, without a change of the world.
-        if not any(
-            each.outcome is Outcome.UNDECIDED and each.failure
-            for each in found.judged.answers.values()
-        ):
-            _keep(self._results, number, found)
+        _keep(self._results, number, found)
         return found
 
     def _remedy(
@@ -371,10 +371,11 @@ class Explainer:
     ) -> str:
         """Return the proven remedies, for which there is a budget of its own."""
         if result.remedy is None:
+            budget = budget_of(self._world)
             result.remedy = proven_remedies(
-                replace(trial, budget=budget_of(self._world), fatal=result.judged.distinct),
+                replace(trial, budget=budget, fatal=result.judged.distinct),
                 reader=None if self._name_all else pod.namespace,
-                usable_after=lambda name: self._nodes.after(pod, allocated, name),
+                usable_after=lambda name: self._nodes.after(pod, allocated, name, budget),
             )
         return result.remedy
 

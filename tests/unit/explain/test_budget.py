@@ -11,6 +11,7 @@ from drakit_explain.codes import Code
 from drakit_explain.devices import Amount, CounterSetFacts, TaintFacts
 from drakit_explain.model import Constraint, PodClaim, TemplateFacts, Toleration
 from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.projection import project_pod
 from drakit_explain.templates import template_problems
 from tests.fakes.world import (
     ANY,
@@ -150,6 +151,29 @@ def test_the_work_for_a_hostile_pod_is_bounded(monkeypatch, wanted, changes):
     )
     _, number = calls(lambda: template_problems(template, world))
     assert number < most
+
+
+def test_rules_for_nodes_have_the_same_budget():
+    exists = [{"key": f"k{each}", "operator": "Exists"} for each in range(500)]
+    terms = [{"matchExpressions": [each]} for each in exists]
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    body = {
+        "metadata": {"name": "train", "namespace": "lab", "uid": "p"},
+        "spec": {
+            "affinity": {"nodeAffinity": affinity},
+            "resourceClaims": [{"name": "c", "resourceClaimName": "mine"}],
+        },
+        "status": {"phase": "Pending"},
+    }
+    nodes = [node(f"n{each}") for each in range(500)]
+    world = world_of(ANY, *nodes, claim(request()))
+    pod = project_pod(body)
+    found, number = calls(lambda: Explainer(world).explain(pod))
+    assert (found.verdict, found.unknown) == (
+        Verdict.UNDECIDED,
+        ("the pod has too many rules for nodes",),
+    )
+    assert number < len(nodes) * len(terms) / 10
 
 
 def test_nodes_that_are_not_searched_to_the_end_are_counted():
