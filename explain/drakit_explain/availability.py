@@ -432,6 +432,8 @@ class _Sorting:
         if not reach.plain or world.has_taint_rules:
             count.found = Availability()
             self._budget.spend(_STEPS_PER_DEVICE * matches.bit_count())
+            if of.devices.consumes:  # the counters of a pool are read once
+                self._budget.spend(2 * len(of.devices))
             for index in bits(matches):
                 device = of.devices[index]
                 identity = DeviceID(of.driver, of.pool, device.name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from drakit_explain.allocation import MAX_RESULTS, Answer, Outcome
 from drakit_explain.availability import needed
-from drakit_explain.budget import BudgetSpentError
+from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.model import PoolID, Request
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
@@ -162,7 +162,9 @@ class _Search:
 # ---- pools that do not count
 
 
-def not_counted(world: World, requests: Iterable[Request], nodes: Collection[str]) -> str:
+def not_counted(
+    world: World, requests: Iterable[Request], nodes: Collection[str], budget: Budget
+) -> str:
     """
     Name the incomplete pools of nodes that could have devices for exact requests, as a clause.
 
@@ -173,6 +175,7 @@ def not_counted(world: World, requests: Iterable[Request], nodes: Collection[str
     missing: dict[PoolID, str] = {}
     for node, pool in world.not_ready():
         driver = pool.identity.driver
+        budget.spend(len(wanted))
         if (
             node in nodes
             and pool.state is PoolState.INCOMPLETE

@@ -114,7 +114,7 @@ def findings_of_shortage(
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     exact = (each for _, _, each in trial.exact())
-    note = not_counted(trial.world, exact, set(trial.usable()))
+    note = not_counted(trial.world, exact, set(trial.usable()), trial.budget)
     return [_beside_incomplete(each, note) for each in findings] if note else findings
 
 

@@ -65,10 +65,10 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
     try:
         budget = budget_of(world)
         found = list(_of_requests(template.requests, template.constraints, world, budget))
+        exact = [each for one in template.requests for _, each in exact_requests(one)]
+        note = _note(exact, world, budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         return []  # the last: an amount is not a quantity
-    exact = [each for one in template.requests for _, each in exact_requests(one)]
-    note = _note(exact, world) if found else ""
     return [
         Reason(
             code=each.code,
@@ -82,29 +82,34 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
 
 def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     """Return why no request for this class can be allocated, or on which device it fails."""
-    name = device_class.name
-    request = Request(name="", device_class=name)
+    request = Request(name="", device_class=device_class.name)
     try:
-        matching = _match(request, world, budget_of(world))
+        found = _of_class(request, world, budget_of(world))
     except (BudgetSpentError, NotEvaluatedError):
-        return []
-    if matching.error:
-        found = Finding(code=Code.SELECTOR_FAILED, what=matching.error)
-    elif not matching.by_node and _is_certain([request], world):
-        found = Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device matches DeviceClass "{name}"; '
-            + what_to_check(request, world, owners="the class")
-            + _note([request], world),
-        )
-    else:
         return []
     return [
         Reason(
-            code=found.code,
-            sentence=found.what,
+            code=each.code,
+            sentence=each.what,
             regarding=device_class.reference,
-            transient=found.code,
+            transient=each.code,
+        )
+        for each in found
+    ]
+
+
+def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:
+    matching = _match(request, world, budget)
+    if matching.error:
+        return [Finding(code=Code.SELECTOR_FAILED, what=matching.error)]
+    if matching.by_node or not _is_certain([request], world, budget):
+        return []
+    return [
+        Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'no published device matches DeviceClass "{request.device_class}"; '
+            + what_to_check(request, world, owners="the class")
+            + _note([request], world, budget),
         )
     ]
 
@@ -148,23 +153,24 @@ def _not_compiled(request: Request, world: World) -> str:
     return ""
 
 
-def _is_certain(requests: Sequence[Request], world: World) -> bool:
+def _is_certain(requests: Sequence[Request], world: World, budget: Budget) -> bool:
     """Return whether all devices that the requests could select are known."""
     if world.unreadable():
         return False
     counts_as_empty = rules_of(world.minor).skips_pools
-    return not any(
-        world.concerns(exact, pool.identity.driver)
-        for _, pool in world.not_ready()
+    exact = [each for request in requests for _, each in exact_requests(request)]
+    for _, pool in world.not_ready():
         # An invalid pool is reported on its own.
-        if not (counts_as_empty and pool.state is PoolState.INCOMPLETE)
-        for request in requests
-        for _, exact in exact_requests(request)
-    )
+        if counts_as_empty and pool.state is PoolState.INCOMPLETE:
+            continue
+        budget.spend(len(exact))
+        if any(world.concerns(each, pool.identity.driver) for each in exact):
+            return False
+    return True
 
 
-def _note(requests: Sequence[Request], world: World) -> str:
-    note = not_counted(world, requests, world.views())
+def _note(requests: Sequence[Request], world: World, budget: Budget) -> str:
+    note = not_counted(world, requests, world.views(), budget)
     return f" ({note})" if note else ""
 
 
@@ -194,7 +200,7 @@ def _of_requests(
             # An error of the class is reported about the class.
             if found.error.startswith(OWN_SELECTOR):
                 yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
-    if any(found.error for found in matching.values()) or not _is_certain(requests, world):
+    if any(found.error for found in matching.values()) or not _is_certain(requests, world, budget):
         return
     search = _Search(world, matching, budget)
     if search.fits(requests, constraints) is not False:

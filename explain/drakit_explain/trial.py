@@ -127,7 +127,9 @@ class Trial:
 
     def concerns(self, pool: NodePool) -> bool:
         """Return whether a request could select devices of a pool that is not ready."""
-        return any(self.world.concerns(each, pool.identity.driver) for _, _, each in self.exact())
+        exact = [each for _, _, each in self.exact()]
+        self.budget.spend(len(exact))
+        return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
     def claims(self) -> list[SearchedClaim]:
         return [

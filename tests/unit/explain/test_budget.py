@@ -176,6 +176,28 @@ def test_rules_for_nodes_have_the_same_budget():
     assert number < len(nodes) * len(terms) / 10
 
 
+def one_each(number):
+    return [
+        request(f"r{each}", device_class="", alternatives=(request("a"), request("b")))
+        for each in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "more"),
+    [
+        pytest.param(claims(8, lambda n: distinct(32)), distinct(1), id="256-devices"),
+        pytest.param(claims(4, lambda n: one_each(32)), one_each(1), id="128-lists"),
+    ],
+)
+def test_the_depth_of_the_search_is_bounded(monkeypatch, wanted, more):
+    monkeypatch.setattr("drakit_explain.availability.MAX_STEPS", 10_000_000)
+    _, explainer, pod = cluster(wanted, number=256)
+    assert explainer.explain(pod).verdict is Verdict.FITS
+    _, explainer, pod = cluster([*wanted, claim(*more, name="more")], number=256)
+    assert explainer.explain(pod).unknown == ("the pod's claims ask for more than 256 devices",)
+
+
 def test_nodes_that_are_not_searched_to_the_end_are_counted():
     _, explainer, pod = cluster(claims(1, lambda n: distinct(6), [DISTINCT]))
     found = explainer.explain(pod)
