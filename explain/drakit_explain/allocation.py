@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Protocol
 
 from drakit.quantity import quantity_units
+from drakit_explain.budget import Budget
 from drakit_explain.devices import (
     Amount,
     CapacityFacts,
@@ -162,7 +163,7 @@ class Outcome(Enum):
     """The allocator ends with an error: no other device or alternative is tried."""
 
     UNDECIDED = "undecided"
-    """The search ended at its bound."""
+    """The search has spent its budget, or a fact cannot be evaluated."""
 
 
 class Failure(Enum):
@@ -209,7 +210,10 @@ class Answer:
     devices: tuple[tuple[str, str, DeviceID], ...] = ()
     """The result of a successful search: claim, request (``request/subrequest``) and device."""
 
-    steps: int = 0
+    @property
+    def ended_early(self) -> bool:
+        """Whether the search ended because of its budget."""
+        return self.outcome is Outcome.UNDECIDED and not self.failure
 
     @property
     def fatal(self) -> bool:
@@ -222,6 +226,8 @@ class SearchedClaim:
     """A claim, or what a template would make, with what the search needs of it."""
 
     name: str
+    """For sentences: ``claim "name"`` or ``claim template "name"``."""
+
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
 
@@ -311,6 +317,9 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 
 # ---------------------------------------------------------------- constraints and counters
 
+_STEPS_PER_PARTITION = 4
+"""Steps of a device whose counters are compared with its holders."""
+
 
 class SearchedConstraint:
     """One constraint of a claim, with the values of the devices that the search has taken."""
@@ -371,7 +380,9 @@ def _same(one: object, other: object) -> bool:
 class SearchedCounters:
     """The rest of the pools' counters."""
 
-    def __init__(self, is_held: Callable[[DeviceID], bool], *, by_driver: bool) -> None:
+    def __init__(
+        self, is_held: Callable[[DeviceID], bool], budget: Budget, *, by_driver: bool
+    ) -> None:
         """
         Count the counters that are left.
 
@@ -379,6 +390,7 @@ class SearchedCounters:
         :param by_driver: pools of two drivers with one name have counters of their own.
         """
         self._is_held = is_held
+        self._budget = budget
         self._by_driver = by_driver
         self._available: dict[object, dict[Counter, int]] = {}
         self._consumed: dict[object, dict[Counter, int]] = {}
@@ -391,6 +403,7 @@ class SearchedCounters:
         if key not in self._available:
             self._available[key] = self._left(pool)
         consumed = self._consumed.setdefault(key, {})
+        self._budget.spend(len(self._available[key]))
         for counter, amount in counters_of(facts):
             consumed[counter] = consumed.get(counter, 0) + amount
         available = self._available[key]
@@ -407,9 +420,11 @@ class SearchedCounters:
     def _left(self, pool: NodePool) -> dict[Counter, int]:
         left = dict(pool.counters)
         driver, name = pool.identity
+        slices = (*pool.slices, *pool.elsewhere)
+        self._budget.spend(_STEPS_PER_PARTITION * sum(len(each.devices) for each in slices))
         if any(
             consumed.grouped
-            for each in (*pool.slices, *pool.elsewhere)
+            for each in slices
             for device in each.devices
             for consumed in device.consumes
         ):
@@ -417,7 +432,7 @@ class SearchedCounters:
                 f"devices of pool {name} of driver {driver} have compatibilityGroups, which "
                 f"drakit does not support"
             )
-        for each in (*pool.slices, *pool.elsewhere):
+        for each in slices:
             for device in each.devices:
                 if not device.consumes:
                     continue

@@ -54,8 +54,7 @@ class Wanted:
     """A claim of a pod that must be allocated."""
 
     origin: str
-    name: str
-    """For sentences: not the pod's own name for the claim."""
+    """``claim "name"`` or ``claim template "name"``: not the pod's own name for the claim."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -225,7 +224,6 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
             wanted.append(
                 Wanted(
                     origin=f'extended resource "{resource}"',
-                    name=resource,
                     requests=tuple(
                         Request(
                             name=each.container, device_class=device_class.name, count=each.amount
@@ -356,12 +354,10 @@ def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
 
 
 def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:
-    is_claim = isinstance(source, ClaimFacts)
     return Wanted(
         origin=origin,
-        name=source.name if is_claim else f"of template {source.name}",
         requests=source.requests,
         constraints=source.constraints,
-        claim=source.name if is_claim else "",
-        template="" if is_claim else source.name,
+        claim=source.name if isinstance(source, ClaimFacts) else "",
+        template=source.name if isinstance(source, TemplateFacts) else "",
     )

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
+from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code, Finding
 from drakit_explain.devices import DeviceKind
 from drakit_explain.fold import Judged, not_counted
@@ -30,6 +31,9 @@ from drakit_explain.reports import dropped_fields, quoted
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
+
+STEPS_PER_CAUSE = 50
+"""Steps of the sentence about one request."""
 
 MAX_NAMED = 3
 """Pools that are named, and nodes on which a cause is searched."""
@@ -98,7 +102,12 @@ def findings_of_shortage(
                 findings += (replace(one, claims=(each.claim,)) for one in found)
     if not short and not failed and not not_ready:
         unevaluated = _unevaluated(trial, reports)
-        findings += unevaluated or [_competing(trial, answers)]
+        if not unevaluated:
+            try:
+                unevaluated = [_competing(trial, answers)]
+            except BudgetSpentError:
+                unevaluated = [_too_much(trial, answers)]
+        findings += unevaluated
     if preempting:
         findings = [
             replace(each, what=f"{each.what}; Kubernetes preempts no pod for its devices")
@@ -110,7 +119,7 @@ def findings_of_shortage(
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     exact = (each for _, _, each in trial.exact())
-    note = not_counted(trial.world, exact, set(trial.usable()))
+    note = not_counted(trial.world, exact, set(trial.usable()), trial.budget)
     return [_beside_incomplete(each, note) for each in findings] if note else findings
 
 
@@ -153,7 +162,7 @@ _CODES = {
 
 
 def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
-    """Return why the scheduler gives up a pod that fits on a node: the errors on other nodes."""
+    """Return why the scheduler gives up a pod, whatever the nodes without these errors offer."""
     nodes: dict[Failure, list[str]] = {}
     for name in judged.fatal:
         if (kind := judged.answers[name].kind) is not None:
@@ -169,9 +178,10 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World)
     answer = judged.answers[names[0]]
     where = f"node {names[0]}{_and_more(len(names))}"
     chance = ", unless it looks elsewhere first: the pod may start by chance"
-    fits = (
-        f"the pod would fit on node {judged.fits_on}, but the scheduler gives up on all nodes "
-        f"because of this error on {where}{chance if judged.chance else ''}"
+    fits = f"the pod would fit on node {judged.fits_on}, but " if judged.fits_on else ""
+    fits += (
+        f"the scheduler gives up on all nodes because of this error on {where}"
+        f"{chance if judged.chance else ''}"
     )
     code = _CODES.get(kind, Code.SEARCH_FAILED)
     if answer.device is None:
@@ -327,6 +337,7 @@ def _short(
     if not trial.able(request).isdisjoint(trial.usable()):
         return []
     names = dict(exact_requests(request))
+    trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
     return [
         _too_few(wanted.origin, each, reader, trial)
         for each in reports
@@ -529,7 +540,12 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
     if failure := next((each.failure for each in answers.values() if each.failure), ""):
         # More devices than an allocation can list, on whatever node.
         return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
-    where = f"node {nodes[0]} does not have" if len(trial.nodes) == 1 else "no node has"
+    return _too_much(trial, answers)
+
+
+def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
+    only = len(trial.nodes) == 1
+    where = f"node {next(iter(answers))} does not have" if only else "no node has"
     return Finding(
         code=Code.REQUESTS_COMPETE,
         what=f"{where} enough devices for all requests of the pod's claims together, although "

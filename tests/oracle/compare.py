@@ -13,6 +13,7 @@ from drakit_explain.allocation import (
     Selected,
     consumed_of,
 )
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
@@ -104,6 +105,7 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comp
             ),
             allocated=facts,
             selections=facts,
+            budget=Budget(),
             rules=RULES,
         )
         yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)

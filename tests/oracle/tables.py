@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drakit_explain.allocation import Outcome, SearchedClaim
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import pools_of_node
@@ -184,6 +185,7 @@ def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:
         pools_of_node(world.slices(), view, rules=rules),
         allocated=world,
         selections=world,
+        budget=Budget(),
         rules=rules,
     ).outcome
 

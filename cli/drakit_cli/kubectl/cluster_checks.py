@@ -15,7 +15,8 @@ from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.availability import analyze
+from drakit_explain.availability import analyze, budget_of
+from drakit_explain.budget import BudgetSpentError
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -209,8 +210,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
     for each in classes:
         subject = f"DeviceClass {each.name}"
         try:
-            analysis = analyze(Request(name="", device_class=each.name), world)
-        except (NotEvaluatedError, ValueError) as error:
+            analysis = analyze(Request(name="", device_class=each.name), world, budget_of(world))
+        except (BudgetSpentError, NotEvaluatedError, ValueError) as error:
             yield Finding(
                 object=subject,
                 what=f"DeviceClass {each.name} is not checked: {error}",

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, policy_devices
-from drakit_explain import fold, projection, search, selectors
+from drakit_explain import budget, projection, search, selectors
 from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
@@ -117,8 +117,7 @@ EXPECTED = [
     f"{selecting.MAX_OF_OBJECT}",
     "1 s",
     "128 MiB",
-    f"{fold.MAX_WORK:,}",
-    f"{search.MAX_STEPS:,}",
+    f"{budget.MAX_STEPS:,}",
     f"{projection.MAX_POD_CLAIMS}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
@@ -153,8 +152,8 @@ def test_the_operators_page_has_the_limits_of_explanations():
     _, _, undecided = text.partition("### Undecided cases")
     shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A slice")[0])
     assert [int(number.replace(",", "")) for number in shown] == [
-        search.MAX_STEPS,
-        fold.MAX_WORK,
+        budget.MAX_STEPS,
+        100,  # milliseconds
         projection.MAX_POD_CLAIMS,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,

@@ -321,11 +321,11 @@ def test_a_toleration_that_nearly_tolerates_a_taint_is_compared_with_it(tolerati
 def test_the_pods_name_for_a_claim_is_not_the_name_of_the_claim():
     devices = [device(f"g{number}") for number in range(40)]
     _, text, _ = answer(N1, slice_on("n1", *devices), claim(request(count=33)))
-    assert text.startswith("claim mine asks for 33 devices")
+    assert text.startswith('claim "mine" asks for 33 devices')
     template = TemplateFacts(namespace="lab", name="tpl", uid="t", requests=(request(count=33),))
     pod = replace(POD, claims=(PodClaim(name="c", template="tpl"),))
     _, text, _ = answer(N1, slice_on("n1", *devices), template, pod=pod)
-    assert text.startswith("claim of template tpl asks for 33 devices")
+    assert text.startswith('claim template "tpl" asks for 33 devices')
 
 
 def test_no_pod_is_preempted_for_its_devices():

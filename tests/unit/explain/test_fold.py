@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drakit_explain.allocation import Answer
-from drakit_explain.availability import analyze
+from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.fold import judge
@@ -109,7 +109,7 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", *(device(f"g{number}") for number in range(33))), claim(ALL)],
             (None, 34, 35, 36, 37),
             "RequestsCompete",
-            "claim mine asks for 33 devices, but an allocation can list only 32",
+            'claim "mine" asks for 33 devices, but an allocation can list only 32',
             id="more-than-32-devices",
         ),
         pytest.param(
@@ -371,9 +371,10 @@ def searched(world, *requests, constraints=()):
     evaluate_for(explainer, world, POD, Library())
     trial = Counting(
         world=world,
-        wanted=[Wanted(origin="c", name="c", requests=requests, constraints=tuple(constraints))],
+        wanted=[Wanted(origin="c", requests=requests, constraints=tuple(constraints))],
         nodes=dict.fromkeys(world.views()),
-        analysis=lambda each: analyze(each, world),
+        budget=budget_of(world),
+        analyze=lambda each, budget: analyze(each, world, budget),
     )
     judged = judge(trial, reached=lambda name: True)
     assert len(judged.answers) == len(world.views())
@@ -397,9 +398,10 @@ def profiles(world, *requests, constraints=()):
     """Return the profile of each node."""
     trial = Trial(
         world=world,
-        wanted=[Wanted(origin="c", name="c", requests=requests, constraints=tuple(constraints))],
+        wanted=[Wanted(origin="c", requests=requests, constraints=tuple(constraints))],
         nodes={},
-        analysis=lambda each: analyze(each, world),
+        budget=budget_of(world),
+        analyze=lambda each, budget: analyze(each, world, budget),
     )
     found = trial.profiles()
     return [found.of(world.pools_of_node(view)) for view in world.views().values()]

@@ -4,6 +4,7 @@ import pytest
 
 from drakit_explain import nodes
 from drakit_explain import world as world_module
+from drakit_explain.budget import Budget
 from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, Placement, PodFacts
 from drakit_explain.nodes import UsableNodes
@@ -216,7 +217,7 @@ def test_the_nodes_for_the_rules_used_last_are_kept(monkeypatch, loads):
 
     def evaluates(zone):
         before = world.asked
-        found = usable.of(pod_with(zone), ())
+        found = usable.of(pod_with(zone), (), Budget())
         assert (found["n1"] is None) == (zone == "a")
         return world.asked > before
 

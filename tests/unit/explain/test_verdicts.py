@@ -180,7 +180,7 @@ def test_more_devices_than_an_allocation_can_list(requests):
     world = cluster(slice_on("n1", *devices), claim(*requests))
     assert only_reason(world) == (
         "RequestsCompete",
-        "claim mine asks for 33 devices, but an allocation can list only 32; reduce the requests",
+        'claim "mine" asks for 33 devices, but an allocation can list only 32; reduce the requests',
     )
 
 
@@ -302,7 +302,7 @@ GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
                 slice_on("n1", device("g0")),
                 claim(request(), constraints=[Constraint(attribute="")]),
             ],
-            "a constraint of claim mine is of a kind that drakit does not support",
+            'a constraint of claim "mine" is of a kind that drakit does not support',
             id="a-kind-of-constraint",
         ),
         *(
