@@ -148,7 +148,8 @@ class Availability:
         self.effects |= other.effects
         self.rules |= other.rules
         self.near |= other.near
-        self.add_unhealthy(*other.unhealthy)
+        if other.unhealthy:
+            self.add_unhealthy(*other.unhealthy)
         for name, left in other.left.items():
             self.left[name] = max(left, self.left.get(name, left))
 

@@ -602,8 +602,8 @@ def _absent_attribute(
             fix = "correct the constraint"
             if close:
                 fix = f"the devices have {close[0]}, so check the spelling"
-            elif lost := [_dropped(names[n], _LOST, trial.world) for n in of]:
-                fix += max(lost)
+            elif lost := max(_dropped(names[name], _LOST, trial.world) for name in of):
+                fix = f"check whether the API server drops the attribute{lost}"
             what = (
                 f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
                 f"{constraint.attribute}"

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.broken import broken_claim
-from drakit_explain.devices import TaintFacts
+from drakit_explain.devices import Amount, TaintFacts
 from drakit_explain.model import (
+    Constraint,
     DeviceID,
     DeviceWords,
     DroppedField,
@@ -280,7 +281,8 @@ def test_a_pod_whose_claims_are_allocated_where_their_driver_is_not_registered_c
 
 LISTS = DroppedField("ListAttributes", "the API server does not support list attributes")
 SHARES = DroppedField("MultipleAllocations", "each device can be allocated to only one claim")
-DROPPED = report(dropped=(LISTS, SHARES))
+OTHER = DroppedField("Other", "the API server does not support some device fields")
+DROPPED = report(dropped=(LISTS, SHARES, OTHER))
 TAKEN = holding("other", "g0", "g1")
 TWO = slice_on("n1", device("g0", attributes={"model": "x"}), device("g1"))
 
@@ -303,14 +305,35 @@ TWO = slice_on("n1", device("g0", attributes={"model": "x"}), device("g1"))
             id="a-key-is-missing",
         ),
         pytest.param({}, [TAKEN], f" (driver d on node n1: {SHARES.message})", id="all-are-taken"),
+        pytest.param(
+            {"capacity": (Amount("users", "1"),)},
+            [],
+            f" (the devices have none) (driver d on node n1: {OTHER.message})",
+            id="a-capacity-is-missing",
+        ),
     ],
 )
 @pytest.mark.parametrize("dropped", [True, False])
 def test_what_the_api_server_drops_is_said_where_it_matters(asked, facts, advice, dropped):
-    reports = [report("e", dropped=(LISTS, SHARES)), DROPPED if dropped else report()]
+    reports = [report("e", dropped=(LISTS, SHARES, OTHER)), DROPPED if dropped else report()]
     _, text, _ = answer(N1, TWO, *facts, *reports, claim(request(**asked)))
     assert (advice in text) is dropped
     assert ("API server" in text or "only one claim" in text) is dropped
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_an_attribute_of_a_constraint_that_the_api_server_drops_is_said(dropped):
+    constraint = Constraint(attribute="d/lanes", requests=("r",))
+    facts = [DROPPED if dropped else report(), report("e", dropped=(LISTS,))]
+    both = claim(request(count=2), constraints=[constraint])
+    _, text, _ = answer(N1, TWO, *facts, both)
+    fix = "correct the constraint"
+    if dropped:
+        fix = (
+            f"check whether the API server drops the attribute (driver d on node n1: "
+            f"{LISTS.message})"
+        )
+    assert text.endswith(f"has attribute d/lanes, which matchAttribute requires; {fix}")
 
 
 def test_other_dropped_fields_are_not_named_where_devices_are_taken():
