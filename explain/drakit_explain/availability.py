@@ -32,8 +32,9 @@ from drakit_explain.world import Reachable, World
 
 _OPERATORS = ("", "Equal", "Exists")
 
-MAX_PLACEMENTS = 8
-"""Sets of nodes for which the results of a request are kept."""
+MAX_PLACEMENTS = 2
+"""Sets of nodes for which the results of a request are kept. Each takes up to 0.6 MiB with 5,000
+nodes, and each pod can have one of its own."""
 
 NAMED_HOLDERS = 3
 """Holders that are kept per namespace: an Event names at most this many."""
