@@ -167,10 +167,16 @@ class UsableNodes:
         }
 
     def passes(self, pod: PodFacts, name: str) -> bool:
-        """Return whether a node that a pod can use has room for it without preemption."""
+        """
+        Return whether a node that a pod can use has room for it without preemption.
+
+        False while that is unknown for a moment; True if the caller never knows it.
+        """
         node, loads = self._world.node(name), self._world.loads
-        if node is None or loads is None or self._loads is None or not loads.knows(name):
+        if node is None or loads is None or not loads.knows(name):
             return True
+        if self._loads is None:
+            return False
         return too_small(pod.requests, loads.free(node, priority=LOWEST_PRIORITY)) is None
 
     def after(

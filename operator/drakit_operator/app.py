@@ -75,6 +75,9 @@ HANGING_LIMIT_SECONDS = 60.0
 MEASURE_SECONDS = 1.0
 """Longest wait of the metrics for the main loop; afterwards some gauges are not up to date."""
 
+LOADS_SECONDS = 10.0
+"""Longest wait for what pods leave of nodes; without it, some pods get no Event."""
+
 STALLED_LIMIT_SECONDS = 300.0
 """Longest time without progress of the queue; a temporarily unavailable API server must not count
 as a hang."""
@@ -367,6 +370,9 @@ class _Leader:
     async def _work(self) -> None:
         await self.sources.complete.wait()
         await self._release_read.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOADS_SECONDS):
+                await self._loads.listed.wait()
         await self.reconciler.work()
 
     async def _serve_policies(self) -> None:

@@ -267,6 +267,8 @@ class LoadWatch:
     def __init__(self, session: Session) -> None:
         self._reflector = Reflector(session, POD_PATH, keep=_load, params=ON_NODES, streams=True)
         self.loads = Loads(self._is_current)
+        self.listed = asyncio.Event()
+        """Set when the pods have been listed once."""
 
     def _is_current(self) -> bool:
         return self._reflector.synced and self._reflector.silent_seconds() < OUTDATED_SECONDS
@@ -277,6 +279,7 @@ class LoadWatch:
             match change:
                 case Replaced(items=loads):
                     self.loads.replace([load for load in loads if load is not None])
+                    self.listed.set()
                 case Applied(object=Load() as load):
                     self.loads.apply(load)
                 case Deleted(object=Load() as load):

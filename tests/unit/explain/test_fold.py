@@ -544,3 +544,17 @@ def test_a_remedy_must_also_end_the_errors_of_other_nodes():
     )
     world.apply(holding("other", "g0", pool="n1"))
     assert "if claim lab/held (pod pod-held) released its devices" in explain(POD, world).remedy
+
+
+@pytest.mark.parametrize(
+    ("loads", "verdict"),
+    [
+        pytest.param(None, Verdict.BLOCKED, id="never-known"),
+        pytest.param(Loads(), Verdict.BLOCKED, id="known"),
+        pytest.param(Loads(lambda: False), Verdict.FITS, id="unknown-for-a-moment"),
+    ],
+)
+def test_no_error_counts_while_it_is_unknown_whether_its_node_has_room(loads, verdict):
+    world = cluster(slice_on("n1", BAD), claim(request(selectors=(MODEL,))))
+    world.loads = loads
+    assert explain(POD, world).verdict is verdict

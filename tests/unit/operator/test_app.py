@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from drakit_operator.policies import handlers
+from drakit_operator.sources import LoadWatch
 from tests.unit.operator.replicas import LEASE, SHORT_LEASE, config, holder, probe, replica, until
 
 WRITTEN = {
@@ -166,6 +167,35 @@ def status(app, path, *, after_seconds) -> int:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+async def test_an_error_on_a_node_without_room_is_no_reason_while_pods_are_listed(
+    cluster, tmp_path, monkeypatch
+):
+    cluster.texts["/version"] = json.dumps({"gitVersion": "v1.34.13"})
+    for name, room in (("n1", "1"), ("n2", "9")):
+        cluster.store(f"/api/v1/nodes/{name}", {"status": {"allocatable": {"pods": room}}})
+    cluster.device_class("gpu")
+    cluster.slice("s1", "g0", "g0", node="n1")
+    cluster.slice("s2", "g0", node="n2")
+    cluster.claim("mine")
+    cluster.pod("waits", "mine")
+    cluster.pod("runs", phase="Running", nodeName="n1")
+    listed = asyncio.Event()
+
+    async def run_late(watch, *, run=LoadWatch.run):
+        await asyncio.sleep(2)
+        listed.set()
+        await run(watch)
+
+    monkeypatch.setattr(LoadWatch, "run", run_late)
+    async with replica(cluster, tmp_path, "one"):
+        await listed.wait()
+        await asyncio.sleep(2)
+        assert cluster.told() == set()
+        cluster.remove("/api/v1/namespaces/lab/pods/runs")
+        cluster.pod("waits", "mine", message="again")
+        await until(lambda: ("Pod", "waits", "PoolInvalid") in cluster.told())
 
 
 async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster, tmp_path):
