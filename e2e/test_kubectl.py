@@ -152,6 +152,16 @@ def test_the_words_of_a_driver_that_cannot_prepare_arrive(stage, admin):
     assert admin.json("explain", "pod/user")[0] == 0
 
 
+def test_of_a_pod_of_another_scheduler_nothing_is_promised(stage, admin):
+    stage.apply(template("lamp", ("lamp", "lamp.test")))
+    waits = pod("waits", ("lamp", from_template("lamp")))
+    waits["spec"]["schedulerName"] = "other"
+    stage.apply(waits)
+    code, body = admin.json("explain", "pod/waits")
+    assert (code, body["verdict"]) == (1, "undecided")
+    assert "scheduler other places the pod" in " ".join(body["notEvaluated"])
+
+
 @pytest.mark.slow
 def test_feature_gates_are_read_where_a_selector_depends_on_them(stuck, admin, tenant):
     selector = f"{number(LAMPS, 0)} && !device.allowMultipleAllocations"

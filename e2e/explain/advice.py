@@ -31,6 +31,7 @@ def host_port_taken(s: Scene) -> Iterator[None]:
     verdict=Verdict.FITS,
     words=("not checked: its affinity to other pods", "pod affinity"),
     scheduler=("pod affinity",),
+    slow=True,
 )
 def affinity_to_no_pod(s: Scene) -> Iterator[None]:
     s.device_class()

@@ -277,6 +277,7 @@ def device_gone(s: Scene) -> Iterator[None]:
     Code.DEVICE_GONE,
     words=("device a", "its driver no longer lists it", "connect the device again"),
     verdict=BROKEN,
+    slow=True,
 )
 def device_disconnected(s: Scene) -> Iterator[None]:
     node = placed(s)
@@ -345,6 +346,7 @@ def claim_deleted_while_in_use(s: Scene) -> Iterator[None]:
     words=("pod holder still uses the claim", "has not finished terminating"),
     verdict=DELETING,
     target="claim/disk",
+    slow=True,
 )
 def claim_of_a_pod_that_terminates(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -376,6 +378,7 @@ def finalizer_of_a_claim(s: Scene) -> Iterator[None]:
     Code.FINALIZER_HOLDS,
     words=(f"finalizer {FINALIZER} blocks the deletion", "check the controller"),
     verdict=DELETING,
+    slow=True,
 )
 def finalizer_of_a_pod(s: Scene) -> Iterator[None]:
     placed(s)
@@ -403,6 +406,7 @@ def deleted_pod_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:
     Code.NODE_NOT_READY,
     words=("no kubelet confirms that the pod has stopped", "delete its Node object"),
     verdict=DELETING,
+    slow=True,
 )
 def deleted_pod_on_a_node_that_is_not_ready(s: Scene) -> Iterator[None]:
     node = placed(s)
@@ -430,6 +434,7 @@ def device_not_unprepared(s: Scene) -> Iterator[None]:
     words=("has not finished stopping its containers", "UnprepareFailed"),
     verdict=DELETING,
     settled=True,
+    slow=True,
 )
 def kubelet_does_not_stop_a_pod(s: Scene) -> Iterator[None]:
     placed(s)

@@ -163,6 +163,7 @@ def a_device_that_fits_comes_before_the_failing_one(s: Scene) -> Iterator[None]:
     Code.SELECTOR_FAILED,
     words=("no such key: fast", GIVES_UP, "would fit on node"),
     scheduler=("no such key: fast",),
+    slow=True,
 )
 def the_failing_device_is_tainted(s: Scene) -> Iterator[None]:
     failing, fitting = two_nodes(s)

@@ -504,7 +504,8 @@ class Scene:
             texts = {f"{reason} {note}": (reason, note) for reason, note in self.events(name)}
             return next((texts[t] for t in texts if all(word in t for word in words)), None)
 
-        return wait_for(f"an Event about {self.namespace}/{name}", written, seconds=seconds)
+        what = f"an Event about {self.namespace}/{name}"
+        return wait_for(what, written, seconds=seconds, period=1)
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """The reasons and notes of the operator's Events about an object."""

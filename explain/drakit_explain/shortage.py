@@ -537,8 +537,8 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
                 f"the other devices there are allocated",
                 advice="the claims can be allocated when enough devices are released",
             )
-    if failure := next((each.failure for each in answers.values() if each.failure), ""):
-        # More devices than an allocation can list, on whatever node.
+    too_many = (each.failure for each in answers.values() if each.kind is Failure.TOO_MANY)
+    if failure := next(too_many, ""):
         return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
     return _too_much(trial, answers)
 

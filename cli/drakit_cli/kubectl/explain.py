@@ -396,9 +396,9 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
 
 
 def _counts_of_scheduler(message: str) -> str:
-    """Return the nodes that the scheduler counts by reason, without what preemption would do."""
-    _, separator, counts = message.partition(" nodes are available: ")
-    return counts.partition(" preemption: ")[0].rstrip(".") if separator else ""
+    """Return the nodes that the scheduler counts by reason, without what else it would do."""
+    counts = message.partition(" nodes are available: ")[2]
+    return counts.partition(". ")[0].rstrip(".")
 
 
 def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:

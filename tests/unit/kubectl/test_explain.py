@@ -536,7 +536,8 @@ async def test_what_was_not_looked_at_is_named(free, run, spec, named):
 async def test_the_schedulers_own_counts_are_joined(free, run):
     message = (
         "0/2 nodes are available: 1 Insufficient rdma/hca, 1 node(s) were unschedulable. "
-        "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+        "still not schedulable, preemption: 0/2 nodes are available: 2 Preemption is not helpful "
+        "for scheduling."
     )
     free.pod("waiting", "mine", message=message)
     _, body = await run.json("explain", "pod/waiting")
