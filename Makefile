@@ -277,6 +277,7 @@ test: cluster-programs check conformance-quick crash-quick $(if $(filter kind,$(
 test-all: cluster-programs images check conformance crash-matrix ## run also the slow tests, and all tests on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
+	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile
 	$(BIN)/python -m e2e.upstream --faults
 	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.37
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
@@ -293,6 +294,10 @@ hops: venv ## count the functions that a prepare and a device change enter (ARGS
 .PHONY: bench-operator
 bench-operator: deps venv ## measure the operator and kubectl drakit in a large cluster (Go)
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m bench --only operator $(ARGS)
+
+.PHONY: hostile
+hostile: deps venv ## attack the operator as a tenant can, under the chart's limits (Go; ARGS="--only cel")
+	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile $(ARGS)
 
 .PHONY: clean
 clean: ## remove the files that these targets create in this folder
