@@ -38,6 +38,7 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pools import Counter, NodePool
+from drakit_explain.release import Rules
 
 # ---------------------------------------------------------------- capacities
 
@@ -315,14 +316,15 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 class SearchedConstraint:
     """One constraint of a claim, with the values of the devices that the search has taken."""
 
-    def __init__(self, facts: Constraint) -> None:
+    def __init__(self, facts: Constraint, rules: Rules) -> None:
         self.attribute: str = facts.attribute
         self.distinct: bool = facts.distinct
         self._requests = frozenset(facts.requests)
         self._number = 0
         self._value: object = None
-        self._values: dict[str, object] = {}
-        """By request: as in the allocator, a second device of a request replaces the first."""
+        self._keeps_all = rules.compares_all_values
+        self._values: dict[str | int, object] = {}
+        """By number, or by request if the allocator keeps only the last value of each."""
 
     def _applies(self, base: str, sub: str) -> bool:
         requests = self._requests
@@ -336,7 +338,7 @@ class SearchedConstraint:
             return False
         if self._number == 0:
             self._value = value
-            self._values = {base: value} if self.distinct else {}
+            self._values = {}
         elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
             # Releases of Kubernetes differ in how they compare lists.
             raise NotEvaluatedError(
@@ -346,17 +348,18 @@ class SearchedConstraint:
         elif self.distinct:
             if any(_same(value, other) for other in self._values.values()):
                 return False
-            self._values[base] = value
         elif not _same(value, self._value):
             return False
+        if self.distinct:
+            self._values[self._number if self._keeps_all else base] = value
         self._number += 1
         return True
 
     def remove(self, base: str, sub: str) -> None:
         if not self._applies(base, sub):
             return
-        self._values.pop(base, None)
         self._number -= 1
+        self._values.pop(self._number if self._keeps_all else base, None)
 
 
 def _same(one: object, other: object) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from drakit.quantity import quantity_units
 from drakit_explain.devices import Place
 from drakit_explain.model import PoolID, SliceFacts
+from drakit_explain.release import NEWEST, Rules
 from drakit_formats.resource.nodes import selects_node
 
 
@@ -85,7 +86,9 @@ def place_includes(place: Place | None, node: NodeView) -> bool:
     return selects_node(place.selector, name=node.name, labels=node.labels)
 
 
-def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool]:
+def pools_of_node(
+    slices: Iterable[SliceFacts], node: NodeView, rules: Rules = NEWEST
+) -> list[NodePool]:
     """
     Return the pools with slices for a node, in the order in which they are searched.
 
@@ -98,14 +101,20 @@ def pools_of_node(slices: Iterable[SliceFacts], node: NodeView) -> list[NodePool
     found = [
         pool
         for identity, of_pool in pools.items()
-        if (pool := _pool(identity, of_pool, node)) is not None
+        if (pool := _pool(identity, of_pool, node, rules)) is not None
     ]
     found.sort(key=lambda pool: (_has_binding(pool), pool.identity))
     return found
 
 
-def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> NodePool | None:
-    relevant = [each for each in slices if _concerns(each, node)]
+def _pool(
+    identity: PoolID, slices: Sequence[SliceFacts], node: NodeView, rules: Rules
+) -> NodePool | None:
+    relevant = [
+        each
+        for each in slices
+        if _concerns(each, node) or (rules.counters_everywhere and _has_only_counters(each))
+    ]
     if not relevant:
         return None
     newest = max(each.generation for each in relevant)
@@ -133,14 +142,12 @@ def _pool(identity: PoolID, slices: Sequence[SliceFacts], node: NodeView) -> Nod
         identity=identity,
         node=node,
         slices=tuple(with_devices),
-        elsewhere=tuple(elsewhere),
-        counters=_counters(current),
+        elsewhere=tuple(each for each in elsewhere if not _has_only_counters(each)),
+        counters=_counters((*current, *elsewhere)),
     )
 
 
 def _concerns(each: SliceFacts, node: NodeView) -> bool:
-    if _has_only_counters(each):
-        return True
     if each.place is not None:
         return place_includes(each.place, node)
     return each.by_device and any(place_includes(place, node) for place in each.devices.places)
@@ -173,7 +180,7 @@ def _problem(
                 return f"two of its devices have the name {name}"
             names.add(name)
     sets: dict[str, set[str]] = {}
-    for each in current:
+    for each in (*current, *elsewhere):
         for counters in each.counter_sets:
             if counters.name in sets:
                 return f"two of its counter sets have the name {counters.name}"

@@ -50,6 +50,32 @@ class Rules:
     order of a Go map: whether a device with an error is reached before a solution is chance.
     """
 
+    counters_everywhere: bool
+    """
+    A slice that has only counters counts for all nodes; since 1.37, for those of its place.
+
+    Source: ``GatherPools`` in ``pools_incubating.go``.
+    """
+
+    compares_all_values: bool
+    """
+    ``distinctAttribute`` compares all devices of a request, since 1.37 (``constraint.go``). Before,
+    a further device of a request replaces the one before it.
+    """
+
+    all_needs_capacity: bool
+    """
+    A request for all devices finds none if one of them is shared and has too little capacity left.
+
+    In 1.35 and 1.36 (``validateDeviceRequest``), it leaves such devices out.
+    """
+
+    amounts_mark_shares: bool
+    """
+    A device that is shared without amounts consumes its counters once more for each share; until
+    1.36 (``deviceCapacityInUse``).
+    """
+
     ends_at_timeout: bool
     """
     The timeout of the filter (10 s) gives up the pod on all nodes; before 1.36, only on the node.
@@ -63,5 +89,12 @@ def rules_of(minor: int | None) -> Rules:
     return Rules(
         skips_pools=minor is None or minor >= 35,
         sorts_pools=minor is None or minor >= 36,
+        counters_everywhere=minor is not None and minor < 37,
+        compares_all_values=minor is None or minor >= 37,
+        all_needs_capacity=minor not in (35, 36),
+        amounts_mark_shares=minor is not None and minor < 37,
         ends_at_timeout=minor is None or minor >= 36,
     )
+
+
+NEWEST = rules_of(None)

@@ -38,16 +38,13 @@ from drakit_explain.allocation import (
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import DeviceID, PoolID, Request
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.release import Rules, rules_of
+from drakit_explain.release import NEWEST, Rules
 
 MAX_STEPS = 20_000
 """Devices that one search tries: about 50 ms."""
 
 MAX_DEVICES = 256
 """Devices that all claims of a pod take together: the depth of the recursion."""
-
-
-NEWEST = rules_of(None)
 
 
 def allocate(
@@ -248,7 +245,9 @@ class _Search:
                 raise NotEvaluatedError(
                     f"a constraint of claim {claim.name} is of a kind that drakit does not support"
                 )
-            self._constraints.append([SearchedConstraint(each) for each in claim.constraints])
+            self._constraints.append(
+                [SearchedConstraint(each, self._rules) for each in claim.constraints]
+            )
         if total > MAX_DEVICES:
             raise _BoundError
         self._compare()
@@ -317,7 +316,8 @@ class _Search:
                     continue
                 if not pool.reaches(each, index):
                     continue
-                if not self._has_capacity(identity, facts, request):
+                static = request.every and self._rules.all_needs_capacity
+                if not self._has_capacity(identity, facts, request, static=static):
                     continue
                 candidate = self._devices.get(identity)
                 if candidate is None:
@@ -352,7 +352,7 @@ class _Search:
                     for name in sorted(names)
                     for value in [facts.attribute(name, each.identity.driver)]
                 ),
-                self._allocated.consumed(each.identity) and each.identity,
+                self._is_shared(each.identity) and each.identity,
             )
 
     def _taints(self, candidate: _Candidate) -> tuple[TaintFacts, ...]:
@@ -515,18 +515,23 @@ class _Search:
         return undo
 
     def _is_shared(self, device: DeviceID) -> bool:
-        return self._allocated.consumed(device) is not None or device in self._shares
+        if device in self._shares or self._allocated.consumed(device) is not None:
+            return True
+        return not self._rules.amounts_mark_shares and self._allocated.is_shared(device)
 
-    def _has_capacity(self, device: DeviceID, facts: DeviceFacts, request: Request) -> bool:
+    def _has_capacity(
+        self, device: DeviceID, facts: DeviceFacts, request: Request, *, static: bool = False
+    ) -> bool:
+        """Return whether a device has the amounts, of all its capacity if `static`."""
         capacity = facts.kind.capacity
         if not capacity:
             return not request.capacity
         if not requested_names(request.capacity) <= {each.name for each in capacity}:
             return False
-        used = [self._allocated.consumed(device) or {}]
-        return fits_capacity(
-            capacity, request.capacity, used=[*used, *self._shares.get(device, ())]
-        )
+        used: list[Consumed] = []
+        if not static:
+            used = [self._allocated.consumed(device) or {}, *self._shares.get(device, ())]
+        return fits_capacity(capacity, request.capacity, used=used)
 
 
 def _mask(indexes: Mapping[int, str]) -> int:

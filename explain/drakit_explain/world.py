@@ -33,6 +33,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
+from drakit_explain.release import rules_of
 from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
 
 Fact = (
@@ -188,7 +189,8 @@ class World:
         if minor is None or minor == self.minor:
             return False
         self.minor = minor
-        self.revision += 1
+        self._pools.clear()
+        self._reachability_changed()
         return True
 
     def apply(self, fact: Fact) -> Change | None:
@@ -280,7 +282,9 @@ class World:
             shared = self._slices_by_place.get(EVERYWHERE, {})
             pools = {each.of_pool for each in (*near.values(), *shared.values())}
             self._pools[node.name] = pools_of_node(
-                (each for pool in pools for each in self.slices_of_pool(pool)), node
+                (each for pool in pools for each in self.slices_of_pool(pool)),
+                node,
+                rules_of(self.minor),
             )
         return self._pools[node.name]
 

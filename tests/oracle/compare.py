@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from drakit_explain.allocation import (
@@ -17,8 +17,9 @@ from drakit_explain.cel.helper import Helper
 from drakit_explain.cel.verdicts import Verdict, VerdictOutcome
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
-from drakit_explain.pools import NodeView, pools_of_node
+from drakit_explain.pools import NodeView, PoolState, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
+from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from tests.oracle.worlds import World
@@ -33,13 +34,17 @@ class Comparison:
     """UNDECIDED where the allocator itself finds no end in time."""
 
     text: str = ""
+    in_any_order: bool = False
+    """Whether it is chance that the allocator meets an error before a device that it lacks."""
 
     @property
     def agrees(self) -> bool:
-        return self.ours.outcome is self.theirs or Outcome.UNDECIDED in (
-            self.ours.outcome,
-            self.theirs,
-        )
+        both = {self.ours.outcome, self.theirs}
+        if self.ours.chance and self.theirs is Outcome.FITS:
+            return True
+        if self.in_any_order and both == {Outcome.FAILED, Outcome.NO_FIT}:
+            return True
+        return len(both) == 1 or Outcome.UNDECIDED in both
 
 
 class Facts:
@@ -86,20 +91,41 @@ class Facts:
         return Selected(matches=alive, errors=errors)
 
 
-def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison:
-    """Ask both."""
+def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison | None:
+    """Ask both; None where the answer of the search does not count."""
     facts = Facts(world, index)
     expressions = facts.expressions()
     bring_up_to_date(index, helper, expressions, facts.slices)
     metadata = world.node["metadata"]
+    rules = rules_of(int(world.minor.removeprefix("1.")))
+    pools = pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"]), rules)
+    if not rules.skips_pools and any(pool.state is PoolState.INCOMPLETE for pool in pools):
+        return None  # the explainer is undecided
+    if not rules.sorts_pools and _has_later_alternative_for_all(facts.claims):
+        return None  # the allocator mistakes it for the first: kubernetes/kubernetes#137347
     ours = allocate(
         [_searched(claim) for claim in facts.claims],
-        pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"])),
+        pools,
         allocated=facts,
         selections=facts,
+        rules=rules,
     )
     (verdict,) = helper.verdicts(world.question())
-    return Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
+    return Comparison(
+        ours=ours,
+        theirs=theirs_of(verdict),
+        text=verdict.text,
+        in_any_order=not rules.sorts_pools,
+    )
+
+
+def _has_later_alternative_for_all(claims: Iterable[ClaimFacts]) -> bool:
+    return any(
+        each.every
+        for claim in claims
+        for request in claim.requests
+        for each in request.alternatives[1:]
+    )
 
 
 def theirs_of(verdict: Verdict) -> Outcome:

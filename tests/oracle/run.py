@@ -18,7 +18,7 @@ from drakit_explain.allocation import Outcome
 from drakit_explain.cel.helper import Helper
 from drakit_explain.selectors import SelectorIndex
 from tests.oracle.compare import Comparison, compare
-from tests.oracle.worlds import make_world
+from tests.oracle.worlds import NEWEST, make_world
 
 PART = 500
 """Worlds that one process compares before it takes the next."""
@@ -38,6 +38,9 @@ class Tally:
 
     disagreements: list[str] = field(default_factory=list[str])
 
+    skipped: int = 0
+    """Worlds in which the answer of our search does not count."""
+
     @property
     def worlds(self) -> int:
         return self.answers.total()
@@ -51,7 +54,10 @@ class Tally:
     def good(self) -> bool:
         return not self.disagreements and self.undecided <= MAX_UNDECIDED * self.worlds
 
-    def add(self, seed: int, found: Comparison) -> None:
+    def add(self, seed: int, found: Comparison | None) -> None:
+        if found is None:
+            self.skipped += 1
+            return
         self.answers[found.ours.outcome, found.theirs] += 1
         if not found.agrees:
             text = f" ({found.text})" if found.text else ""
@@ -62,10 +68,11 @@ class Tally:
     def merge(self, other: Tally) -> None:
         self.answers += other.answers
         self.disagreements += other.disagreements
+        self.skipped += other.skipped
 
     def lines(self) -> Iterator[str]:
         """Return the report: counts by answer, the undecided share, each disagreement."""
-        yield f"{self.worlds} worlds"
+        yield f"{self.worlds} worlds, and {self.skipped} that do not count"
         for (ours, theirs), number in sorted(self.answers.items(), key=lambda each: -each[1]):
             yield f"  ours {ours.name:9} theirs {theirs.name:9} {number:7}"
         share = self.undecided / self.worlds if self.worlds else 0
@@ -74,21 +81,27 @@ class Tally:
         yield from self.disagreements
 
 
-def compare_worlds(seeds: Sequence[int], *, program: Path) -> Tally:
-    """Compare the worlds of some seeds, one after the other."""
+def compare_worlds(seeds: Sequence[int], *, program: Path, minor: str = NEWEST) -> Tally:
+    """
+    Compare the worlds of some seeds, one after the other.
+
+    :param program: the helper for the minor release.
+    """
     tally = Tally()
     index = SelectorIndex()
     with Helper(program) as helper:
         for seed in seeds:
-            tally.add(seed, compare(make_world(seed), helper, index))
+            tally.add(seed, compare(make_world(seed, minor), helper, index))
     return tally
 
 
-def compare_all(seeds: range, *, program: Path, processes: int | None = None) -> Tally:
+def compare_all(
+    seeds: range, *, program: Path, minor: str = NEWEST, processes: int | None = None
+) -> Tally:
     """Compare the worlds of all seeds, in several processes."""
     parts = [seeds[start : start + PART] for start in range(0, len(seeds), PART)]
     tally = Tally()
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        for part in pool.map(partial(compare_worlds, program=program), parts):
+        for part in pool.map(partial(compare_worlds, program=program, minor=minor), parts):
             tally.merge(part)
     return tally

@@ -175,15 +175,16 @@ def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:
     expressions = {text for each in exact for _, text in world.expressions(each) if text}
     bring_up_to_date(world.selectors, helper, expressions, world.slices())
     (view,) = world.views().values()
+    rules = rules_of(int(minor.removeprefix("1.")))
     return allocate(
         [
             SearchedClaim(name=c.name, requests=c.requests, constraints=c.constraints)
             for c in claims
         ],
-        pools_of_node(world.slices(), view),
+        pools_of_node(world.slices(), view, rules),
         allocated=world,
         selections=world,
-        rules=rules_of(int(minor.removeprefix("1."))),
+        rules=rules,
     ).outcome
 
 

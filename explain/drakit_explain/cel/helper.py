@@ -89,7 +89,7 @@ def find_helper(minor: str = "", environ: Mapping[str, str] = os.environ) -> Pat
         return program
     if named := environ.get("DRAKIT_CEL"):
         return Path(named)
-    for name in (NAME, *(f"{NAME}-{each}" for each in reversed(DEFAULT_GATES))):
+    for name in (NAME, *(f"{NAME}-{each}" for each in reversed(tuple(DEFAULT_GATES)))):
         if found := shutil.which(name, path=environ.get("PATH")):
             return Path(found)
     return None
