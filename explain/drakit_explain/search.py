@@ -386,7 +386,7 @@ class _Search:
                     for name in names
                     for value in [facts.attribute(name, each.identity.driver)]
                 ),
-                self._allocated.consumed(each.identity) and each.identity,
+                self._is_shared(each.identity) and each.identity,
             )
             each.alike = numbers.setdefault(alike, len(numbers))
 

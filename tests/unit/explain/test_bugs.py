@@ -1,0 +1,204 @@
+"""The known bugs of Kubernetes: which releases have them, and which objects meet them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from drakit_explain.bugs import BUGS, READ, known_bugs
+from drakit_explain.projection import (
+    project_claim,
+    project_class,
+    project_node,
+    project_slice,
+    project_taint_rule,
+    project_template,
+)
+from drakit_explain.world import World
+
+NEWEST = [f"v1.{minor}.{patch}" for minor, patch in READ.items()]
+FIRST = [f"v1.{minor}.0" for minor in READ]
+
+COUNTERS = [{"counterSet": "board", "counters": {"slots": {"value": "2"}}}]
+TAINT = {"key": "example.com/broken", "effect": "NoSchedule"}
+HUGE = 2**62
+
+
+def a_slice(driver: str = "a.example.com", pool: str = "pool-a", **device: Any) -> Any:
+    name = f"{driver}-{pool}"
+    devices = [{"name": "dev-0"}, {"name": "dev-1", **device}]
+    identity = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "pool": identity, "allNodes": True, "devices": devices}
+    return project_slice({"metadata": {"name": name, "uid": name}, "spec": spec})
+
+
+def counters_of(driver: str, pool: str) -> Any:
+    name = f"{driver}-{pool}-counters"
+    identity = {"name": pool, "generation": 1, "resourceSliceCount": 2}
+    sets = [{"name": "board", "counters": {"slots": {"value": "4"}}}]
+    spec = {"driver": driver, "pool": identity, "allNodes": True, "sharedCounters": sets}
+    return project_slice({"metadata": {"name": name, "uid": name}, "spec": spec})
+
+
+def a_template(*requests: Any, **devices: Any) -> Any:
+    named = [
+        {"name": f"r{number}", **({"exactly": each} if isinstance(each, dict) else {})}
+        | ({"firstAvailable": each} if isinstance(each, list) else {})
+        for number, each in enumerate(requests)
+    ]
+    spec = {"devices": {"requests": named, **devices}}
+    metadata = {"name": "t", "namespace": "lab", "uid": "t"}
+    return project_template({"metadata": metadata, "spec": {"spec": spec}})
+
+
+def exact(**fields: Any) -> dict[str, Any]:
+    return {"deviceClassName": "c", **fields}
+
+
+def a_claim() -> Any:
+    result = {"request": "r", "driver": "a.example.com", "pool": "pool-a", "device": "dev-0"}
+    return project_claim(
+        {
+            "metadata": {"name": "used", "namespace": "lab", "uid": "used"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": exact()}]}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        }
+    )
+
+
+def a_rule(**spec: Any) -> Any:
+    taint = {"key": "example.com/off", "effect": "NoExecute"}
+    return project_taint_rule(
+        {"metadata": {"name": "off", "uid": "off"}, "spec": {"taint": taint, **spec}}
+    )
+
+
+def a_class(**spec: Any) -> Any:
+    return project_class({"metadata": {"name": "c", "uid": "c"}, "spec": spec})
+
+
+ALL = exact(allocationMode="All")
+WITH_COUNTERS = a_slice(consumesCounters=COUNTERS)
+
+CASES = {
+    "141323": ([a_template(exact(count=HUGE), exact(count=HUGE))], "ResourceClaimTemplate lab/t"),
+    "138882": ([a_template(ALL), WITH_COUNTERS], "ResourceClaimTemplate lab/t"),
+    "139681": ([a_rule(deviceSelector={"driver": "a.example.com"})], "DeviceTaintRule off"),
+    "136269": ([a_claim()], "ResourceClaim lab/used"),
+    "139034": (
+        [a_slice(consumesCounters=COUNTERS, allowMultipleAllocations=True)],
+        "ResourceSlice a.example.com-pool-a",
+    ),
+    "140436": (
+        [a_slice(consumesCounters=COUNTERS, taints=[TAINT])],
+        "ResourceSlice a.example.com-pool-a",
+    ),
+    "140434": (
+        [counters_of("a.example.com", "one"), counters_of("b.example.com", "one")],
+        "ResourceSlice b.example.com-one-counters",
+    ),
+    "140729": (
+        [a_template(exact(adminAccess=True)), WITH_COUNTERS],
+        "ResourceClaimTemplate lab/t",
+    ),
+    "137347": (
+        [a_template([{"name": "s0", **exact()}, {"name": "s1", **ALL}])],
+        "ResourceClaimTemplate lab/t",
+    ),
+    "140438": (
+        [a_template(exact(count=2), constraints=[{"distinctAttribute": "a.example.com/numa"}])],
+        "ResourceClaimTemplate lab/t",
+    ),
+    "140769": (
+        [a_template(ALL), a_slice(allowMultipleAllocations=True)],
+        "ResourceClaimTemplate lab/t",
+    ),
+    "139017": ([a_claim(), a_template(exact())], "ResourceClaim lab/used"),
+    "141620": ([a_rule()], "DeviceTaintRule off"),
+    "141290": ([a_class(extendedResourceName="example.com/gpu")], "DeviceClass c"),
+}
+"""By the number of the bug: objects that meet it, and the one that is named."""
+
+NOT_THE = {
+    "141323": [a_template(exact(count=HUGE), exact(count=1))],
+    "138882": [a_template(ALL, exact(count=2)), a_slice()],
+    "140434": [counters_of("a.example.com", "one"), counters_of("a.example.com", "two")],
+    "140729": [a_template(exact()), WITH_COUNTERS],
+    "137347": [a_template([{"name": "s0", **ALL}, {"name": "s1", **exact()}])],
+    "140438": [a_template(exact(count=2), constraints=[{"matchAttribute": "a.example.com/numa"}])],
+    "139017": [a_claim()],
+    "141620": [a_rule(deviceSelector={})],
+    "141290": [a_class(), a_class(extendedResourceName="")],
+}
+"""Objects like those that meet a bug, but which do not."""
+
+
+def numbers(version: str, *facts: Any) -> dict[str, Any]:
+    world = World()
+    for fact in facts:
+        world.apply(fact)
+    return {each.link.rpartition("/")[2]: each for each in known_bugs(version, world)}
+
+
+@pytest.mark.parametrize("number", CASES)
+def test_a_bug_names_an_object_that_meets_it(number):
+    facts, named = CASES[number]
+    found = [each for version in FIRST if (each := numbers(version, *facts).get(number))]
+    assert {each.object for each in found} == {named}
+
+
+@pytest.mark.parametrize("number", NOT_THE)
+def test_similar_objects_do_not_meet_a_bug(number):
+    assert all(number not in numbers(version, *NOT_THE[number]) for version in FIRST)
+
+
+def test_a_request_for_all_devices_meets_a_pool_that_is_not_ready():
+    world = World()
+    incomplete = counters_of("a.example.com", "one")
+    for fact in (a_template(ALL), incomplete):
+        world.apply(fact)
+    assert "141829" not in {each.link[-6:] for each in known_bugs("v1.37.2", world)}
+    of_node = {"metadata": {"name": "node-1", "uid": "n"}, "spec": {}, "status": {}}
+    world.apply(project_node(of_node))
+    assert "141829" in {each.link[-6:] for each in known_bugs("v1.37.2", world)}
+
+
+@pytest.mark.parametrize(
+    ("version", "number", "fixed"),
+    [
+        pytest.param("v1.36.4", "141323", "1.36.5", id="a-patch-before-the-fix"),
+        pytest.param("v1.36.5", "141323", None, id="the-patch-with-the-fix"),
+        pytest.param("v1.34.11+vendor.2", "141323", "1.34.12", id="a-version-of-a-vendor"),
+        pytest.param("v1.38.0", "141323", None, id="a-release-that-was-not-read"),
+        pytest.param("v1.33.0", "141323", None, id="an-older-release"),
+        pytest.param("unknown", "141323", None, id="no-version"),
+        pytest.param("v1.36.6", "140438", "1.37", id="fixed-in-the-next-minor-release"),
+        pytest.param("v1.36.7", "140438", None, id="a-patch-that-was-not-read"),
+        pytest.param("v1.37.0", "140438", None, id="a-minor-release-without-the-bug"),
+        pytest.param("v1.37.2", "140729", "", id="not-fixed"),
+        pytest.param("v1.37.1", "141290", "1.37.2", id="evictions-before-1.37.2"),
+        pytest.param("v1.37.2", "141290", None, id="evictions-from-1.37.2-on"),
+    ],
+)
+def test_a_bug_is_that_of_a_release(version, number, fixed):
+    found = numbers(version, *CASES[number][0]).get(number)
+    assert (found and found.fixed) == fixed
+
+
+@pytest.mark.parametrize("version", FIRST + NEWEST)
+def test_a_cluster_without_devices_meets_no_bug(version):
+    assert numbers(version) == {}
+    assert numbers(version, a_slice(), a_class(), a_template(exact(), exact(count=2))) == {}
+
+
+def test_each_row_has_a_link_of_its_own_and_releases_that_were_read():
+    assert len({bug.link for bug in BUGS}) == len(BUGS)
+    for bug in BUGS:
+        assert re.fullmatch(
+            r"https://github\.com/kubernetes/kubernetes/(issues|pull)/\d+", bug.link
+        )
+        assert bug.fixes.keys() <= READ.keys()
+        for minor, patch in bug.fixes.items():
+            assert patch is None or 0 < patch <= READ[minor]
