@@ -50,7 +50,7 @@ from e2e.images.go import cel_program
 START_SECONDS = 20.0
 
 MEMORY_MIB = 320.0
-"""Budget of the peak. The chart's limit leaves room for a second helper process."""
+"""Budget of the peak: the memory limit that the chart sets."""
 
 SYNC_BUDGET_SECONDS = 30.0
 SLICE_BUDGET_SECONDS = 10.0

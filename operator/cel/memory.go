@@ -15,7 +15,7 @@ const (
 
 	// hardMemory is the size at which the process ends: its client starts another one, and the
 	// container goes on.
-	hardMemory = 128 << 20
+	hardMemory = 96 << 20
 
 	// maxStack ends a recursion without end before it takes 1 GiB, Go's own limit.
 	maxStack = 64 << 20

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
 from drakit_daemon.metrics import Counter, Gauge, Histogram
+from drakit_explain.cel.allocator import Result
 from drakit_explain.poolchecks import PoolCondition
 from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.source import FetchResult
@@ -80,6 +81,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
         POLICY,
     ),
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
+    ("drakit_operator_confirmations_total", "result"): [str(each) for each in Result],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],

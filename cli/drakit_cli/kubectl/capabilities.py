@@ -117,7 +117,8 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
     if not wanted:
         return
     try:
-        selectors, _ = cel.installed_selectors()
+        minor = found.world.minor
+        selectors, _ = cel.installed_selectors(f"1.{minor}" if minor is not None else "")
     except cel.NoEvaluatorError as error:
         _not_evaluated(found, str(error))
         return

@@ -17,6 +17,7 @@ from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
+from drakit_explain.bugs import known_bugs
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -237,6 +238,18 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 "its driver publishes devices",
                 problem=False,
             )
+
+
+def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
+    """Name the known bugs of the cluster's release that its objects can meet."""
+    for bug in known_bugs(version, found.world):
+        fix = f"upgrade to Kubernetes {bug.fixed}" if bug.fixed else "no release has a fix yet"
+        yield Finding(
+            object=bug.object,
+            what=f"in Kubernetes {version.removeprefix('v')}, {bug.what}",
+            fix=f"{fix} ({bug.link})",
+            problem=False,
+        )
 
 
 def check_gaps(gaps: Iterable[Gap]) -> Iterator[Finding]:

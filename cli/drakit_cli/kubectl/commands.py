@@ -247,6 +247,8 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
             find_releases(session, namespace), find_capabilities(session)
         )
         found = replace(found, gates=capabilities.of_selectors)
+        if capabilities.minor is not None:
+            found.world.use_release(capabilities.minor[1])
         denied, gaps = await find_denied(session, releases)
         return doctor.Examined(
             found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps

@@ -15,7 +15,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import Capabilities
-from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps
+from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps, check_kubernetes
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
@@ -171,6 +171,7 @@ def diagnose(examined: Examined) -> Diagnosis:
         denied=examined.denied,
         rows=None if found.lacks_all(SLICES) else rows,
     )
+    findings += check_kubernetes(examined.capabilities.version, found)
     findings += check_gaps(examined.all_gaps)
     return Diagnosis(
         examined=examined,

@@ -116,7 +116,7 @@ EXPECTED = [
     kibibytes(budgets.NAMESPACE_BYTES),
     f"{selecting.MAX_OF_OBJECT}",
     "1 s",
-    "128 MiB",
+    "96 MiB",
     f"{budget.MAX_STEPS:,}",
     f"{projection.MAX_POD_CLAIMS}",
     f"{search.MAX_DEVICES}",
@@ -138,7 +138,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
     assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
-    assert "\thardMemory = 128 << 20\n" in (ROOT / "operator/cel/memory.go").read_text()
+    assert "\thardMemory = 96 << 20\n" in (ROOT / "operator/cel/memory.go").read_text()
 
 
 def test_the_page_about_the_protocol_has_the_limits_of_the_code():

@@ -259,6 +259,26 @@ async def test_a_class_that_needs_a_disabled_gate_is_named(healthy, run):
     assert "is not checked" in found["finding"]
 
 
+@pytest.mark.parametrize(
+    ("kubernetes", "named"), [("v1.36.5", False), ("v1.36.3", True), ("v1.36.3+k3s1", True)]
+)
+async def test_a_known_bug_of_the_release_is_named_with_the_fix(healthy, run, kubernetes, named):
+    healthy.runs(kubernetes)
+    for driver in (DRIVER, "other.example.com"):
+        pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+        sets = [{"name": "board", "counters": {"slots": {"value": "4"}}}]
+        healthy.slice(f"c-{driver}", driver=driver, pool=pool, sharedCounters=sets)
+    _, body = await run.json("doctor")
+    found = [each for each in body["findings"] if "counts the counters of pools" in each["finding"]]
+    assert len(found) == named
+    for each in found:
+        assert each["object"].startswith("ResourceSlice c-")
+        assert each["severity"] == "note"
+        assert each["fix"] == (
+            "upgrade to Kubernetes 1.36.4 (https://github.com/kubernetes/kubernetes/issues/140434)"
+        )
+
+
 async def test_an_older_api_is_named(site, run):
     site.serve("v1beta1")
     site.node("n1")
