@@ -107,7 +107,7 @@ class _Health:
     """When it was updated (``time.monotonic``)."""
 
     liveness_problems: tuple[str, ...] = ()
-    readiness_problems: tuple[str, ...] = ("the API server does not answer",)
+    readiness_problems: tuple[str, ...] = ()
 
 
 class App:
@@ -154,13 +154,7 @@ class App:
     async def _run_parts(self, session: Session) -> None:
         election = asyncio.create_task(self._leadership.run(), name="election")
         parts = asyncio.create_task(
-            tasks.run(
-                {
-                    "leader": lambda: self._lead(session),
-                    "check": lambda: self._check(session),
-                    "health": self._follow_health,
-                }
-            ),
+            tasks.run({"leader": lambda: self._lead(session), "health": self._follow_health}),
             name="parts",
         )
         stopping = asyncio.create_task(self.stop.wait(), name="stop")
@@ -197,6 +191,40 @@ class App:
         """Open a session in the running loop: the main one, or the election's."""
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
+    async def _follow_health(self) -> None:
+        while True:
+            self._health = _Health(
+                at=time.monotonic(),
+                liveness_problems=self._liveness_problems(),
+                readiness_problems=self._readiness_problems(),
+            )
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    def _liveness_problems(self) -> tuple[str, ...]:
+        """Return the reasons to restart the process. A replica that does not lead is healthy."""
+        problem = self._leader.liveness_problem() if self._leader is not None else None
+        return (problem,) if problem is not None else ()
+
+    def _readiness_problems(self) -> tuple[str, ...]:
+        """Return the reasons why the leader cannot do its work."""
+        problem = self._leader.sources.problem() if self._leader is not None else None
+        return (problem,) if problem is not None else ()
+
+    # ------------------------------------------------------------ in the election's thread
+
+    @contextlib.asynccontextmanager
+    async def _serve_probes(self, session: Session) -> AsyncGenerator[None]:
+        await self.servers.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                checking = group.create_task(self._check(session), name="check")
+                try:
+                    yield
+                finally:
+                    checking.cancel()
+        finally:
+            await self.servers.stop()
+
     async def _check(self, session: Session) -> None:
         """Read our Lease periodically: even if it does not exist, that is an answer."""
         path = resource_path(
@@ -217,43 +245,7 @@ class App:
             else:
                 log.report(None)
                 self._answered_at = asyncio.get_running_loop().time()
-                self._update_health()
             await asyncio.sleep(CHECK_SECONDS)
-
-    async def _follow_health(self) -> None:
-        while True:
-            self._update_health()
-            await asyncio.sleep(HEALTH_SECONDS)
-
-    def _update_health(self) -> None:
-        self._health = _Health(
-            at=time.monotonic(),
-            liveness_problems=self._liveness_problems(),
-            readiness_problems=self._readiness_problems(),
-        )
-
-    def _liveness_problems(self) -> tuple[str, ...]:
-        """Return the reasons to restart the process. A replica that does not lead is healthy."""
-        problem = self._leader.liveness_problem() if self._leader is not None else None
-        return (problem,) if problem is not None else ()
-
-    def _readiness_problems(self) -> tuple[str, ...]:
-        """Return the reasons why this replica could not lead."""
-        now = asyncio.get_running_loop().time()
-        if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
-            return ("the API server does not answer",)
-        problem = self._leader.sources.problem() if self._leader is not None else None
-        return (problem,) if problem is not None else ()
-
-    # ------------------------------------------------------------ in the election's thread
-
-    @contextlib.asynccontextmanager
-    async def _serve_probes(self) -> AsyncGenerator[None]:
-        await self.servers.start()
-        try:
-            yield
-        finally:
-            await self.servers.stop()
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process."""
@@ -261,6 +253,9 @@ class App:
 
     async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why this replica could not lead."""
+        now = asyncio.get_running_loop().time()
+        if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
+            return ["the API server does not answer"]
         return self._hanging() or self._health.readiness_problems
 
     def _hanging(self) -> Sequence[str]:

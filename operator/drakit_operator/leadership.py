@@ -54,12 +54,13 @@ class Leadership:
         *,
         namespace: str,
         identity: str,
-        beside: Callable[[], AbstractAsyncContextManager[None]],
+        beside: Callable[[Session], AbstractAsyncContextManager[None]],
         on_lost: Callable[[str], None] = _end_process,
     ) -> None:
         """
         :param connect: opens the session of the election, in its thread.
-        :param beside: entered in the election's thread before the election, and left after it.
+        :param beside: entered in the election's thread, with its session, before the election, and
+            left after it.
         :param on_lost: called in the election's thread when the Lease may be lost. It must end the
             work of the leader at once.
         """
@@ -114,7 +115,7 @@ class Leadership:
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
         settings = self._settings
-        async with await self._connect() as session, self._beside():
+        async with await self._connect() as session, self._beside(session):
             election = self._election = LeaseElection(
                 session,
                 namespace=self._namespace,
