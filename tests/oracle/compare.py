@@ -24,8 +24,8 @@ from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from tests.oracle.worlds import World
 
-RULES = rules_of(36)
-"""Those of the allocator in `operator/cel/go.mod`."""
+MINOR = 36
+"""The minor release of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comp
         ours = allocate(
             [_searched(claim) for claim in facts.claims],
             pools_of_node(
-                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=RULES
+                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=rules_of(MINOR)
             ),
             allocated=facts,
             selections=facts,
-            rules=RULES,
+            rules=rules_of(MINOR),
         )
         yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
 

@@ -18,6 +18,7 @@ from drakit_explain.projection import project_claim, project_class, project_node
 from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
+from tests.oracle.compare import MINOR
 from tests.oracle.worlds import Body, World, make_world
 
 WORLDS = 1_000
@@ -76,6 +77,7 @@ REMEDIES: dict[re.Pattern[str], Callable[[World, re.Match[str]], None]] = {
 
 def _facts(world: World) -> Facts:
     facts = Facts()
+    facts.use_release(MINOR)
     (node,) = world.nodes
     facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
     for project, bodies in (
