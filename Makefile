@@ -102,12 +102,13 @@ check-proto: venv ## check that drakit.backend.v1 has only additions since the l
 .PHONY: check-go
 check-go: export CGO_ENABLED := 0
 check-go: export GOFLAGS := -trimpath -mod=readonly -buildvcs=false
-check-go: ## check the Go modules (stubs, example backend, helper of each release): format, vet, unit tests
+check-go: ## check the Go modules (stubs, example backend, helper of each release, the tests' scheduler): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
 	for folder in proto/go examples/backend operator/cel; do \
 		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
 		(cd $$folder && go vet ./... && go test ./...); \
 	done; \
+	unformed=$$(gofmt -l tests/oracle); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
 	cd operator/cel && for file in go-*.mod; do \
 		flags="-modfile=$$file -tags=kubernetes$$(basename $$file .mod | sed s/go-//)"; \
 		(go vet $$flags . && go test $$flags .); \
@@ -241,8 +242,9 @@ conformance: venv ## run the conformance kit on every included driver (Go for th
 	$(BIN)/python -W error -m tests.conformance $(ARGS)
 
 .PHONY: oracle
-oracle: venv ## compare explanations with the scheduler's allocator and its tables of tests (Go; ARGS="--kubernetes 1.36 --worlds 1000")
+oracle: venv ## compare explanations with the scheduler, its allocator and its tables of tests (Go; ARGS="--worlds 1000")
 	$(BIN)/python -W error -m tests.oracle $(ARGS)
+	$(BIN)/python -W error -m tests.oracle.fold
 	$(BIN)/python -W error -m tests.oracle.tables
 
 .PHONY: oracle-selectors
@@ -283,6 +285,7 @@ test-all: cluster-programs images check conformance crash-matrix ## run also the
 	$(BIN)/pytest tests -m slow
 	$(BIN)/python -W error -m tests.oracle.tables
 	$(BIN)/pytest e2e -m e2e
+	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile
 	$(BIN)/python -m e2e.upstream --faults
 	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.37
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
@@ -299,6 +302,10 @@ hops: venv ## count the functions that a prepare and a device change enter (ARGS
 .PHONY: bench-operator
 bench-operator: deps venv ## measure the operator and kubectl drakit in a large cluster (Go)
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m bench --only operator $(ARGS)
+
+.PHONY: hostile
+hostile: deps venv ## attack the operator as a tenant can, under the chart's limits (Go; ARGS="--only cel")
+	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile $(ARGS)
 
 .PHONY: clean
 clean: ## remove the files that these targets create in this folder

@@ -1,5 +1,5 @@
 """
-Measurements: `python -m bench` and `python -m bench.hops`.
+Measurements: `python -m bench`, `python -m bench.hops` and `python -m bench.hostile`.
 
 They measure the checkout that they lie in, even where another one is installed.
 """

@@ -123,10 +123,6 @@ class ApiServer:
             }
         )
 
-    def delete_events(self) -> None:
-        """Delete all Events of the namespace."""
-        self._runner.run(self._session.delete(_EVENTS))
-
     async def _slice_writes(self) -> int:
         writes = 0
         # Not JSON, which is all that a session reads.
@@ -164,7 +160,10 @@ class ApiServer:
 
 
 async def each_of(
-    wanted: Iterable[_Item], write: Callable[[_Item], Coroutine[Any, Any, None]]
+    wanted: Iterable[_Item],
+    write: Callable[[_Item], Coroutine[Any, Any, None]],
+    *,
+    writers: int = WRITERS,
 ) -> None:
     """Create all objects, several at a time."""
     line = iter(wanted)
@@ -174,7 +173,7 @@ async def each_of(
             await write(each)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(WRITERS):
+        for _ in range(writers):
             group.create_task(work())
 
 

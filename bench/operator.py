@@ -16,21 +16,20 @@ figures are those of the operator. :mod:`.scene` has the objects.
 * ``operator-relist``: the API server restarts. The operator loses its watches, and reads
   everything again. The row has the peak of the whole run, helper included.
 * ``kubectl-drakit``: one process for each command, with its helper.
-* ``operator-hostile``: claims whose opaque parameters hold as many small values as the API server
-  accepts, and claims whose parameters are nested too deeply to be parsed.
+
+:mod:`.hostile` measures what one tenant can do to the operator.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +42,7 @@ from bench.claims import report
 from bench.machine import folders, memory_mib
 from bench.plugin import environment, stop
 from bench.rows import Row, median_ms, percentile
-from bench.scene import DRIVER, NAMESPACE, Scene
+from bench.scene import NAMESPACE, Scene
 from drakit_daemon.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
@@ -79,13 +78,6 @@ RELIST_SECONDS = 180.0
 EVALUATION_SECONDS = 10.0
 """Within this time after a relist, the operator evaluates all pods again: memory has its peak."""
 
-BOMBS = 40
-"""Claims whose opaque parameters have the largest size that the API server accepts."""
-
-DEEP = 3
-LEVELS = 1_200
-HOSTILE_PODS = 30
-
 _CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE)
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
@@ -93,7 +85,8 @@ _NODES = resource_path("v1", "nodes")
 _EVALUATED = "drakit_operator_reconcile_duration_seconds_count"
 
 
-_PORT = re.compile(r'"metrics_port": ?(\d+)')
+_PROBES_PORT = re.compile(r'"probes_port": ?(\d+)')
+_METRICS_PORT = re.compile(r'"metrics_port": ?(\d+)')
 
 
 def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
@@ -104,11 +97,6 @@ def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
         create_scene(api, scene)
         yield from measure_scene(api, cluster, scene)
         yield from _measure_kubectl(cluster.kubeconfig, pod=scene.a_pod)
-        report(f"operator: {BOMBS} claims with large parameters, {DEEP} with deep ones")
-        api.delete_slices(DRIVER)
-        create_hostile(api)
-        api.delete_events()
-        yield _measure_hostile(api, cluster)
 
 
 @contextmanager
@@ -153,7 +141,7 @@ def create_scene(api: ApiServer, scene: Scene) -> None:
 def measure_scene(api: ApiServer, cluster: Cluster, scene: Scene) -> Iterator[Row]:
     """Return the rows of one process over the scene."""
     began = time.monotonic()
-    with _running_operator(cluster.kubeconfig) as operator:
+    with running_operator(cluster.kubeconfig) as operator:
         yield _measure_sync(api, operator, scene, began)
         time.sleep(SETTLE_SECONDS)
         yield _measure_quiet(api, operator, cluster)
@@ -322,19 +310,6 @@ def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster)
     )
 
 
-def _measure_hostile(api: ApiServer, cluster: Cluster) -> Row:
-    began = time.monotonic()
-    with _running_operator(cluster.kubeconfig) as operator:
-        seconds = _wait(
-            operator, EVENT_SECONDS, lambda: api.pods_with_events() >= HOSTILE_PODS, began=began
-        )
-        return Row(
-            f"operator-hostile bombs={BOMBS} deep={DEEP}",
-            {"seconds": seconds, "rss_peak_mib": operator.peak_mib()},
-            at_most={"seconds": EVENT_SECONDS, "rss_peak_mib": MEMORY_MIB},
-        )
-
-
 def _wait(
     operator: OperatorProcess, limit_seconds: float, is_done: Callable[[], bool], *, began: float
 ) -> float | None:
@@ -367,7 +342,9 @@ class OperatorProcess:
     """A running operator."""
 
     process: subprocess.Popen[bytes]
+    probes_port: int
     metrics_port: int
+    log: Path
 
     def check_running(self) -> None:
         if self.process.poll() is not None:
@@ -408,35 +385,54 @@ class OperatorProcess:
         return [int(pid) for each in children for pid in each.read_text().split()]
 
 
+LONG_LEASE = {"leaseDuration": "120s", "renewDeadline": "100s"}
+"""A leader ends if it cannot renew its Lease: it must survive the restart of the API server."""
+
+
 @contextmanager
-def _running_operator(kubeconfig: Path) -> Generator[OperatorProcess]:
-    """Run the operator with its default settings."""
+def running_operator(
+    kubeconfig: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    prefix: Sequence[str] = (),
+    helper: Path | None = None,
+) -> Generator[OperatorProcess]:
+    """
+    Run the operator.
+
+    :param settings: keys of its configuration file; the default has a long Lease.
+    :param prefix: a program that starts it, with arguments.
+    :param helper: the program that evaluates selectors; by default, the one of this repository.
+    """
     with folders() as places:
         config, log = places.root / "operator.yaml", places.root / "log"
         listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
-        # A leader ends if it cannot renew its Lease: it must survive the restart of the API server.
-        election = {"leaseDuration": "120s", "renewDeadline": "100s"}
-        config.write_text(yaml.safe_dump({"listen": listen, "election": election}))
-        argv = [sys.executable, "-m", "drakit_operator", "--config", str(config)]
-        place = {"POD_NAME": "bench", "POD_NAMESPACE": "default", "DRAKIT_CEL": str(cel_program())}
+        chosen = {"election": LONG_LEASE} if settings is None else settings
+        config.write_text(yaml.safe_dump({"listen": listen, **chosen}))
+        argv = [*prefix, sys.executable, "-m", "drakit_operator", "--config", str(config)]
+        cel = {"DRAKIT_CEL": str(helper or cel_program())}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*argv, "--kubeconfig", str(kubeconfig)],
-                env=environment() | place,
+                env=environment() | {"POD_NAME": "bench", "POD_NAMESPACE": "default"} | cel,
                 stdout=output,
                 stderr=output,
             )
         try:
-            yield OperatorProcess(process=process, metrics_port=_metrics_port(process, log))
+            probes, metrics = _ports(process, log)
+            yield OperatorProcess(
+                process=process, probes_port=probes, metrics_port=metrics, log=log
+            )
         finally:
             stop(process)
 
 
-def _metrics_port(process: subprocess.Popen[bytes], log: Path) -> int:
+def _ports(process: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        if found := _PORT.search(log.read_text(errors="replace")):
-            return int(found[1])
+        text = log.read_text(errors="replace")
+        if (probes := _PROBES_PORT.search(text)) and (metrics := _METRICS_PORT.search(text)):
+            return int(probes[1]), int(metrics[1])
         time.sleep(0.01)
     raise SystemExit(f"the operator did not start: {log.read_text(errors='replace')[-2000:]}")
 
@@ -476,44 +472,3 @@ def _peak_mib(pid: int) -> float:
         return memory_mib(pid, "VmHWM")
     except (OSError, SystemExit):
         return 0.0
-
-
-# ---------------------------------------------------------------- hostile claims
-
-
-def create_hostile(api: ApiServer) -> None:
-    api.create_all("resourceclaims", map(_bomb, range(BOMBS)))
-
-    async def create(session: Session) -> None:
-        headers = {"Content-Type": "application/json"}
-        for number in range(DEEP):
-            url = session.server + _CLAIMS
-            async with session.http.post(url, data=_deep(number), headers=headers) as response:
-                response.raise_for_status()
-
-    api.run(create)
-
-
-def _bomb(number: int) -> Body:
-    small: Body = {"x": [[]] * 3_400}  # 10 KiB of JSON, 200 KiB of Python objects
-    return _opaque(f"bomb-{number}", [small] * 32)
-
-
-def _deep(number: int) -> str:
-    """Return a body as text: no encoder writes values that are nested so deeply."""
-    text = json.dumps(_opaque(f"deep-{number}", [{"x": "nested"}]))
-    return text.replace('"nested"', "[" * LEVELS + "1" + "]" * LEVELS)
-
-
-def _opaque(name: str, parameters: list[Any]) -> Body:
-    return {
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "devices": {
-                "requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}],
-                "config": [
-                    {"opaque": {"driver": DRIVER, "parameters": each}} for each in parameters
-                ],
-            }
-        },
-    }

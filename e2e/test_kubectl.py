@@ -15,6 +15,7 @@ import yaml
 
 from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
 from e2e.release import CHART, Release, install, uninstall
+from e2e.scripted.control import Rule
 from e2e.scripted.stage import LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
@@ -135,6 +136,30 @@ def test_an_administrator_gets_the_whole_answer(stuck, admin):
     code, body = admin.json("explain", "pod/waits")
     assert (code, body["verdict"]) == (0, "not pending")
     assert f"is scheduled to node {stuck.cluster.nodes[0]}" in body["message"]
+
+
+def test_the_words_of_a_driver_that_cannot_prepare_arrive(stage, admin):
+    stage.lamps.play(Rule(operation="prepare", fail="the lamp's wire is broken", times=1))
+    stage.with_lamp("user", 0)
+    stage.event("user", "the lamp's wire is broken")
+    code, body = admin.json("explain", "pod/user")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["ClaimsNotPrepared"]
+    assert "the lamp's wire is broken" in body["message"]
+
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    assert admin.json("explain", "pod/user")[0] == 0
+
+
+def test_of_a_pod_of_another_scheduler_nothing_is_promised(stage, admin):
+    stage.apply(template("lamp", ("lamp", "lamp.test")))
+    waits = pod("waits", ("lamp", from_template("lamp")))
+    waits["spec"]["schedulerName"] = "other"
+    stage.apply(waits)
+    code, body = admin.json("explain", "pod/waits")
+    assert (code, body["verdict"]) == (1, "undecided")
+    assert "scheduler other places the pod" in " ".join(body["notEvaluated"])
 
 
 @pytest.mark.slow

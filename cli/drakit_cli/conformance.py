@@ -94,6 +94,7 @@ def _list(known: Sequence[Rule]) -> None:
     width = max((len(rule.id) for rule in known), default=0)
     for rule in known:
         print(f"{rule.id:{width}}  {rule.title}")
+        print(_indented(f"reason: {rule.why}"))
 
 
 def print_result(result: RuleResult) -> None:

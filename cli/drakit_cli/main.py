@@ -208,7 +208,9 @@ def _add_conformance(group: _Group) -> None:
     conformance.add_argument(
         "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
     )
-    conformance.add_argument("--list", action="store_true", help="print the rules")
+    conformance.add_argument(
+        "--list", action="store_true", help="print the rules, with their reasons"
+    )
     conformance.add_argument(
         "--junit", type=Path, metavar="FILE", help="also write the results to a file, as JUnit XML"
     )

@@ -133,7 +133,7 @@ class JsonFormatter(logging.Formatter):
         return _encode(line)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape unprintable characters, such as a newline or a control code in a hostile name."""
     if text.isprintable():
         return text
@@ -153,10 +153,10 @@ class TextFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = {"request_id": getattr(record, "request_id", "-"), **_facts(record)}
         named = " ".join(f"{k}={v}" for k, v in facts.items() if v != "-")
-        line = _escaped(f"{time} {record.levelname:<7} {record.getMessage()}  {named}".rstrip())
+        line = escaped(f"{time} {record.levelname:<7} {record.getMessage()}  {named}".rstrip())
         if record.exc_info:
             for part in self.formatException(record.exc_info).split("\n"):
-                line += f"\n    {_escaped(part)}"
+                line += f"\n    {escaped(part)}"
         return line
 
 

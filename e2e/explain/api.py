@@ -21,6 +21,7 @@ from e2e.cluster.api import Cluster
 Body = dict[str, Any]
 
 DRA = "/apis/resource.k8s.io/v1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 TAINT_RULES = ("v1", "v1beta2", "v1alpha3")
 """Versions of DeviceTaintRules, the newest first."""
 
@@ -29,10 +30,14 @@ _PATHS = {
     "nodes": "/api/v1",
     "pods": "/api/v1",
     "resourcequotas": "/api/v1",
+    "events": "/api/v1",
     "resourceclaims": DRA,
     "resourceclaimtemplates": DRA,
     "resourceslices": DRA,
     "deviceclasses": DRA,
+    "leases": "/apis/coordination.k8s.io/v1",
+    "validatingadmissionpolicies": ADMISSION,
+    "validatingadmissionpolicybindings": ADMISSION,
 }
 KINDS = {
     "ResourceClaim": "resourceclaims",
@@ -40,7 +45,11 @@ KINDS = {
     "ResourceSlice": "resourceslices",
     "DeviceClass": "deviceclasses",
     "DeviceTaintRule": "devicetaintrules",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    "Lease": "leases",
     "Namespace": "namespaces",
+    "Node": "nodes",
     "Pod": "pods",
     "ResourceQuota": "resourcequotas",
 }
@@ -74,14 +83,21 @@ class Api:
         namespace = body["metadata"].get("namespace", "")
         return self.call("POST", self._path(KINDS[body["kind"]], namespace), body)
 
-    def patch(self, plural: str, name: str, change: Body, *, namespace: str = "") -> Body:
+    def patch(
+        self, plural: str, name: str, change: Body, *, namespace: str = "", subresource: str = ""
+    ) -> Body:
         """Apply a JSON merge patch."""
-        return self.call("PATCH", f"{self._path(plural, namespace)}/{name}", change)
+        path = f"{self._path(plural, namespace)}/{name}"
+        return self.call("PATCH", f"{path}/{subresource}" if subresource else path, change)
 
     def write_status(self, plural: str, body: Body) -> Body:
         metadata = body["metadata"]
         path = self._path(plural, metadata.get("namespace", ""))
         return self.call("PUT", f"{path}/{metadata['name']}/status", body)
+
+    def start_deletion(self, plural: str, name: str, *, namespace: str = "") -> None:
+        """Delete an object, a pod with its grace period; do not wait."""
+        self.call("DELETE", f"{self._path(plural, namespace)}/{name}")
 
     def delete(self, plural: str, name: str, *, namespace: str = "", wait: bool = True) -> None:
         """Delete an object, and wait until it is gone; one that is missing is fine."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drakit_explain.codes import Code
-from e2e.explain.places import HOSTNAME
-from e2e.explain.scene import Scene, device, devices
+from e2e.explain.scene import HOSTNAME, Scene, device, devices
 from e2e.explain.table import situation
 
 # ------------------------------------------------------------ claims that are not created
 
 
-@situation(Code.ADMIN_ACCESS_DENIED, words=("label", "admin-access"), tried=False)
+# The operator knows neither namespaces nor quotas.
+@situation(
+    Code.ADMIN_ACCESS_DENIED,
+    words=("label", "admin-access"),
+    announced=Code.RESOURCE_CLAIM_NOT_CREATED,
+    tried=False,
+)
 def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -23,9 +28,14 @@ def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
     s.allow_admin_access(allowed=True)
 
 
-@situation(Code.QUOTA_EXCEEDED, words=('"quota"', "allows 0"), tried=False)
+@situation(
+    Code.QUOTA_EXCEEDED,
+    words=('"quota"', "allows 0"),
+    announced=Code.RESOURCE_CLAIM_NOT_CREATED,
+    tried=False,
+    settled=True,
+)
 def quota_allows_no_claim(s: Scene) -> Iterator[None]:
-    s.settled = True
     s.device_class()
     s.publish(device("a"))
     s.quota(**{"count_resourceclaims.resource.k8s.io": "0"})

@@ -9,7 +9,7 @@ import pytest
 from drakit_explain.cel.helper import Helper
 from e2e.cluster.api import Cluster
 from e2e.explain.api import Api, proxied
-from e2e.explain.scene import CLUSTER_WIDE, LABEL, Explaining
+from e2e.explain.scene import CLUSTER_WIDE, LABEL, Explaining, Heartbeats
 from e2e.images.go import cel_program
 
 
@@ -22,6 +22,13 @@ def api(cluster: Cluster) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="session")
-def explaining(api: Api) -> Iterator[Explaining]:
-    with Helper(cel_program()) as helper:
-        yield Explaining(api, helper)
+def explaining(cluster: Cluster, api: Api) -> Iterator[Explaining]:
+    program = cel_program()
+    with Helper(program) as helper:
+        yield Explaining(api, helper, kubeconfig=cluster.kubeconfig, program=program)
+
+
+@pytest.fixture(scope="session")
+def heartbeats(api: Api) -> Iterator[Heartbeats]:
+    with Heartbeats(api) as heartbeats:
+        yield heartbeats

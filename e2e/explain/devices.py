@@ -74,7 +74,7 @@ def count_above_published(s: Scene) -> Iterator[None]:
 FAST = 'device.attributes["DRIVER"].fast'
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("rejects 2",))
+@situation(Code.NO_DEVICE_PUBLISHED, words=("rejects 2",), never=("had no selector",))
 def class_selector_rejects(s: Scene) -> Iterator[None]:
     s.device_class(MODEL_Z)
     s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))

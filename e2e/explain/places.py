@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.scene import WAITS, Scene, consumes, counters, device, devices
+from e2e.explain.scene import HOSTNAME, WAITS, Scene, consumes, counters, device, devices
 from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
 
 # ------------------------------------------------------------ nodes
-
-HOSTNAME = "kubernetes.io/hostname"
 
 
 def only_on(node: str, key: str = HOSTNAME) -> dict:
@@ -76,7 +74,11 @@ def node_cordoned(s: Scene) -> Iterator[None]:
     s.change_node(unschedulable=None)
 
 
-@situation(verdict=Verdict.FITS)
+@situation(
+    Code.DEVICES_ON_OTHER_NODES,
+    words=("they have too little cpu left", "if that node had enough resources left (cpu)"),
+    scheduler=("Insufficient cpu",),
+)
 def too_little_cpu(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -85,7 +87,7 @@ def too_little_cpu(s: Scene) -> Iterator[None]:
     s.pod(s.request())
 
 
-@situation(verdict=Verdict.NOT_PENDING)
+@situation(verdict=Verdict.NOT_PENDING, words=("scheduling gates example.com/later",))
 def scheduling_gate(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -208,7 +210,10 @@ def capacity_too_small(s: Scene) -> Iterator[None]:
     s.pod(s.request(capacity={"memory": "4Gi"}))
 
 
-@situation(Code.DEVICES_ALLOCATED, words=("memory", "pod holder"))
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=("too little memory left (2Gi of 8Gi, and the request takes 4Gi)", "pod holder"),
+)
 def shares_used_up(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", capacity={"memory": "8Gi"}, allowMultipleAllocations=True))

@@ -2,17 +2,26 @@
 A scene: the namespace, driver and objects of one situation, and what is said of its pod.
 
 Devices are those of made-up slices: no driver prepares them, so a pod that has a node is as good as
-running. It must not know single situations.
+running. Nodes may be made up, too: without a kubelet, but ready. It must not know single
+situations.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
 
 from drakit_explain.cel.helper import Helper
+from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.projection import (
     project_claim,
@@ -27,14 +36,24 @@ from drakit_explain.projection import (
 )
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.world import World
-from e2e.explain.api import DRA, KINDS, Api, Body, RefusedError
+from drakit_operator.announcing import CONTROLLER
+from e2e.explain.api import ADMISSION, DRA, KINDS, Api, Body, RefusedError
 from e2e.kit import wait_for
 
 LABEL = "explain.test/scene"
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 WAITS = "waits"
-CLUSTER_WIDE = ("resourceslices", "deviceclasses", "devicetaintrules")
+POLICIES = ("validatingadmissionpolicybindings", "validatingadmissionpolicies")
+CLUSTER_WIDE = ("resourceslices", "deviceclasses", "devicetaintrules", "nodes", *POLICIES)
 
+HOSTNAME = "kubernetes.io/hostname"
+NODE_LEASES = "kube-node-lease"
+HEARTBEAT_SECONDS = 10
+BARE = {"key": "explain.test/bare", "effect": "NoSchedule"}
+"""The taint of made-up nodes: the pods of DaemonSets do not run there."""
+
+COMMANDS_AT_ONCE = 4
+COMMAND_SECONDS = 60
 VERDICT_SECONDS = 30
 SCHEDULED_SECONDS = 60
 """The scheduler tries a pod again after at most ten seconds."""
@@ -55,10 +74,12 @@ _PROJECTIONS: dict[str, Callable[[Body], Any]] = {
 class Explaining:
     """Explains pods with the operator's own program. For threads."""
 
-    def __init__(self, api: Api, helper: Helper) -> None:
+    def __init__(self, api: Api, helper: Helper, *, kubeconfig: Path, program: Path) -> None:
         self._api = api
         self._helper = helper
+        self._environment = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(program)}
         self._one = threading.Lock()
+        self._commands = threading.Semaphore(COMMANDS_AT_ONCE)
 
     def explain(self, namespace: str, name: str, *, settled: bool = False) -> Explanation:
         """Explain a pod by the objects that the API server has now."""
@@ -72,6 +93,10 @@ class Explaining:
             for plural, bodies in lists.items():
                 for body in bodies:
                     world.apply(_PROJECTIONS[plural](body))
+            world.loads = Loads()
+            for body in lists["pods"]:
+                if "nodeName" in body["spec"]:
+                    world.loads.apply(load_of_pod(body))
             pod = world.pod(namespace, name)
             assert pod is not None, f"pod {namespace}/{name} does not exist"
             explainer = Explainer(world)
@@ -81,6 +106,63 @@ class Explaining:
                 index, self._helper, expressions, [each.slice for each in world.reachable()]
             )
             return explainer.explain(pod, settled=settled)
+
+    def command(self, namespace: str, target: str) -> tuple[int, Body]:
+        """Run ``kubectl drakit explain``; return its exit code and its answer for programs."""
+        argv = [sys.executable, "-m", "drakit_cli.kubectl.main", "explain", target]
+        with self._commands:
+            done = subprocess.run(
+                [*argv, f"--namespace={namespace}", "--output=json"],
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+
+class Heartbeats:
+    """Renews the Leases of made-up nodes, as their kubelets would. For threads."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._nodes: set[str] = set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeats")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def add(self, node: Body) -> None:
+        name = node["metadata"]["name"]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"]}
+        metadata = {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+        self._api.create({**body, "spec": _renewed(name)})
+        self._nodes.add(name)
+
+    def remove(self, nodes: Sequence[str]) -> None:
+        self._nodes.difference_update(nodes)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
+            for name in list(self._nodes):
+                with suppress(RefusedError):  # the Lease is deleted with its node
+                    change = {"spec": _renewed(name)}
+                    self._api.patch("leases", name, change, namespace=NODE_LEASES)
+
+
+def _renewed(node: str) -> Body:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now}
 
 
 def device(name: str, attributes: dict[str, Any] | None = None, **fields: Any) -> Body:
@@ -92,6 +174,18 @@ def device(name: str, attributes: dict[str, Any] | None = None, **fields: Any) -
     if capacity:
         found["capacity"] = capacity
     return found
+
+
+def _ready(ready: bool) -> Body:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": "Ready",
+        "status": "True" if ready else "False",
+        "reason": "KubeletReady" if ready else "KubeletNotReady",
+        "message": "",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }
 
 
 def devices(*names: str, **fields: Any) -> list[Body]:
@@ -118,7 +212,11 @@ class Scene:
     namespace: str
     node: str
     other: str
+    heartbeats: Heartbeats
     cleanups: list[Callable[[], object]] = field(default_factory=list)
+    made_up: list[str] = field(default_factory=list)
+    """Nodes of the scene. If there are any, its pods use no others."""
+
     held: bool = False
     """Whether the pod that is explained is kept from the scheduler until it was."""
 
@@ -128,6 +226,36 @@ class Scene:
     @property
     def driver(self) -> str:
         return f"{self.name}.test"
+
+    # ---- nodes
+
+    def make_node(self, name: str, *, ready: bool = True) -> str:
+        """Create a node without a kubelet. If it is ready, wait until pods can be placed there."""
+        node = self._create_node(name, ready=ready)
+        if ready:
+            self.wait_usable(node)
+        return node
+
+    def make_nodes(self, number: int) -> list[str]:
+        """Create many nodes that are ready."""
+        nodes = [self._create_node(str(each), ready=True) for each in range(number)]
+        for node in nodes:
+            self.wait_usable(node)
+        return nodes
+
+    def change_readiness(self, node: str, *, ready: bool) -> None:
+        """Report the readiness of a made-up node, as its kubelet would."""
+        body = self.api.get("nodes", node)
+        body["status"]["conditions"] = [_ready(ready)]
+        self.api.write_status("nodes", body)
+
+    def wait_usable(self, node: str) -> None:
+        """Wait until Kubernetes has removed the taints of a node that is not ready."""
+        wait_for(
+            f"node {node} has no taints of its condition",
+            lambda: self.api.get("nodes", node)["spec"].get("taints") == [BARE],
+            seconds=VERDICT_SECONDS,
+        )
 
     # ---- classes and slices
 
@@ -198,12 +326,14 @@ class Scene:
         templates: Sequence[str] = (),
         cpu: str = "1m",
         extended: str = "",
+        host_port: int = 0,
         **spec: Any,
     ) -> None:
         """
         Create a pod, or replace it: its requests become a template of its name.
 
         :param extended: an extended resource of which it requests one.
+        :param host_port: a port of its node that it uses.
         """
         if requests:
             self.api.delete("pods", name, namespace=self.namespace)
@@ -213,7 +343,7 @@ class Scene:
         used += [{"resourceClaimTemplateName": each} for each in made]
         names = [f"claim-{number}" for number in range(len(used))]
         amounts = {extended: "1"} if extended else {}
-        container = {
+        container: Body = {
             "name": "main",
             "image": "localhost/nothing:dev",
             "imagePullPolicy": "Never",
@@ -223,12 +353,15 @@ class Scene:
                 "claims": [{"name": each} for each in names],
             },
         }
+        if host_port:
+            container["ports"] = [{"containerPort": host_port, "hostPort": host_port}]
         body = {
             "terminationGracePeriodSeconds": 0,
             "containers": [container],
             "resourceClaims": [
                 {"name": each, **source} for each, source in zip(names, used, strict=True)
             ],
+            **self._placement(),
             **spec,
         }
         if self.held and name == WAITS:
@@ -247,7 +380,62 @@ class Scene:
         self.wait_scheduled(name)
 
     def delete(self, plural: str, name: str) -> None:
+        """Delete an object, a pod without a grace period."""
         self.api.delete(plural, name, namespace="" if plural in CLUSTER_WIDE else self.namespace)
+
+    def withdraw(self, pool: str) -> None:
+        """Delete the slice of a pool."""
+        self.delete("resourceslices", f"{self.name}-{pool}-0")
+
+    def start_deletion(self, plural: str, name: str) -> None:
+        """Delete an object of the namespace, a pod with its grace period; do not wait."""
+        self.api.start_deletion(plural, name, namespace=self.namespace)
+
+    def hold(self, plural: str, name: str, *finalizers: str) -> None:
+        """Give an object of the namespace these finalizers, and no others of ours."""
+        change = {"metadata": {"finalizers": list(finalizers)}}
+        self.api.patch(plural, name, change, namespace=self.namespace)
+
+    def deny(self, plural: str) -> None:
+        """Let no object of a kind be created in the namespace, and wait until that is so."""
+        group, version = DRA.removeprefix("/apis/").split("/")
+        rule = {"apiGroups": [group], "apiVersions": [version], "resources": [plural]}
+        policy = {
+            "matchConstraints": {"resourceRules": [{**rule, "operations": ["CREATE"]}]},
+            "validations": [{"expression": "false", "message": "not today"}],
+        }
+        only = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
+        binding = {
+            "policyName": self.name,
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": only},
+        }
+        self._put(self._body("ValidatingAdmissionPolicy", self.name, spec=policy))
+        self._put(self._body("ValidatingAdmissionPolicyBinding", self.name, spec=binding))
+
+        def denied() -> bool:
+            try:
+                self.claim("probe", self.request())
+            except RefusedError as error:
+                return "not today" in str(error)
+            self.delete("resourceclaims", "probe")
+            return False
+
+        wait_for(f"no {plural} can be created", denied, seconds=VERDICT_SECONDS)
+
+    def allow(self) -> None:
+        """Allow again what was denied."""
+        for plural in POLICIES:
+            self.delete(plural, self.name)
+
+    def status_of(self, claim: str) -> Body:
+        body = self.api.get("resourceclaims", claim, namespace=self.namespace)
+        return body.get("status", {})
+
+    def write_claim(self, claim: str, **status: Any) -> None:
+        """Write the status of a claim."""
+        body = self.api.get("resourceclaims", claim, namespace=self.namespace)
+        self.api.write_status("resourceclaims", {**body, "status": status})
 
     def quota(self, **hard: str) -> None:
         """Limit the namespace, and wait until the use of the limits is counted."""
@@ -307,6 +495,43 @@ class Scene:
         what = f"the scheduler refuses pod {self.namespace}/{name}"
         return wait_for(what, refused, seconds=VERDICT_SECONDS)
 
+    def wait_event(
+        self, name: str, *words: str, seconds: float = VERDICT_SECONDS
+    ) -> tuple[str, str]:
+        """Wait for an Event of the operator about an object with all these words."""
+
+        def written() -> tuple[str, str] | None:
+            texts = {f"{reason} {note}": (reason, note) for reason, note in self.events(name)}
+            return next((texts[t] for t in texts if all(word in t for word in words)), None)
+
+        what = f"an Event about {self.namespace}/{name}"
+        return wait_for(what, written, seconds=seconds, period=1)
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """The reasons and notes of the operator's Events about an object."""
+        return [
+            (each["reason"], each["message"])
+            for each in self.api.list("events", namespace=self.namespace)
+            if each["involvedObject"]["name"] == name
+            and each.get("reportingComponent") == CONTROLLER
+        ]
+
+    def claims_of(self, name: str) -> list[str]:
+        """The names of the claims that were made for a pod."""
+        return [
+            each["metadata"]["name"]
+            for each in self.api.list("resourceclaims", namespace=self.namespace)
+            for owner in each["metadata"].get("ownerReferences", ())
+            if owner["name"] == name
+        ]
+
+    def command(self, target: str) -> tuple[int, Body]:
+        return self.explaining.command(self.namespace, target)
+
+    def exists(self, plural: str, name: str) -> bool:
+        items = self.api.list(plural, namespace=self.namespace)
+        return any(each["metadata"]["name"] == name for each in items)
+
     # ---- bookkeeping
 
     def open(self) -> None:
@@ -322,6 +547,7 @@ class Scene:
                 raise
 
     def close(self) -> None:
+        self.heartbeats.remove(self.made_up)
         for cleanup in self.cleanups:
             cleanup()
         for pod in self.api.list("pods", namespace=self.namespace):
@@ -329,6 +555,33 @@ class Scene:
         self.api.delete("namespaces", self.namespace, wait=False)
         for plural in CLUSTER_WIDE:
             self.api.delete_all(plural, labels=f"{LABEL}={self.namespace}")
+
+    def create(self, kind: str, body: Body) -> Body:
+        """Create a raw object as one of this scene."""
+        namespaced = kind in ("ResourceClaim", "ResourceClaimTemplate")
+        name, spec = body["metadata"]["name"], body["spec"]
+        return self.api.create(self._body(kind, name, spec=spec, namespaced=namespaced))
+
+    def _create_node(self, name: str, *, ready: bool) -> str:
+        full = f"{self.name}-{name}"
+        self.made_up.append(full)
+        amounts = {"cpu": "4", "memory": "4Gi", "pods": "500"}
+        body = self._body("Node", full, spec={"taints": [BARE]})
+        body["metadata"]["labels"][HOSTNAME] = full
+        body["status"] = {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": [_ready(ready)],
+        }
+        self.heartbeats.add(self.api.create(body))
+        return full
+
+    def _placement(self) -> Body:
+        """Keep the scene's pods on its own nodes, if it has any."""
+        if not self.made_up:
+            return {}
+        tolerated = {"key": BARE["key"], "operator": "Exists"}
+        return {"nodeSelector": {LABEL: self.namespace}, "tolerations": [tolerated]}
 
     def _exact(self, selectors: Sequence[str], exact: dict[str, Any]) -> Body:
         body: Body = {"deviceClassName": exact.pop("of", self.driver), **exact}
@@ -349,7 +602,9 @@ class Scene:
         metadata: Body = {"name": name, "labels": {LABEL: self.namespace}}
         if namespaced:
             metadata["namespace"] = self.namespace
-        version = "v1" if kind in ("Pod", "ResourceQuota") else DRA.removeprefix("/apis/")
+        path = ADMISSION if kind.startswith("Validating") else DRA
+        core = kind in ("Node", "Pod", "ResourceQuota")
+        version = "v1" if core else path.removeprefix("/apis/")
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _put(self, body: Body) -> None:

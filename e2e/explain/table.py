@@ -3,7 +3,8 @@ The table of situations: pods that wait, or fit, the verdict on each, and the re
 
 Each is a generator: the part before `yield` makes the situation, the part after it applies the
 remedy that the explanation names. `DRIVER` in a selector means the scene's driver. They are in
-:mod:`.claims`, :mod:`.devices` and :mod:`.places`.
+:mod:`.claims`, :mod:`.devices`, :mod:`.errors`, :mod:`.advice`, :mod:`.broken` and
+:mod:`.places`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.scene import Scene
+from e2e.explain.scene import WAITS, Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,12 @@ class Situation:
     words: tuple[str, ...]
     """Words that the explanation must contain, in any of its sentences."""
 
+    never: tuple[str, ...]
+    """Words of wrong advice, which it must not contain."""
+
+    scheduler: tuple[str, ...]
+    """Words of the scheduler's own message."""
+
     alone: bool
     """Whether it changes what other situations see."""
 
@@ -34,17 +41,47 @@ class Situation:
     """Whether the scheduler tries the pod, and reports that it fits nowhere. It does not try a pod
     whose claim does not exist, and reports nothing."""
 
+    target: str
+    """The object that is explained, as ``kubectl drakit explain`` takes it."""
+
+    settled: bool
+    """Whether it is a problem only if it lasts."""
+
+    slow: bool
+    """Whether it runs in ``make test-all`` only."""
+
+    announced: Code | None
+    """The reason of the operator's Event if it has not the facts for ours."""
+
+    @property
+    def event(self) -> bool:
+        """Whether the operator writes an Event about the pod."""
+        return self.verdict in (Verdict.BLOCKED, Verdict.BROKEN) and self.target == WAITING_POD
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``kubectl drakit explain``."""
+        return 0 if self.verdict in (Verdict.FITS, Verdict.NOT_PENDING) else 1
+
 
 SITUATIONS: list[Situation] = []
 """All situations, in the order of their definition."""
+
+WAITING_POD = f"pod/{WAITS}"
 
 
 def situation(
     *codes: Code,
     words: tuple[str, ...] = (),
+    never: tuple[str, ...] = (),
+    scheduler: tuple[str, ...] = (),
     verdict: Verdict = Verdict.BLOCKED,
     alone: bool = False,
     tried: bool = True,
+    target: str = WAITING_POD,
+    settled: bool = False,
+    announced: Code | None = None,
+    slow: bool = False,
 ) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     def added(steps: Callable[[Scene], Iterator[None]]) -> None:
         SITUATIONS.append(
@@ -54,8 +91,14 @@ def situation(
                 verdict=verdict,
                 codes=frozenset(codes),
                 words=words,
+                never=never,
+                scheduler=scheduler,
                 alone=alone,
-                tried=tried and verdict is not Verdict.NOT_PENDING,
+                tried=tried and verdict in (Verdict.BLOCKED, Verdict.FITS, Verdict.UNDECIDED),
+                target=target,
+                settled=settled,
+                announced=announced,
+                slow=slow,
             )
         )
 

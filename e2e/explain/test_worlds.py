@@ -10,7 +10,7 @@ import pytest
 from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster, ClusterError
 from e2e.explain.api import Api
-from e2e.explain.scene import Explaining, Scene
+from e2e.explain.scene import Explaining, Heartbeats, Scene
 from e2e.explain.worlds import (
     RealWorld,
     RejectedWorldError,
@@ -52,7 +52,7 @@ def scheduler_agrees(found: Explanation, world: RealWorld, scene: Scene) -> bool
 
 
 def test_a_pod_fits_where_we_say_so_and_nowhere_else(
-    cluster: Cluster, api: Api, explaining: Explaining
+    cluster: Cluster, api: Api, explaining: Explaining, heartbeats: Heartbeats
 ):
     node, other = cluster.nodes[:2]
     outcomes: Counter[str] = Counter()
@@ -60,7 +60,7 @@ def test_a_pod_fits_where_we_say_so_and_nowhere_else(
     with labelled(api, node):
         for seed in range(MAX_SEEDS):
             world = RealWorld.of(seed, node=node, other=other)
-            scene = scene_of(seed, api, explaining, node=node, other=other)
+            scene = scene_of(seed, api, explaining, heartbeats, node=node, other=other)
             scene.open()
             try:
                 open_world(world, scene)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from e2e.explain.api import Api, Body, RefusedError
-from e2e.explain.scene import Explaining, Scene
+from e2e.explain.scene import Explaining, Heartbeats, Scene
 from tests.oracle.worlds import LABELS, NODE, make_world
 
 HOLDER = {"apiGroup": "explain.test", "resource": "holders", "name": "holder", "uid": "holder"}
@@ -134,6 +134,14 @@ def close_world(world: RealWorld, scene: Scene) -> None:
     scene.close()
 
 
-def scene_of(seed: int, api: Api, explaining: Explaining, *, node: str, other: str) -> Scene:
+def scene_of(
+    seed: int,
+    api: Api,
+    explaining: Explaining,
+    heartbeats: Heartbeats,
+    *,
+    node: str,
+    other: str,
+) -> Scene:
     namespace = f"world-{seed}-{uuid.uuid4().hex[:6]}"
-    return Scene(api, explaining, f"world-{seed}", namespace, node, other)
+    return Scene(api, explaining, f"world-{seed}", namespace, node, other, heartbeats)

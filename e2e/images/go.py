@@ -15,10 +15,12 @@ __all__ = (
     "CEL_DEFAULT",
     "CEL_MINORS",
     "CEL_SOURCES",
+    "SCHEDULER_MINORS",
     "cel_flags",
     "cel_program",
     "cel_programs",
     "go_program",
+    "scheduler_program",
 )
 
 CEL_SOURCES = REPOSITORY / "operator" / "cel"
@@ -33,8 +35,12 @@ FLAGS = ("-trimpath", "-ldflags=-s -w")
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 """`make check-go` has the same: with others, Go compiles all packages once more."""
 
+_SCHEDULERS = {"1.36": "go.mod", "1.37": "go-1.37.mod"}
+SCHEDULER_MINORS = tuple(_SCHEDULERS)
+"""The minor releases of Kubernetes whose scheduler is built, for tests only."""
+
 BUILD_SECONDS = 1800
-"""The first build of a minor release compiles up to 440 packages."""
+"""The first build of a minor release compiles up to 440 packages, a scheduler about 1,100."""
 
 
 def cel_programs() -> Path:
@@ -64,7 +70,18 @@ def cel_flags(minor: str) -> tuple[str, ...]:
     return (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
 
 
-def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Path:
+def scheduler_program(minor: str) -> Path:
+    """Return the scheduler of a minor release as a program that answers questions."""
+    return go_program(
+        REPOSITORY / "tests" / "oracle" / "scheduler",
+        name=f"drakit-scheduler-{minor}",
+        flags=(f"-modfile={_SCHEDULERS[minor]}",),
+    )
+
+
+def go_program(
+    sources: Path, *, name: str, imported: Sequence[Path] = (), flags: Sequence[str] = ()
+) -> Path:
     """
     Return the program of a module in this repository; built if it is not in the cache.
 
@@ -72,7 +89,9 @@ def go_program(sources: Path, *, name: str, imported: Sequence[Path] = ()) -> Pa
     :raises ImageError: Go is missing, or the sources are wrong.
     """
     key = _key(name, sources, *imported)
-    return kept("backends", key, lambda folder: _build(sources, folder / name), keep=16) / name
+    return (
+        kept("backends", key, lambda folder: _build(sources, folder / name, flags), keep=16) / name
+    )
 
 
 def _key(name: str, *modules: Path) -> str:

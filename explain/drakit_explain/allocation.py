@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Protocol
 
 from drakit.quantity import quantity_units
+from drakit_explain.budget import Budget
 from drakit_explain.devices import (
     Amount,
     CapacityFacts,
@@ -38,7 +39,6 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pools import Counter, NodePool
-from drakit_explain.release import Rules
 
 # ---------------------------------------------------------------- capacities
 
@@ -163,7 +163,7 @@ class Outcome(Enum):
     """The allocator ends with an error: no other device or alternative is tried."""
 
     UNDECIDED = "undecided"
-    """The search ended at its bound."""
+    """The search has spent its budget, or a fact cannot be evaluated."""
 
 
 class Failure(Enum):
@@ -210,7 +210,10 @@ class Answer:
     devices: tuple[tuple[str, str, DeviceID], ...] = ()
     """The result of a successful search: claim, request (``request/subrequest``) and device."""
 
-    steps: int = 0
+    @property
+    def ended_early(self) -> bool:
+        """Whether the search ended because of its budget."""
+        return self.outcome is Outcome.UNDECIDED and not self.failure
 
     @property
     def fatal(self) -> bool:
@@ -223,6 +226,8 @@ class SearchedClaim:
     """A claim, or what a template would make, with what the search needs of it."""
 
     name: str
+    """For sentences: ``claim "name"`` or ``claim template "name"``."""
+
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
 
@@ -312,19 +317,23 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 
 # ---------------------------------------------------------------- constraints and counters
 
+_STEPS_PER_PARTITION = 4
+"""Steps of a device whose counters are compared with its holders."""
+
 
 class SearchedConstraint:
     """One constraint of a claim, with the values of the devices that the search has taken."""
 
-    def __init__(self, facts: Constraint, rules: Rules) -> None:
+    def __init__(self, facts: Constraint, *, forgets: bool) -> None:
+        """`forgets`: of each request, only the last device counts for distinct values."""
+        self._forgets = forgets
         self.attribute: str = facts.attribute
         self.distinct: bool = facts.distinct
         self._requests = frozenset(facts.requests)
         self._number = 0
         self._value: object = None
-        self._keeps_all = rules.compares_all_values
-        self._values: dict[str | int, object] = {}
-        """By number, or by request if the allocator keeps only the last value of each."""
+        self._values: dict[object, object] = {}
+        """By number, or by request, so that a second device of a request replaces the first."""
 
     def _applies(self, base: str, sub: str) -> bool:
         requests = self._requests
@@ -338,7 +347,7 @@ class SearchedConstraint:
             return False
         if self._number == 0:
             self._value = value
-            self._values = {}
+            self._values = {self._key(base): value} if self.distinct else {}
         elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
             # Releases of Kubernetes differ in how they compare lists.
             raise NotEvaluatedError(
@@ -348,10 +357,9 @@ class SearchedConstraint:
         elif self.distinct:
             if any(_same(value, other) for other in self._values.values()):
                 return False
+            self._values[self._key(base)] = value
         elif not _same(value, self._value):
             return False
-        if self.distinct:
-            self._values[self._number if self._keeps_all else base] = value
         self._number += 1
         return True
 
@@ -359,7 +367,10 @@ class SearchedConstraint:
         if not self._applies(base, sub):
             return
         self._number -= 1
-        self._values.pop(self._number if self._keeps_all else base, None)
+        self._values.pop(self._key(base), None)
+
+    def _key(self, base: str) -> object:
+        return base if self._forgets else self._number
 
 
 def _same(one: object, other: object) -> bool:
@@ -369,39 +380,51 @@ def _same(one: object, other: object) -> bool:
 class SearchedCounters:
     """The rest of the pools' counters."""
 
-    def __init__(self, is_held: Callable[[DeviceID], bool]) -> None:
+    def __init__(
+        self, is_held: Callable[[DeviceID], bool], budget: Budget, *, by_driver: bool
+    ) -> None:
         """
         Count the counters that are left.
 
         :param is_held: whether a claim has a device, or a share of it.
+        :param by_driver: pools of two drivers with one name have counters of their own.
         """
         self._is_held = is_held
-        self._available: dict[PoolID, dict[Counter, int]] = {}
-        self._consumed: dict[PoolID, dict[Counter, int]] = {}
+        self._budget = budget
+        self._by_driver = by_driver
+        self._available: dict[object, dict[Counter, int]] = {}
+        self._consumed: dict[object, dict[Counter, int]] = {}
+
+    def _key(self, pool: NodePool) -> object:
+        return pool.identity if self._by_driver else pool.identity.pool
 
     def take(self, pool: NodePool, facts: DeviceFacts) -> bool:
-        if pool.identity not in self._available:
-            self._available[pool.identity] = self._left(pool)
-        consumed = self._consumed.setdefault(pool.identity, {})
+        key = self._key(pool)
+        if key not in self._available:
+            self._available[key] = self._left(pool)
+        consumed = self._consumed.setdefault(key, {})
+        self._budget.spend(len(self._available[key]))
         for counter, amount in counters_of(facts):
             consumed[counter] = consumed.get(counter, 0) + amount
-        available = self._available[pool.identity]
+        available = self._available[key]
         if any(left < consumed.get(counter, 0) for counter, left in available.items()):
             self.give_back(pool, facts)
             return False
         return True
 
     def give_back(self, pool: NodePool, facts: DeviceFacts) -> None:
-        consumed = self._consumed[pool.identity]
+        consumed = self._consumed[self._key(pool)]
         for counter, amount in counters_of(facts):
             consumed[counter] -= amount
 
     def _left(self, pool: NodePool) -> dict[Counter, int]:
         left = dict(pool.counters)
         driver, name = pool.identity
+        slices = (*pool.slices, *pool.elsewhere)
+        self._budget.spend(_STEPS_PER_PARTITION * sum(len(each.devices) for each in slices))
         if any(
             consumed.grouped
-            for each in (*pool.slices, *pool.elsewhere)
+            for each in slices
             for device in each.devices
             for consumed in device.consumes
         ):
@@ -409,7 +432,7 @@ class SearchedCounters:
                 f"devices of pool {name} of driver {driver} have compatibilityGroups, which "
                 f"drakit does not support"
             )
-        for each in (*pool.slices, *pool.elsewhere):
+        for each in slices:
             for device in each.devices:
                 if not device.consumes:
                     continue

@@ -24,16 +24,31 @@ from drakit_explain.allocation import (
     short_capacities,
     tolerates,
 )
+from drakit_explain.budget import MAX_STEPS, Budget
 from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
 from drakit_explain.pools import Counter, NodePool
+from drakit_explain.release import rules_of
+from drakit_explain.reports import UNHEALTHY
 from drakit_explain.world import Reachable, World
 
 _OPERATORS = ("", "Equal", "Exists")
 
-MAX_PLACEMENTS = 8
-"""Sets of nodes for which the results of a request are kept."""
+REQUESTS = 4
+"""Different requests of one explanation for which the devices of the cluster are counted. Counts
+are kept, so a later explanation counts less."""
+
+_STEPS_PER_SLICE = 10
+_STEPS_PER_DEVICE = 5
+"""Steps of a slice, and of each of its devices if they are counted one by one."""
+
+MAX_PLACEMENTS = 2
+"""Sets of nodes for which the results of a request are kept. Each takes up to 0.6 MiB with 5,000
+nodes, and each pod can have one of its own."""
+
+NAMED_DEVICES = 3
+"""Unhealthy devices that are kept: a sentence names their drivers' words."""
 
 NAMED_HOLDERS = 3
 """Holders that are kept per namespace: an Event names at most this many."""
@@ -94,6 +109,9 @@ class Availability:
     near: set[str] = field(default_factory=set[str])
     """How tolerations of the request differ from taints of `tainted` with the same key."""
 
+    unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
+    """The first devices of `tainted` that drakit's node plugin reports as unhealthy."""
+
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
     """Other devices use the hardware that they need."""
@@ -119,6 +137,9 @@ class Availability:
         """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
+    def add_unhealthy(self, *devices: DeviceID) -> None:
+        self.unhealthy = set(sorted(self.unhealthy.union(devices))[:NAMED_DEVICES])
+
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
@@ -128,6 +149,8 @@ class Availability:
         self.effects |= other.effects
         self.rules |= other.rules
         self.near |= other.near
+        if other.unhealthy:
+            self.add_unhealthy(*other.unhealthy)
         for name, left in other.left.items():
             self.left[name] = max(left, self.left.get(name, left))
 
@@ -221,15 +244,17 @@ class Analysis:
     )
     """Results by the nodes that a pod can use: most pods can use the same nodes."""
 
-    def for_nodes(self, nodes: Mapping[str, Unusable | None]) -> Availability:
+    def for_nodes(self, nodes: Mapping[str, Unusable | None], budget: Budget) -> Availability:
         """
         Return what a pod finds on its nodes.
 
         :param nodes: all nodes, each with the reason why the pod cannot use it.
         """
+        budget.spend()
         for known, found in self.by_nodes:
             if known is nodes:
                 return found
+        budget.spend(len(self.counts) + len(self.free_by_node))
         found = self._for_nodes(nodes)
         self.by_nodes.insert(0, (nodes, found))
         del self.by_nodes[MAX_PLACEMENTS:]
@@ -252,8 +277,9 @@ class Analysis:
         result.most_free = (name, -less)
         return result
 
-    def nodes_with(self, number: int) -> set[str]:
+    def nodes_with(self, number: int, budget: Budget) -> set[str]:
         """Return the nodes that could give so many devices to the request alone."""
+        budget.spend(1 + len(self.free_by_node) // 10)
         return {name for name, free in self.free_by_node.items() if free >= number}
 
 
@@ -268,7 +294,20 @@ def needed(request: Request, found: Availability | None = None) -> int:
     return max(request.count, 1)
 
 
-def analyze(request: Request, world: World, *, before: Analysis | None = None) -> Analysis:
+def budget_of(world: World) -> Budget:
+    """Return the budget of one explanation: larger clusters take longer."""
+    return Budget(MAX_STEPS + REQUESTS * sum(_steps(each, world) for each in world.reachable()))
+
+
+def _steps(reach: Reachable, world: World) -> int:
+    """Return how many steps the devices of a slice take for one request at most."""
+    each = 0 if reach.plain and not world.has_taint_rules else _STEPS_PER_DEVICE
+    return _STEPS_PER_SLICE + each * len(reach.slice.devices)
+
+
+def analyze(
+    request: Request, world: World, budget: Budget, *, before: Analysis | None = None
+) -> Analysis:
     """
     Count the devices of the cluster for a request.
 
@@ -289,9 +328,11 @@ def analyze(request: Request, world: World, *, before: Analysis | None = None) -
     # Rules concern all slices, and seldom change.
     if before is not None and before.revision >= world.rules_revision:
         known = before.counts if before.selectors == selectors else {}
-    counting = _Counting(request, world, selectors)
+    counting = _Counting(request, world, selectors, budget)
     counts: dict[str, SliceCount] = {}
-    for reach in world.reachable():
+    reachable = world.reachable()
+    budget.spend(1 + len(reachable))
+    for reach in reachable:
         count = known.get(reach.slice.name)
         if count is None or count.reach is not reach or count.stamp != world.stamp(reach.pool):
             count = counting.count(reach)
@@ -333,7 +374,9 @@ def _free_by_node(request: Request, counts: Iterable[SliceCount]) -> dict[str, i
         if number := count.available:
             for node in count.reach.nodes:
                 free[node] = free.get(node, 0) + number
-        if request.every and count.available + count.left_out < count.total:
+        # Where each device has a place of its own, it may concern another node.
+        every = request.every and not count.reach.slice.by_device
+        if every and count.available + count.left_out < count.total:
             taken.update(count.reach.nodes)
     return {node: number for node, number in free.items() if node not in taken}
 
@@ -342,17 +385,23 @@ class _Counting:
     """Counts the devices of slices for one request."""
 
     def __init__(
-        self, request: Request, world: World, selectors: Sequence[tuple[str, str]]
+        self,
+        request: Request,
+        world: World,
+        selectors: Sequence[tuple[str, str]],
+        budget: Budget,
     ) -> None:
         self._request = request
         self._world = world
         self._selectors = selectors
-        self._sorting = _Sorting(request, world)
+        self._budget = budget
+        self._sorting = _Sorting(request, world, budget)
         self._passed: dict[object, Selected] = {}
         """By the number of devices and the outcomes of all selectors: slices share them."""
 
     def count(self, reach: Reachable) -> SliceCount:
         of = reach.slice
+        self._budget.spend(_STEPS_PER_SLICE)
         selected = self._select(of)
         count = SliceCount(
             reach=reach,
@@ -385,11 +434,13 @@ class _Counting:
 class _Sorting:
     """Sorts the devices of one request."""
 
-    def __init__(self, request: Request, world: World) -> None:
+    def __init__(self, request: Request, world: World, budget: Budget) -> None:
         self._request = request
         self._world = world
+        self._budget = budget
         self._hardware = Hardware(world)
         self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+        self._leaves_out = rules_of(world.minor).leaves_out_used_up
 
     def sort(self, count: SliceCount, matches: int) -> None:
         """Sort devices of a slice."""
@@ -397,6 +448,9 @@ class _Sorting:
         of = reach.slice
         if not reach.plain or world.has_taint_rules:
             count.found = Availability()
+            self._budget.spend(_STEPS_PER_DEVICE * matches.bit_count())
+            if of.devices.consumes:  # the counters of a pool are read once
+                self._budget.spend(2 * len(of.devices))
             for index in bits(matches):
                 device = of.devices[index]
                 identity = DeviceID(of.driver, of.pool, device.name)
@@ -432,13 +486,15 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
-        found.left_out += bool(short)
+        found.left_out += bool(short) and self._leaves_out
         taints = world.taints(identity, device)
         if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))
             found.effects.update((taint.key, taint.effect) for taint in obstacles)
             found.rules.update(world.taint_rules(identity, obstacles))
             found.near.update(_near(obstacles, request.tolerations))
+            if any(taint.key == UNHEALTHY for taint in obstacles):
+                found.add_unhealthy(identity)
         elif request.admin_access:
             found.free += 1  # it consumes nothing
         elif (holder := world.holder(identity)) is not None:

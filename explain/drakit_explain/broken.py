@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
     ClaimFacts,
     DeviceID,
@@ -24,22 +24,29 @@ from drakit_explain.model import (
     PodClaim,
     PodFacts,
     PoolID,
-    ReportFacts,
     Result,
 )
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
-from drakit_explain.world import Name, World
+from drakit_explain.reports import (
+    HOSTDEV,
+    UNHEALTHY,
+    not_registered,
+    share_not_offered,
+    words_of,
+)
+from drakit_explain.world import World
 from drakit_formats.resource.objects import children
 
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
 
-_UNHEALTHY = "drakit.dev/unhealthy"
 _STOPPED = "drakit.dev/stopped"
 _GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
-_HOSTDEV = "hostdev.drakit.dev"
+
+WORDS_SECONDS = 15.0
+"""The time in which the report of a node follows its slices."""
 
 _MUST_LAST = frozenset(
     [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
@@ -80,7 +87,8 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
             code=each.code,
             sentence=f"{start}{separator}{each.what}",
             regarding=pod.reference,
-            transient=each.code if each.code in _MUST_LAST else "",
+            transient=each.code if each.code in _MUST_LAST else each.transient,
+            patience_seconds=each.patience_seconds,
         )
         for each in dict.fromkeys(found)
         if settled or each.code not in _MUST_LAST
@@ -100,7 +108,13 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
     found = [problem] if problem is not None else list(_of_devices(claim, node, world))
     start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but"
     return tuple(
-        Reason(code=each.code, sentence=f"{start} {each.what}", regarding=claim.reference)
+        Reason(
+            code=each.code,
+            sentence=f"{start} {each.what}",
+            regarding=claim.reference,
+            transient=each.transient,
+            patience_seconds=each.patience_seconds,
+        )
         for each in dict.fromkeys((*found, *_binding(claim)))
     )
 
@@ -226,13 +240,11 @@ def _of_claim(
 def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
     """Return the drivers of a claim that the kubelet has not registered, as reports state."""
     for driver in dict.fromkeys(result.device.driver for result in claim.results):
-        report = world.of(ReportFacts).get(Name("", f"{node}.{driver}"))
-        if report is not None and report.registration:
+        if state := not_registered(driver, node, world):
             yield Finding(
                 code=Code.DRIVER_UNAVAILABLE,
                 what=f"driver {driver} of its claim {claim.name} is not registered with the "
-                f"kubelet ({report.registration}); check the log of the node plugin on node "
-                f"{node}",
+                f"kubelet ({state}); check the log of the node plugin on node {node}",
             )
 
 
@@ -330,45 +342,54 @@ def _of_result(
         return
     device = published_device(result.device, world)
     if device is not None:
-        taints = world.taints(result.device, device)
-        yield from _of_taints(result, taints, claim, node, world, message)
+        yield from _of_taints(result, device, claim, node, world, message)
     elif is_complete(slices):
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device_of_result(result, claim)} is no longer published; {_back(result)}, or "
-            f"delete the pod and the claim, so that another device is allocated",
+            what=f"{device_of_result(result, claim)} is no longer published; "
+            f"{_back(result.device)}, or delete the pod and the claim, so that another device is "
+            f"allocated",
         )
 
 
-def _back(result: Result) -> str:
+def _back(device: DeviceID) -> str:
     """Return what brings a device back."""
-    if result.device.driver == _HOSTDEV:  # a policy may offer fewer shares of it, or none
+    if device.driver == HOSTDEV:  # a policy may offer fewer shares of it, or none
         return "check that a HostDevicePolicy still offers it, and that it is connected"
     return "connect the device again"
 
 
 def _of_taints(
     result: Result,
-    taints: Sequence[TaintFacts],
+    published: DeviceFacts,
     claim: ClaimFacts,
     node: str | None,
     world: World,
     message: str,
 ) -> Iterator[Finding]:
+    taints = world.taints(result.device, published)
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
     if _GONE in keys:
+        policy = published.attribute("policy", result.device.driver)
+        if less := share_not_offered(result.device, policy, world):
+            back = f"{less}: raise sharing.users"
+        else:
+            back = _back(result.device)
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device} is gone: its driver no longer lists it; {_back(result)}, or delete the "
+            what=f"{device} is gone: its driver no longer lists it; {back}, or delete the "
             f"pod and the claim, so that another device is allocated",
         )
-    if _UNHEALTHY in keys:
-        words = f" ({message})" if message else ""
+    said = words_of(result.device, world) if UNHEALTHY in keys else None
+    words = f" ({said or message})" if said or message else ""
+    if UNHEALTHY in keys:
         yield Finding(
             code=Code.DEVICE_UNHEALTHY,
             what=f"{device} is unhealthy{words}; check the device, or delete the pod and the "
             f"claim, so that another device is allocated",
+            transient=Code.DEVICE_UNHEALTHY if said is None and not message else "",
+            patience_seconds=WORDS_SECONDS,
         )
     if _STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"
@@ -394,13 +415,14 @@ def _of_taints(
             longest = max(each.seconds or 0 for each in applying)
             when += f" after the {longest} s that the request tolerates"
         rules = sorted(world.taint_rules(result.device, [taint]))
+        why = words if taint.key == UNHEALTHY else ""
         cause = "resolve the cause of the taint"
         if rules:
             cause = f"DeviceTaintRule {rules[0]} sets the taint: delete the rule"
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
-            what=f"{device} has the taint {taint.shown} with effect NoExecute, so {when}; {cause}, "
-            f"or tolerate the taint's key and effect NoExecute in the request",
+            what=f"{device} has the taint {taint.shown} with effect NoExecute{why}, so {when}; "
+            f"{cause}, or tolerate the taint's key and effect NoExecute in the request",
         )
 
 
@@ -409,7 +431,7 @@ def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
     for result in claim.results:
         device = published_device(result.device, world)
         for taint in world.taints(result.device, device) if device is not None else ():
-            if taint.effect != "NoSchedule" or taint.key in (_UNHEALTHY, _STOPPED, _GONE):
+            if taint.effect != "NoSchedule" or taint.key in (UNHEALTHY, _STOPPED, _GONE):
                 continue
             rules = sorted(world.taint_rules(result.device, [taint]))
             origin = f", which DeviceTaintRule {rules[0]} sets" if rules else ""

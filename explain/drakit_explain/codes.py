@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -114,6 +115,9 @@ class Finding:
     transient: str = ""
     """As in :class:`Reason`."""
 
+    patience_seconds: float | None = None
+    """As in :class:`Reason`."""
+
     claims: tuple[str, ...] = ()
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
@@ -121,6 +125,11 @@ class Finding:
 def no_remedy() -> str:
     """Return that no remedy is known."""
     return ""
+
+
+def no_confirmation() -> Confirmation | None:
+    """Return that Kubernetes' allocator decides nothing about a reason."""
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +149,9 @@ class Reason:
     An Event reports such a state only if it lasts.
     """
 
+    patience_seconds: float | None = None
+    """How long the state is normal; None if as long as most."""
+
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """
     Search what would be enough to end it, as a clause; empty if nothing is known.
@@ -147,6 +159,11 @@ class Reason:
     The search takes long, so only a caller that reports the reason asks for it, before the facts
     change. All reasons of one explanation share the result.
     """
+
+    find_confirmation: Callable[[], Confirmation | None] = field(
+        default=no_confirmation, compare=False
+    )
+    """Return what must be asked before the reason is certain; also before the facts change."""
 
     @property
     def text(self) -> str:

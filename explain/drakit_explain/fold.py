@@ -2,9 +2,12 @@
 One answer for a pod from the answers of its nodes, as the scheduler finds it.
 
 An error of the search on a node that the scheduler looks at is the end of the attempt, even if
-other nodes fit (:mod:`.release`). Nodes with equal profiles are searched once (:mod:`.profiles`).
+other nodes fit (:mod:`.release`), and even if an allocated claim of the pod excludes the node:
+``Filter`` of the DynamicResources plugin searches there as well, in 1.34 to 1.37. Nodes with equal
+profiles are searched once (:mod:`.profiles`).
 First come the nodes on which an error is possible, then those with enough devices, up to the first
-that fits.
+that fits. When the budget is spent, an error that was found is certain. That a node fits is certain
+only if no error is possible on a node that was not judged.
 
 It must not know how an answer is worded.
 """
@@ -13,21 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from drakit_explain.allocation import MAX_RESULTS, Answer, Outcome
 from drakit_explain.availability import needed
+from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.model import PoolID, Request
+from drakit_explain.nodes import NodeProblem
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
 from drakit_explain.profiles import Profiles
 from drakit_explain.release import FEASIBLE_NODES
+from drakit_explain.reports import not_registered
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
-
-MAX_WORK = 1_000_000
-"""Devices that are looked at and tried for one pod, on all nodes: about 3 s."""
-
 
 _NAMED = 3
 """Pools that are named."""
@@ -41,6 +42,8 @@ class Judged:
     """Of the nodes that were searched, or are like one that was."""
 
     fits_on: str = ""
+    """Where all drivers of the devices are registered, if the pod fits there."""
+
     fatal: tuple[str, ...] = ()
     """Nodes with an error that gives up the pod, in the order of the nodes."""
 
@@ -51,7 +54,7 @@ class Judged:
     """Of `fatal`, one node of each profile."""
 
     unjudged: tuple[str, ...] = ()
-    """Nodes that are not searched, because too much work has been done."""
+    """Nodes whose search ended with the budget, or did not begin."""
 
 
 def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
@@ -65,52 +68,67 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
     search = _Search(trial, trial.profiles())
     usable = list(trial.usable())
-    suspects = _suspects(trial)
-    fatal = [
-        name
-        for name in usable
-        if name in suspects
-        and (answer := search.answer(name)) is not None
-        and answer.fatal
-        and reached(name)
-    ]
-    able = trial.able_for_all()
-    fitting = (
-        name
-        for name in usable
-        if name in able and (answer := search.answer(name)) is not None and _fits(answer)
-    )
-    # Only beside an error does it matter how many nodes fit.
-    some = list(islice(fitting, FEASIBLE_NODES + 1 if fatal else 1))
+    fatal: list[str] = []
+    some: list[str] = []
+    best = ""
+    certain = True
+    candidates = set(usable)
+    spent = False
+    try:
+        suspects = _suspects(trial)
+        for name, problem in trial.nodes.items():
+            if name in suspects and (problem is None or problem.problem is NodeProblem.CLAIM):
+                answer = search.answer(name)
+                certain = certain and answer.outcome is not Outcome.UNDECIDED
+                if answer.fatal and reached(name):
+                    fatal.append(name)
+        candidates = trial.able_for_all()
+        # Only beside an error does it matter how many nodes fit.
+        most = FEASIBLE_NODES + 1 if fatal else 1
+        for name in usable:
+            if name in candidates and search.answer(name).outcome is Outcome.FITS:
+                some.append(name)
+                # The scheduler does not know which drivers are registered.
+                best = best or (name if search.is_registered(name) else "")
+                if best and len(some) >= most:
+                    break
+    except BudgetSpentError:
+        spent = True
+    answers = search.answers
     by_profile = {search.profile(name): name for name in reversed(fatal)}
     return Judged(
-        answers=search.answers,
-        fits_on=some[0] if some else "",
+        answers=answers,
+        fits_on=(best or some[0]) if some and (fatal or certain) else "",
         fatal=tuple(fatal),
         chance=bool(fatal)
-        and (len(some) > FEASIBLE_NODES or all(search.answers[name].chance for name in fatal)),
+        and (len(some) > FEASIBLE_NODES or all(answers[name].chance for name in fatal)),
         distinct=tuple(reversed(by_profile.values())),
-        unjudged=tuple(search.unjudged),
+        unjudged=tuple(
+            name
+            for name in usable
+            if (answers[name].ended_early if name in answers else spent and name in candidates)
+        ),
     )
-
-
-def _fits(answer: Answer) -> bool:
-    return answer.outcome is Outcome.FITS
 
 
 def _suspects(trial: Trial) -> set[str]:
     """Return the nodes on which the search can end with an error."""
     found: set[str] = set()
     ready = trial.rules.skips_pools
+    every = False
     for _, _, exact in trial.exact():
         analysis = trial.analysis(exact)
         for error in analysis.errors:
             found.update(error.nodes)
+        trial.budget.spend(1 + len(analysis.errors))
         if exact.every:  # a constraint, too many devices, or a pool that is not ready
+            trial.budget.spend(len(analysis.matching_by_node) // 10)
             found.update(analysis.matching_by_node)
-            found.update(name for name, _ in trial.world.not_ready())
-        if exact.every and not ready:
-            return set(trial.nodes)
+            every = True
+    if every and not ready:
+        return set(trial.nodes)
+    if every:
+        found.update(name for name, _ in trial.world.not_ready())
     if not ready:
         found.update(
             name for name, pool in trial.world.not_ready() if pool.state is PoolState.INVALID
@@ -132,35 +150,35 @@ class _Search:
     trial: Trial
     profiles: Profiles
     answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
-    unjudged: dict[str, None] = field(default_factory=dict[str, None])
     _known: dict[Hashable, Answer] = field(default_factory=dict[Hashable, Answer])
     _profiles: dict[str, Hashable] = field(default_factory=dict[str, Hashable])
-    _work: int = 0
 
     def profile(self, node: str) -> Hashable:
         if node not in self._profiles:
             self._profiles[node] = self.profiles.of(self.trial.pools(node))
         return self._profiles[node]
 
-    def answer(self, node: str) -> Answer | None:
-        """Return the answer of a node; None if it is not searched any more."""
-        if node not in self.answers and node not in self.unjudged:
-            profile = self.profile(node)
-            if profile not in self._known:
-                if self._work > MAX_WORK:
-                    self.unjudged[node] = None
-                    return None
-                answer = self._known[profile] = self.trial.allocate(node)
-                devices = (len(each.devices) for p in self.trial.pools(node) for each in p.slices)
-                self._work += answer.steps + sum(devices)
-            self.answers[node] = self._known[profile]
-        return self.answers.get(node)
+    def answer(self, node: str) -> Answer:
+        """Return the answer of a node; raise :class:`BudgetSpentError` if it cannot be searched."""
+        self.trial.budget.spend()
+        profile = self.profile(node)
+        if profile not in self._known:
+            self._known[profile] = self.trial.allocate(node)
+        answer = self.answers[node] = self._known[profile]
+        return answer
+
+    def is_registered(self, node: str) -> bool:
+        """Return whether no report denies that the drivers of a result are registered."""
+        drivers = {device.driver for _, _, device in self.answers[node].devices}
+        return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
 
 # ---- pools that do not count
 
 
-def not_counted(world: World, requests: Iterable[Request], nodes: Collection[str]) -> str:
+def not_counted(
+    world: World, requests: Iterable[Request], nodes: Collection[str], budget: Budget
+) -> str:
     """
     Name the incomplete pools of nodes that could have devices for exact requests, as a clause.
 
@@ -171,6 +189,7 @@ def not_counted(world: World, requests: Iterable[Request], nodes: Collection[str
     missing: dict[PoolID, str] = {}
     for node, pool in world.not_ready():
         driver = pool.identity.driver
+        budget.spend(len(wanted))
         if (
             node in nodes
             and pool.state is PoolState.INCOMPLETE

@@ -18,7 +18,7 @@ from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices,
 from drakit_formats.resource.objects import Object
 
 LOWEST_PRIORITY = -(2**31)
-"""The least priority of a pod."""
+"""The least priority of a pod: beside it, the requests of all other pods count."""
 
 
 class PoolID(NamedTuple):
@@ -469,6 +469,9 @@ class PolicyFacts:
     """The name of its DeviceClass."""
 
     extended_resource: str = ""
+    shares: int = 0
+    """How many shares of each device it offers as entries (API: ``sharing.users`` in mode
+    ``Users``); 0 in other modes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -491,6 +494,21 @@ class PolicyReport:
     conflicts: tuple[DeviceConflict, ...] = ()
 
 
+class DeviceWords(NamedTuple):
+    """An unhealthy device in a report, with the words of its driver, if there are any."""
+
+    pool: str
+    device: str
+    message: str
+
+
+class DroppedField(NamedTuple):
+    """A feature of devices that the API server does not support."""
+
+    feature: str
+    message: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
     """A NodeDeviceReport."""
@@ -506,6 +524,10 @@ class ReportFacts:
     registration: str = ""
     """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
 
+    unhealthy: tuple[DeviceWords, ...] = ()
+    """The first of the unhealthy devices."""
+
+    dropped: tuple[DroppedField, ...] = ()
     left_out: int = 0
     """Devices that are not published."""
 

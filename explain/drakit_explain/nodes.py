@@ -18,9 +18,17 @@ from enum import Enum
 from typing import NamedTuple
 
 from drakit_explain.allocation import tolerates
+from drakit_explain.budget import Budget
 from drakit_explain.devices import TaintFacts
 from drakit_explain.loads import Requests
-from drakit_explain.model import ClaimFacts, NodeFacts, Placement, PodFacts, Toleration
+from drakit_explain.model import (
+    LOWEST_PRIORITY,
+    ClaimFacts,
+    NodeFacts,
+    Placement,
+    PodFacts,
+    Toleration,
+)
 from drakit_explain.pools import NodeView
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node
@@ -95,9 +103,6 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
     return None
 
 
-LOWEST = -(2**31)
-"""The lowest priority: beside a pod that has it, all others count."""
-
 _ROOM = "room for pods"
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """The domains of taints that Kubernetes sets while a node has a problem."""
@@ -128,6 +133,16 @@ Nodes = Mapping[str, Unusable | None]
 """All nodes by name, each with the reason why a pod cannot use it."""
 
 
+_STEPS_PER_NODE = 2
+_BYTES_PER_STEP = 40
+"""A term of a node affinity takes about a microsecond, and at least so many bytes of JSON."""
+
+
+def _steps(placement: Placement) -> int:
+    """Return how many steps the rules of a pod take for one node."""
+    return _STEPS_PER_NODE + placement.size_bytes // _BYTES_PER_STEP
+
+
 class UsableNodes:
     """The nodes that pods can use; results are kept until nodes, or the pods on them, change."""
 
@@ -138,33 +153,43 @@ class UsableNodes:
         self._by_rules: dict[object, Nodes] = {}
         self._with_room: dict[object, Nodes] = {}
 
-    def of(self, pod: PodFacts, allocated: Sequence[ClaimFacts]) -> Nodes:
+    def of(self, pod: PodFacts, allocated: Sequence[ClaimFacts], budget: Budget) -> Nodes:
         """Return the nodes for a pod with these claims that are allocated already."""
         self._refresh()
-        nodes = self._room(pod)
+        nodes = self._room(pod, budget)
         restricted = [claim for claim in allocated if claim.nodes is not None]
         if not restricted:
             return nodes
+        budget.spend(_STEPS_PER_NODE * len(nodes) * len(restricted))
         return {
             name: problem or _other_claim(restricted, self._views[name])
             for name, problem in nodes.items()
         }
 
     def passes(self, pod: PodFacts, name: str) -> bool:
-        """Return whether a node that a pod can use has room for it without preemption."""
-        node, loads = self._world.node(name), self._world.loads
-        if node is None or loads is None or self._loads is None or not loads.knows(name):
-            return True
-        return too_small(pod.requests, loads.free(node, priority=LOWEST)) is None
+        """
+        Return whether a node that a pod can use has room for it without preemption.
 
-    def after(self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str) -> bool:
+        False while that is unknown for a moment; True if the caller never knows it.
+        """
+        node, loads = self._world.node(name), self._world.loads
+        if node is None or loads is None or not loads.knows(name):
+            return True
+        if self._loads is None:
+            return False
+        return too_small(pod.requests, loads.free(node, priority=LOWEST_PRIORITY)) is None
+
+    def after(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str, budget: Budget
+    ) -> bool:
         """Return whether a pod could use a node if the reason against it were resolved."""
-        problem, node = self.of(pod, allocated)[name], self._world.node(name)
+        problem, node = self.of(pod, allocated, budget)[name], self._world.node(name)
         if node is None or problem is None:
             return False
         small = self._too_small(pod, name)
         if small is not None and small != problem:
             return False
+        budget.spend(_steps(pod.placement))
         placement, node = resolved(problem, pod.placement, node)
         others = [
             each
@@ -185,21 +210,21 @@ class UsableNodes:
             self._loads = loads
             self._with_room.clear()
 
-    def _room(self, pod: PodFacts) -> Nodes:
+    def _room(self, pod: PodFacts, budget: Budget) -> Nodes:
         """Apply the pod's own rules, and what each node has left."""
-        rules = self._rules(pod)
+        rules = self._rules(pod, budget)
         if self._loads is None:
             return rules
-        return _used(
-            self._with_room,
-            (pod.placement.key, pod.requests, pod.displaces),
-            lambda: {
-                name: problem or self._too_small(pod, name) for name, problem in rules.items()
-            },
-        )
 
-    def _rules(self, pod: PodFacts) -> Nodes:
         def find() -> Nodes:
+            budget.spend(len(rules) * (_STEPS_PER_NODE + len(pod.requests)))
+            return {name: problem or self._too_small(pod, name) for name, problem in rules.items()}
+
+        return _used(self._with_room, (pod.placement.key, pod.requests, pod.displaces), find)
+
+    def _rules(self, pod: PodFacts, budget: Budget) -> Nodes:
+        def find() -> Nodes:
+            budget.spend(len(self._views) * _steps(pod.placement))
             nodes = {name: self._world.node(name) for name in self._views}
             return {
                 name: None if node is None else unusable(pod.placement, node)

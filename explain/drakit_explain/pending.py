@@ -5,7 +5,7 @@ Nodes that the pod cannot use are excluded first (:mod:`.nodes`). On each other 
 devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
 on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
 the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
-search takes longer than the rest.
+search takes longer than the rest. Both have a budget (:mod:`.budget`).
 
 The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
 deduplicated. What cannot be evaluated is reported as unknown; nothing is guessed.
@@ -16,12 +16,14 @@ It must not know Kubernetes clients, clocks, or earlier reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
+from typing import TypeVar
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
-from drakit_explain.availability import Analysis, analyze
+from drakit_explain.availability import Analysis, analyze, budget_of
 from drakit_explain.broken import (
     broken_pod,
     has_others,
@@ -29,7 +31,9 @@ from drakit_explain.broken import (
     node_of_claim,
     not_bindable,
 )
-from drakit_explain.codes import Code, Finding, Reason, no_remedy
+from drakit_explain.budget import Budget, BudgetSpentError
+from drakit_explain.codes import Code, Finding, Reason, no_confirmation, no_remedy
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import pod_stays
 from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
@@ -43,7 +47,9 @@ from drakit_explain.pending_claims import (
     wanted_of,
 )
 from drakit_explain.pools import PoolState
-from drakit_explain.remedies import names_of_claims, proven_remedies
+from drakit_explain.remedies import proven_remedies
+from drakit_explain.reports import not_registered
+from drakit_explain.representatives import confirmation_of
 from drakit_explain.shortage import (
     RequestReport,
     findings_of_errors,
@@ -53,8 +59,13 @@ from drakit_explain.shortage import (
 from drakit_explain.trial import Trial
 from drakit_explain.world import World
 
-MAX_ANALYSES = 64
-"""Requests whose results are kept: about 0.5 MiB each in a cluster of 2,000 nodes."""
+MAX_KEPT = 64
+"""Requests whose counts are kept, and pods whose results are: about 0.5 MiB each in a cluster of
+2,000 nodes. The least recently used go first."""
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Verdict(StrEnum):
@@ -73,10 +84,11 @@ class Verdict(StrEnum):
     """The scheduler cannot give it a node, because of its claims."""
 
     FITS = "fits"
-    """Devices for it are available; if it stays pending, the cause is not its claims."""
+    """Devices for it are available; if it stays pending, the cause is not its claims. Reasons are
+    about its start."""
 
     UNDECIDED = "undecided"
-    """A fact could not be evaluated, or the search reached its bound."""
+    """A fact could not be evaluated, or the explanation has spent its budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +119,11 @@ class Explanation:
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """Search `remedy`: the first call must be before the next change of the world."""
 
+    find_confirmation: Callable[[], Confirmation | None] = field(
+        default=no_confirmation, compare=False
+    )
+    """Return what must be asked before it is certain: also before the next change of the world."""
+
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
 
@@ -119,6 +136,18 @@ class Explanation:
 def waits(pod: PodFacts) -> bool:
     """Return whether the scheduler searches a node for the pod."""
     return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
+
+
+@dataclass(slots=True)
+class _Result:
+    """What equal pods share, until the world changes."""
+
+    key: object
+    judged: Judged
+    left: int
+    """Steps that are left of the budget."""
+
+    remedy: str | None = None
 
 
 class Explainer:
@@ -136,7 +165,8 @@ class Explainer:
         self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
         self._revisions: tuple[int, int | None] = (-1, None)
-        self._remedies: dict[object, str] = {}
+        self._results: dict[int, _Result] = {}
+        """By the hash of its key, which is computed once: it takes longest."""
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
@@ -198,7 +228,11 @@ class Explainer:
         blocked += not_bindable(pod, allocated, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
-        nodes = self._nodes.of(pod, allocated)
+        budget = budget_of(self._world)
+        try:
+            nodes = self._nodes.of(pod, allocated, budget)
+        except BudgetSpentError:
+            return _undecided(["the pod has too many rules for nodes"], reports, {})
         if unknown:
             return _undecided(unknown, reports, nodes)
         if not wanted:
@@ -206,11 +240,43 @@ class Explainer:
                 return self._blocked(pod, elsewhere, reports, nodes)
             if all(nodes.values()) and (unused := _unused(pod, allocated, nodes)):
                 return _undecided(unused, reports, nodes)
-            return Explanation(verdict=Verdict.FITS, claims=tuple(reports), nodes=nodes)
+            node = next(filter(None, map(node_of_claim, allocated)), "")
+            cannot_start = self._unregistered(pod, node, allocated)
+            return Explanation(
+                verdict=Verdict.FITS, reasons=cannot_start, claims=tuple(reports), nodes=nodes
+            )
+        if empty := _without_requests(wanted):
+            return _undecided(empty, reports, nodes)
         try:
-            return self._search(pod, wanted, allocated, nodes, reports)
+            return self._search(pod, wanted, allocated, nodes, reports, budget)
+        except BudgetSpentError:
+            return _undecided(["the search for the cause took too long"], reports, nodes)
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
+
+    def _unregistered(
+        self,
+        pod: PodFacts,
+        node: str,
+        allocated: Sequence[ClaimFacts],
+        judged: Judged | None = None,
+    ) -> tuple[Reason, ...]:
+        """Return why a pod that fits on a node cannot start there: the scheduler does not know."""
+        drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
+        if judged is not None:
+            drivers |= dict.fromkeys(one.driver for _, _, one in judged.answers[node].devices)
+        return tuple(
+            Reason(
+                code=Code.DRIVER_UNAVAILABLE,
+                sentence=f"pod {pod.namespace}/{pod.name} fits on node {node}, but cannot start "
+                f"there: driver {driver} is not registered with the kubelet ({state}); check the "
+                f"log of the node plugin on that node",
+                regarding=pod.reference,
+                transient=Code.DRIVER_UNAVAILABLE,
+            )
+            for driver in drivers
+            if (state := not_registered(driver, node, self._world))
+        )
 
     def _elsewhere(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
@@ -251,15 +317,14 @@ class Explainer:
         loads = self._world.loads.revision if self._world.loads is not None else None
         if self._revisions != (self._world.revision, loads):
             self._revisions = (self._world.revision, loads)
-            self._remedies.clear()
+            self._results.clear()
 
-    def _analysis(self, request: Request) -> Analysis:
-        found = self._analyses.pop(request, None)
+    def _analysis(self, request: Request, budget: Budget) -> Analysis:
+        key = replace(request, name="")
+        found = self._analyses.get(key)
         if found is None or found.revision != self._world.revision:
-            found = analyze(request, self._world, before=found)
-        self._analyses[request] = found
-        if len(self._analyses) > MAX_ANALYSES:
-            del self._analyses[next(iter(self._analyses))]  # the least recently used
+            found = analyze(request, self._world, budget, before=found)
+        _keep(self._analyses, key, found)
         return found
 
     # ---- the verdict
@@ -271,26 +336,39 @@ class Explainer:
         allocated: Sequence[ClaimFacts],
         nodes: Nodes,
         reports: list[ClaimReport],
+        budget: Budget,
     ) -> Explanation:
-        trial = Trial(world=self._world, wanted=wanted, nodes=nodes, analysis=self._analysis)
-        reports += [self._report(each, nodes) for each in wanted]
-        judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
+        trial = Trial(
+            world=self._world,
+            wanted=wanted,
+            nodes=nodes,
+            budget=budget,
+            analyze=self._analysis,
+        )
+        result = self._result(pod, allocated, trial)
+        judged = result.judged
+        with suppress(BudgetSpentError):
+            reports.extend(_report(each, trial) for each in wanted)
+        confirm = cache(lambda: self._confirmation(trial, judged, pod.namespace))
         if judged.fatal and (unread := _unread(trial)):
             return _undecided(unread, reports, nodes)
-        if judged.fatal and judged.fits_on:
+        if judged.fatal and (judged.fits_on or judged.unjudged):
             if pod.unchecked:
                 return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
             given_up = findings_of_errors(trial, judged)
-            return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
+            found = self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
+            return replace(found, find_confirmation=confirm)
         if not judged.fatal:
             if told := told_by_scheduler(pod, trial.rules):
                 return self._blocked(pod, [told], reports, nodes, fits_on=judged.fits_on)
             if judged.fits_on:
                 return Explanation(
                     verdict=Verdict.FITS,
+                    reasons=self._unregistered(pod, judged.fits_on, allocated, judged),
                     claims=tuple(reports),
                     nodes=nodes,
                     fits_on=judged.fits_on,
+                    find_confirmation=confirm,
                 )
             if unknown := (
                 _unjudged(judged)
@@ -299,48 +377,55 @@ class Explainer:
                 or _uncertain(trial)
             ):
                 return _undecided(unknown, reports, nodes)
-        trial = replace(trial, fatal=judged.distinct)
+        trial.budget.spend()  # raises if the reports are not complete
         reader = None if self._name_all else pod.namespace
-        found = {each.origin: each.requests for each in reports}
+        by_origin = {each.origin: each.requests for each in reports}
         findings = findings_of_shortage(
-            trial, found, judged, reader=reader, preempting=pod.displaces > 0
+            trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
-        return self._blocked(
+        found = self._blocked(
             pod,
             findings,
             reports,
             nodes,
-            find_remedy=cache(lambda: self._remedy(pod, allocated, trial, reader)),
+            find_remedy=cache(lambda: self._remedy(pod, allocated, trial, result)),
         )
+        return replace(found, find_confirmation=confirm)
 
-    def _remedy(
-        self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, reader: str | None
-    ) -> str:
-        """Return the proven remedies; pods with equal rules and equal requests share them."""
+    def _confirmation(self, trial: Trial, judged: Judged, namespace: str) -> Confirmation | None:
+        try:
+            return confirmation_of(replace(trial, budget=budget_of(self._world)), judged, namespace)
+        except BudgetSpentError:
+            return None
+
+    def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
+        """Judge the nodes of a pod; pods with equal rules and equal claims share the result."""
         key = (
             (pod.namespace, pod.placement.key, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
-            tuple((each.requests, each.constraints) for each in trial.wanted),
-            names_of_claims(trial),
+            tuple((each.origin, each.requests, each.constraints) for each in trial.wanted),
         )
-        if key not in self._remedies:
-            self._remedies[key] = proven_remedies(
-                trial,
-                reader=reader,
-                usable_after=lambda name: self._nodes.after(pod, allocated, name),
-            )
-        return self._remedies[key]
+        number = hash(key)
+        found = self._results.get(number)
+        if found is None or found.key != key:
+            judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
+            found = _Result(key, judged, trial.budget.left)
+        trial.budget.left = found.left
+        _keep(self._results, number, found)
+        return found
 
-    def _report(self, wanted: Wanted, nodes: Nodes) -> ClaimReport:
-        requests: list[RequestReport] = []
-        for request in wanted.requests:
-            for name, exact in exact_requests(request):
-                analysis = self._analysis(exact)
-                found = analysis.for_nodes(nodes)
-                requests.append(RequestReport(name=name, analysis=analysis, found=found))
-        return ClaimReport(
-            origin=wanted.origin, claim=None, allocated=False, requests=tuple(requests)
-        )
+    def _remedy(
+        self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, result: _Result
+    ) -> str:
+        """Return the proven remedies, for which there is a budget of its own."""
+        if result.remedy is None:
+            budget = budget_of(self._world)
+            result.remedy = proven_remedies(
+                replace(trial, budget=budget, fatal=result.judged.distinct),
+                reader=None if self._name_all else pod.namespace,
+                usable_after=lambda name: self._nodes.after(pod, allocated, name, budget),
+            )
+        return result.remedy
 
     def _blocked(
         self,
@@ -384,6 +469,27 @@ class Explainer:
         )
 
 
+def _report(wanted: Wanted, trial: Trial) -> ClaimReport:
+    return ClaimReport(
+        origin=wanted.origin,
+        claim=None,
+        allocated=False,
+        requests=tuple(
+            RequestReport(name=name, analysis=trial.analysis(exact), found=trial.found(exact))
+            for request in wanted.requests
+            for name, exact in exact_requests(request)
+        ),
+    )
+
+
+def _keep(cache: dict[Key, Value], key: Key, value: Value) -> None:
+    """Make an entry the one that was used last, and drop the first if there are too many."""
+    cache.pop(key, None)
+    cache[key] = value
+    if len(cache) > MAX_KEPT:
+        del cache[next(iter(cache))]
+
+
 def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: Nodes) -> Explanation:
     return Explanation(
         verdict=Verdict.UNDECIDED, claims=tuple(reports), nodes=nodes, unknown=tuple(unknown)
@@ -415,21 +521,26 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
 
 def _unjudged(judged: Judged) -> list[str]:
     """Return the nodes on which the search found no answer."""
-    for name, answer in judged.answers.items():
-        if answer.outcome is Outcome.UNDECIDED:
-            return [answer.failure or f"the search on node {name} took too long"]
     if judged.unjudged:
         first, number = judged.unjudged[0], len(judged.unjudged)
-        more = f" and {number - 1} more" if number > 1 else ""
-        return [f"the search took too long, so node {first}{more} was not searched"]
+        nodes = f"node {first} was" if number == 1 else f"node {first} and {number - 1} more were"
+        return [f"the search took too long, so {nodes} not searched to the end"]
+    for answer in judged.answers.values():
+        if answer.outcome is Outcome.UNDECIDED:
+            return [answer.failure]
     return []
+
+
+def _without_requests(wanted: Sequence[Wanted]) -> list[str]:
+    return [
+        f"{each.origin} has no requests, or could not be read"
+        for each in wanted
+        if not each.requests
+    ]
 
 
 def _unread(trial: Trial) -> list[str]:
     """Return what could not be read, so that every reason is uncertain."""
-    for each in trial.wanted:
-        if not each.requests:
-            return [f"{each.origin} has no requests, or could not be read"]
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
     return []

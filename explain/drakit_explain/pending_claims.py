@@ -30,6 +30,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.projection import ADMIN_ACCESS
+from drakit_explain.reports import dropped_fields
 from drakit_explain.selectors import only_driver
 from drakit_explain.world import Name, World
 
@@ -42,6 +43,9 @@ _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 _QUOTA_OF_ALL = 32
 """Devices that a request for all devices counts in a quota: the most that a claim can have."""
 
+_CHANGES_MATCHES = ("Counters", "ListAttributes", "Other", "Taints")
+"""Features of devices without which others are published, or the same with fewer attributes."""
+
 _UNIT = 10**9
 
 
@@ -50,13 +54,15 @@ class Wanted:
     """A claim of a pod that must be allocated."""
 
     origin: str
-    name: str
-    """For sentences: not the pod's own name for the claim."""
+    """``claim "name"`` or ``claim template "name"``: not the pod's own name for the claim."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
     claim: str = ""
     """The name of the ResourceClaim, if it has been created."""
+
+    template: str = ""
+    """The name of the ResourceClaimTemplate from which it will be created."""
 
 
 def resolve(
@@ -218,7 +224,6 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
             wanted.append(
                 Wanted(
                     origin=f'extended resource "{resource}"',
-                    name=resource,
                     requests=tuple(
                         Request(
                             name=each.container, device_class=device_class.name, count=each.amount
@@ -324,7 +329,8 @@ def what_to_check(request: Request, world: World, *, owners: str = "class and re
     drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
     published = {each.driver for each in world.slices() if each.devices}
     if absent := sorted(each for each in drivers - published if each):
-        for report in world.of(ReportFacts).values():
+        reports = world.of(ReportFacts).values()
+        for report in sorted(reports, key=lambda each: each.name):
             if report.driver == absent[0] and report.left_out:
                 return (
                     f"driver {report.driver} publishes no device, and leaves out "
@@ -333,6 +339,9 @@ def what_to_check(request: Request, world: World, *, owners: str = "class and re
         return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
     if not published:
         return "no ResourceSlice has devices, so check that the driver is running"
+    lost = dropped_fields([each for each in drivers if each], _CHANGES_MATCHES, world)
+    if lost:
+        return f"check whether the selectors need fields that the API server drops ({lost})"
     return f"check the selectors of {owners}, and the attributes of the devices"
 
 
@@ -345,11 +354,10 @@ def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
 
 
 def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:
-    is_claim = isinstance(source, ClaimFacts)
     return Wanted(
         origin=origin,
-        name=source.name if is_claim else f"of template {source.name}",
         requests=source.requests,
         constraints=source.constraints,
-        claim=source.name if is_claim else "",
+        claim=source.name if isinstance(source, ClaimFacts) else "",
+        template=source.name if isinstance(source, TemplateFacts) else "",
     )

@@ -87,7 +87,7 @@ def place_includes(place: Place | None, node: NodeView) -> bool:
 
 
 def pools_of_node(
-    slices: Iterable[SliceFacts], node: NodeView, rules: Rules = NEWEST
+    slices: Iterable[SliceFacts], node: NodeView, *, rules: Rules = NEWEST
 ) -> list[NodePool]:
     """
     Return the pools with slices for a node, in the order in which they are searched.
@@ -113,7 +113,7 @@ def _pool(
     relevant = [
         each
         for each in slices
-        if _concerns(each, node) or (rules.counters_everywhere and _has_only_counters(each))
+        if _concerns(each, node) or (_has_only_counters(each) and not rules.places_counters)
     ]
     if not relevant:
         return None
@@ -124,8 +124,8 @@ def _pool(
         if any(each.generation > newest for each in slices):
             return None  # a newer generation has nothing for this node
         mine = {each.name for each in current}
-        elsewhere = [each for each in slices if each.generation == newest and each.name not in mine]
-        number, expected = len(current) + len(elsewhere), current[0].pool_slices
+        others = [each for each in slices if each.generation == newest and each.name not in mine]
+        number, expected = len(current) + len(others), current[0].pool_slices
         if number != expected:
             return NodePool(
                 identity=identity,
@@ -133,6 +133,8 @@ def _pool(
                 missing=f"{number} of {expected} slices",
                 node=node,
             )
+        for each in others:
+            (current if _has_only_counters(each) else elsewhere).append(each)
     current.sort(key=lambda each: each.name)
     with_devices = [each for each in current if not _has_only_counters(each)]
     problem = _problem(with_devices, current, elsewhere)
@@ -142,8 +144,8 @@ def _pool(
         identity=identity,
         node=node,
         slices=tuple(with_devices),
-        elsewhere=tuple(each for each in elsewhere if not _has_only_counters(each)),
-        counters=_counters((*current, *elsewhere)),
+        elsewhere=tuple(elsewhere),
+        counters=_counters(current),
     )
 
 
@@ -180,7 +182,7 @@ def _problem(
                 return f"two of its devices have the name {name}"
             names.add(name)
     sets: dict[str, set[str]] = {}
-    for each in (*current, *elsewhere):
+    for each in current:
         for counters in each.counter_sets:
             if counters.name in sets:
                 return f"two of its counter sets have the name {counters.name}"

@@ -14,18 +14,27 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from drakit_explain.allocation import SearchedClaim
+from drakit_explain.budget import Budget
 from drakit_explain.devices import bits
 from drakit_explain.model import DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import rules_of
 from drakit_explain.world import World
 
+_STEPS_PER_REQUEST = 2
+"""Steps of the selectors of a request in a slice."""
+
 
 class Profiles:
     """The profiles of nodes for some claims; valid until the world changes."""
 
     def __init__(
-        self, world: World, claims: Sequence[SearchedClaim], *, all_free: bool = False
+        self,
+        world: World,
+        claims: Sequence[SearchedClaim],
+        budget: Budget,
+        *,
+        all_free: bool = False,
     ) -> None:
         """
         Compare nodes.
@@ -33,6 +42,7 @@ class Profiles:
         :param all_free: no device is allocated or tainted.
         """
         self._world = world
+        self._budget = budget
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
         """Whether devices on other nodes only make a pool incomplete."""
@@ -53,6 +63,7 @@ class Profiles:
         """
         values: dict[object, int] = {}
         names: dict[str, int] = {}
+        self._budget.spend(1 + len(pools))
         return tuple(
             [
                 self._pool(pool, values, names)
@@ -80,6 +91,7 @@ class Profiles:
 
     def _slice(self, of: SliceFacts, pool: NodePool, values: dict[object, int]) -> Hashable:
         world, devices = self._world, of.devices
+        self._budget.spend(_STEPS_PER_REQUEST * len(self._exact))
         outcomes: list[Hashable] = []
         relevant = 0
         for exact in self._exact:
@@ -91,6 +103,7 @@ class Profiles:
             relevant |= selected.matches | errors
         if devices.consumes:  # what is held of a pool counts, whether it is selected or not
             relevant = (1 << len(devices)) - 1
+        self._budget.spend(relevant.bit_count() * (1 + len(self._attributes)))
         return (
             tuple(outcomes),
             tuple(

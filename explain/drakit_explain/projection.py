@@ -1,7 +1,6 @@
 """
-From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, drakit's own, and of
-the core API (``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on
-them.
+From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, and of the core API
+(``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on them.
 
 Fields that the facts do not need are ignored; absent, null and empty are the same. What a tenant
 can make large has a limit for each object: beyond it, the object exists without that content.
@@ -40,7 +39,6 @@ from drakit_explain.model import (
     ClassFacts,
     Constraint,
     Consumer,
-    DeviceConflict,
     DeviceID,
     ExtendedRequest,
     NamespaceFacts,
@@ -48,10 +46,7 @@ from drakit_explain.model import (
     Placement,
     PodClaim,
     PodFacts,
-    PolicyFacts,
-    PolicyReport,
     QuotaFacts,
-    ReportFacts,
     Request,
     Result,
     Share,
@@ -69,6 +64,7 @@ from drakit_formats.resource.objects import (
     from_version,
     requests_from_version,
     text,
+    words,
 )
 
 # ---------------------------------------------------------------- resource.k8s.io
@@ -86,8 +82,12 @@ for nodes and its resources. Each can take 25 bytes after parsing (``{},{},...``
 MAX_SHARED = 2**10
 """Bytes of JSON of content that is cached: larger content would stay in memory after its object."""
 
-MAX_FINALIZERS = 16
-"""Finalizers that are kept of an object: sentences name them, and most objects have one."""
+MAX_NAMES = 16
+"""Finalizers, and scheduling gates, that are kept of an object: sentences name them, and most
+objects have one."""
+
+MAX_POD_CLAIMS = 32
+"""Claims of a pod; the API has no limit, and each takes 0.5 KiB."""
 
 _EVERYWHERE = Place(every=True)
 
@@ -96,7 +96,7 @@ FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
-    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_FINALIZERS]))
+    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_NAMES]))
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
@@ -441,23 +441,29 @@ ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
 _SANDBOX = {"True": True, "False": False}
 
 
+_TOO_MANY_CLAIMS = Placement(
+    unread=f"the pod has more than {MAX_POD_CLAIMS} claims, so drakit does not evaluate them"
+)
+
+
 def project_pod(body: Object) -> PodFacts:
     """Project a Pod."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
     conditions = {each.get("type"): each for each in children(status, "conditions")}
-    placement = _placement(spec)
+    claims, gates = children(spec, "resourceClaims"), children(spec, "schedulingGates")
+    placement = _placement(spec) if len(claims) <= MAX_POD_CLAIMS else _TOO_MANY_CLAIMS
     return PodFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         claims=tuple(
-            _pod_claim(claim, made.get(claim["name"])) for claim in children(spec, "resourceClaims")
+            _pod_claim(claim, made.get(claim["name"])) for claim in claims[:MAX_POD_CLAIMS]
         ),
         node=spec.get("nodeName") or None,
         phase=intern(text(status, "phase")),
-        gated=bool(spec.get("schedulingGates")),
-        gates=once(tuple(text(each, "name") for each in children(spec, "schedulingGates"))),
+        gated=bool(gates),
+        gates=once(tuple(text(each, "name") for each in gates[:MAX_NAMES])),
         scheduler=intern(name) if (name := text(spec, "schedulerName")) != _OWN_SCHEDULER else "",
         group=intern(_group_of_pod(spec)),
         health=once(tuple(dict.fromkeys(_health(status)))),
@@ -481,18 +487,16 @@ def _health(status: Object) -> Iterator[tuple[str, str]]:
         for each in children(container, "allocatedResourcesStatus"):
             for resource in children(each, "resources"):
                 if resource.get("health") == "Unhealthy" and resource.get("message"):
-                    yield text(each, "name"), text(resource, "message")[:_MAX_MESSAGE]
+                    yield text(each, "name"), words(resource, "message")
 
-
-_MAX_MESSAGE = 256
-"""Characters of the messages of others that are kept."""
 
 _OWN_SCHEDULER = "default-scheduler"
 
 
 def _group_of_pod(spec: Object) -> str:
-    """Return the PodGroup of a pod, as Kubernetes 1.36 or 1.35 names it."""
-    return text(spec, "schedulingGroup", "podGroupName") or text(spec, "workloadRef", "podGroup")
+    """Return the PodGroup of a pod (1.35: ``workloadRef``), or the field of another group."""
+    group, of_1_35 = child(spec, "schedulingGroup"), text(spec, "workloadRef", "podGroup")
+    return text(group, "podGroupName") or of_1_35 or next(iter(group), "")
 
 
 def _unchecked(spec: Object) -> Iterator[str]:
@@ -603,64 +607,4 @@ def _pod_claim(claim: Object, made: Object | None) -> PodClaim:
         template=claim.get("resourceClaimTemplateName") or None,
         generated=generated or None,
         needless=made is not None and not generated,
-    )
-
-
-# ---------------------------------------------------------------- drakit's own resources
-
-
-def project_policy(body: Object) -> PolicyFacts:
-    """Read a HostDevicePolicy."""
-    metadata, device_class = child(body, "metadata"), child(body, "spec", "deviceClass")
-    name = text(metadata, "name")
-    return PolicyFacts(
-        name=name,
-        uid=text(metadata, "uid"),
-        generation=int(metadata.get("generation") or 0),
-        deleting=bool(text(metadata, "deletionTimestamp")),
-        create_class=device_class.get("create") is not False,
-        class_name=text(device_class, "name") or f"{name}.drakit.dev",
-        extended_resource=text(device_class, "extendedResourceName"),
-    )
-
-
-def project_report(body: Object) -> ReportFacts:
-    """Read a NodeDeviceReport."""
-    return ReportFacts(
-        name=text(body, "metadata", "name"),
-        uid=text(body, "metadata", "uid"),
-        node=text(body, "spec", "nodeName"),
-        driver=text(body, "spec", "driver"),
-        policies=tuple(_outcome(each) for each in children(body, "status", "policies")),
-        refused=text(body, "status", "policiesRefused"),
-        registration=_registration(child(body, "status", "registration")),
-        left_out=int(child(body, "status", "devices").get("leftOut") or 0),
-        left_out_example=next(
-            (
-                f"{text(each, 'device')}: {text(each, 'message') or text(each, 'reason')}"
-                for each in children(body, "status", "leftOut")
-            ),
-            "",
-        )[:_MAX_MESSAGE],
-    )
-
-
-def _registration(body: Object) -> str:
-    state, message = text(body, "state"), text(body, "message")[:_MAX_MESSAGE]
-    if state in ("", "Registered"):
-        return ""
-    return f"{state}: {message}" if message else state
-
-
-def _outcome(body: Object) -> PolicyReport:
-    return PolicyReport(
-        name=text(body, "name"),
-        observed_generation=int(body.get("observedGeneration") or 0),
-        matched=int(body.get("matched") or 0),
-        published=int(body.get("published") or 0),
-        problem=text(body, "problem"),
-        conflicts=tuple(
-            DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
-            for each in children(body, "conflicts")
-        ),
     )

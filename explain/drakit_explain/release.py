@@ -18,6 +18,7 @@ It must not know how a version is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 FEASIBLE_NODES = 100
 """
@@ -50,30 +51,41 @@ class Rules:
     order of a Go map: whether a device with an error is reached before a solution is chance.
     """
 
-    counters_everywhere: bool
+    places_counters: bool
     """
-    A slice that has only counters counts for all nodes; since 1.37, for those of its place.
+    A slice that only has counters concerns the nodes of its place, like any other.
 
-    Source: ``GatherPools`` in ``pools_incubating.go``.
-    """
-
-    compares_all_values: bool
-    """
-    ``distinctAttribute`` compares all devices of a request, since 1.37 (``constraint.go``). Before,
-    a further device of a request replaces the one before it.
+    Since 1.37 (``GatherPools``). Up to 1.36 it concerns all nodes: on each of them, its pool may be
+    incomplete or invalid.
     """
 
-    all_needs_capacity: bool
+    counters_by_driver: bool
     """
-    A request for all devices finds none if one of them is shared and has too little capacity left.
+    The counters of a pool are its own. Up to 1.36.3, pools of two drivers with one name share the
+    counters of the first that the search reaches.
 
-    In 1.35 and 1.36 (``validateDeviceRequest``), it leaves such devices out.
+    Since 1.36.6 (``availableCounters`` in the allocators).
     """
 
-    amounts_mark_shares: bool
+    recharges_shares: bool
     """
-    A device that is shared without amounts consumes its counters once more for each share; until
-    1.36 (``deviceCapacityInUse``).
+    A device that is shared without amounts consumes its counters once more.
+
+    Up to 1.36 (``isDeviceShared`` looks at consumed capacity alone).
+    """
+
+    leaves_out_used_up: bool
+    """
+    A request for all devices leaves out those of whose capacity others have taken too much.
+
+    In 1.35 and 1.36. In 1.34 and since 1.37, the request is not satisfied then.
+    """
+
+    forgets_values: bool
+    """
+    ``distinctAttribute`` compares the last device of each request alone.
+
+    Up to 1.36 (``distinctAttributeConstraint``).
     """
 
     ends_at_timeout: bool
@@ -84,15 +96,17 @@ class Rules:
     """
 
 
+@cache
 def rules_of(minor: int | None) -> Rules:
     """Return the rules of Kubernetes 1.`minor`; of the newest release if it is unknown."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
         sorts_pools=minor is None or minor >= 36,
-        counters_everywhere=minor is not None and minor < 37,
-        compares_all_values=minor is None or minor >= 37,
-        all_needs_capacity=minor not in (35, 36),
-        amounts_mark_shares=minor is not None and minor < 37,
+        places_counters=minor is None or minor >= 37,
+        counters_by_driver=minor is None or minor >= 36,
+        recharges_shares=minor is not None and minor <= 36,
+        leaves_out_used_up=minor in (35, 36),
+        forgets_values=minor is not None and minor <= 36,
         ends_at_timeout=minor is None or minor >= 36,
     )
 

@@ -3,7 +3,7 @@ Single changes that would let a pod fit, proven by the scheduler's search with o
 
 Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
 selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
-named only if the search then allocates. All searches together have a bound, so a remedy may be
+named only if the search then allocates. All searches together have a budget, so a remedy may be
 missing, but none is wrong.
 
 Why the pod does not fit is found in :mod:`.shortage`. It must not know clients, clocks, or Events.
@@ -26,18 +26,13 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.availability import needed
+from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Released, Trial, WithoutSelector
 from drakit_explain.wording import named_holder, shown
-
-MAX_DEVICES = 20_000
-"""Devices that all searches for the remedies of one pod look at: about 50 ms."""
-
-MAX_STEPS = 2_000
-"""Devices that one of these searches tries."""
 
 MAX_NODES = 3
 """Nodes on which one kind of change is tried."""
@@ -46,6 +41,8 @@ MAX_CHANGES = 8
 """Changes of one kind that are tried on a node, such as holders whose claim is gone."""
 
 MAX_REMEDIES = 3
+
+_STEPS_PER_CHANGE = 10
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -65,7 +62,10 @@ def proven_remedies(
     :param reader: the namespace outside of which holders stay unnamed; None names all.
     :param usable_after: whether the pod could use a node if the reason against it were resolved.
     """
-    search = _Remedies(trial, reader, usable_after)
+    try:
+        search = _Remedies(trial, reader, usable_after)
+    except BudgetSpentError:
+        return ""
     found: dict[str, list[str]] = {}
     kinds = (
         search.without_failing_selectors,
@@ -83,6 +83,8 @@ def proven_remedies(
             remedy = next(kind(), None)
         except (NotEvaluatedError, ValueError):
             continue  # a change reaches devices or selectors that cannot be evaluated
+        except BudgetSpentError:
+            break
         if remedy is not None:
             found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
             number += 1
@@ -92,13 +94,6 @@ def proven_remedies(
         return ""
     parts = [f"on node {node} {', or '.join(clauses)}" for node, clauses in found.items()]
     return f"the pod would fit {'; or '.join(parts)}"
-
-
-def names_of_claims(trial: Trial) -> tuple[str, ...]:
-    """Return the claims that a remedy may name: none, if the pod has only one to speak of."""
-    wanted = trial.wanted
-    alone = len(wanted) == 1 and not wanted[0].constraints
-    return () if alone else tuple(each.origin for each in wanted)
 
 
 class _Remedies:
@@ -111,7 +106,6 @@ class _Remedies:
         self._world = trial.world
         self._reader = reader
         self._usable_after = usable_after
-        self._left = MAX_DEVICES
         self._nodes = self._best_nodes()
 
     def _best_nodes(self) -> list[str]:
@@ -121,7 +115,9 @@ class _Remedies:
             for request in self._trial.requests()
         ]
         scores: dict[str, tuple[float, int]] = {}
+        number = sum(map(len, found))
         for name in self._trial.usable():
+            self._trial.budget.spend(number)
             matching = free = 0.0
             for alternatives in found:
                 matching += max(
@@ -141,21 +137,12 @@ class _Remedies:
         allocated: Allocated | None = None,
         selections: Selections | None = None,
     ) -> bool:
-        """
-        Return whether the search allocates on a node, and ends without an error on the others.
-
-        False if the bound is reached.
-        """
+        """Return whether the search allocates on a node, and has no error on the others."""
         for name in dict.fromkeys((node, *self._trial.fatal)):
-            number = sum(
-                len(each.devices) for pool in self._trial.pools(name) for each in pool.slices
-            )
-            if number > self._left:
-                return False
+            self._trial.budget.spend(_STEPS_PER_CHANGE)
             answer = self._trial.allocate(
-                name, claims=claims, allocated=allocated, selections=selections, max_steps=MAX_STEPS
+                name, claims=claims, allocated=allocated, selections=selections
             )
-            self._left -= number + answer.steps
             if answer.fatal or (name == node and answer.outcome is not Outcome.FITS):
                 return False
         return True
@@ -182,9 +169,10 @@ class _Remedies:
     def without_a_holder(self) -> Iterator[_Remedy]:
         holders: dict[object, dict[str, ClaimFacts]] = {}
         for _, _, exact in self._trial.exact():
-            found = self._trial.analysis(exact).for_nodes(self._trial.nodes)
+            found = self._trial.found(exact)
             for obstacle in (found.allocated, found.partitioned, found.used_up):
                 for uid, claim in obstacle.claims.items():
+                    self._trial.budget.spend(1 + len(claim.devices) + len(claim.shares))
                     for pool in _pools(claim):
                         holders.setdefault(pool, {})[uid] = claim
         for node in self._nodes if holders else ():
@@ -223,12 +211,14 @@ class _Remedies:
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
         """Return taints of devices on a node that a request selects and does not tolerate."""
-        if not self._trial.analysis(exact).for_nodes(self._trial.nodes).tainted.devices:
+        if not self._trial.found(exact).tainted.devices:
             return []
         found: dict[tuple[str, str], TaintFacts] = {}
         for pool in self._trial.pools(node):
             for each in pool.slices:
-                for index in bits(self._world.selected(exact, each).matches):
+                matches = self._world.selected(exact, each).matches
+                self._trial.budget.spend(_STEPS_PER_CHANGE + 2 * matches.bit_count())
+                for index in bits(matches):
                     device = each.devices[index]
                     identity = DeviceID(each.driver, each.pool, device.name)
                     for taint in self._world.taints(identity, device):
@@ -307,8 +297,8 @@ class _Remedies:
         """Return the usable nodes with the most devices once an expression is dropped."""
         counts: dict[str, int] = {}
         reachable = self._world.reachable()
-        self._left -= len(reachable)
-        for reach in reachable if self._left > 0 else ():
+        self._trial.budget.spend(3 * len(reachable))
+        for reach in reachable:
             selected = self._world.selected(exact, reach.slice, without=expression)
             if number := selected.matches.bit_count():
                 for node in reach.nodes:

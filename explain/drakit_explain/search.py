@@ -4,7 +4,7 @@ The search of :mod:`.allocation`: it follows the scheduler's allocator step by s
 It keeps the order and the odd cases of the allocator of
 ``k8s.io/dynamic-resource-allocation/structured``, because the order decides which selector error is
 reached first. Two things differ. Devices that are alike for all requests are tried once. And the
-search ends after a number of steps, with the answer *undecided*.
+search ends after a number of steps (:mod:`.budget`), with the answer *undecided*.
 
 :mod:`.release` has the rules that differ between the releases of Kubernetes.
 
@@ -35,16 +35,24 @@ from drakit_explain.allocation import (
     requested_names,
     tolerates,
 )
+from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import DeviceID, PoolID, Request
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import NEWEST, Rules
 
-MAX_STEPS = 20_000
-"""Devices that one search tries: about 50 ms."""
-
 MAX_DEVICES = 256
-"""Devices that all claims of a pod take together: the depth of the recursion."""
+"""Devices that the claims of a pod can take together, plus the requests with alternatives: the
+depth of the recursion."""
+
+STEPS_PER_PLAN = 2
+"""Steps of a request, and of its selectors in a slice."""
+
+STEPS_PER_DEVICE = 3
+"""Steps of a device that is compared, or tried. Each constraint that is checked is one more."""
+
+STEPS_PER_CAPACITY = 4
+"""Steps of each capacity of a device that is compared."""
 
 
 def allocate(
@@ -53,7 +61,7 @@ def allocate(
     *,
     allocated: Allocated,
     selections: Selections,
-    max_steps: int = MAX_STEPS,
+    budget: Budget,
     rules: Rules = NEWEST,
 ) -> Answer:
     """
@@ -61,40 +69,53 @@ def allocate(
 
     :param claims: in the order of the pod's ``spec.resourceClaims``.
     :param pools: the node's pools, in the order of :func:`.pools.pools_of_node`.
+
+    Raises :class:`BudgetSpentError` if nothing is left of the budget.
     """
-    search = _Search(claims, pools, allocated, selections, max_steps, rules)
+    if budget.left <= 0:
+        raise BudgetSpentError
+    # Half of what is left, so that one node with a long search does not hide the others.
+    half = budget.left // 2
+    part = Budget(half)
+    try:
+        return _allocate(claims, pools, allocated, selections, part, rules)
+    except BudgetSpentError:
+        return Answer(outcome=Outcome.UNDECIDED)
+    except NotEvaluatedError as error:
+        return Answer(outcome=Outcome.UNDECIDED, failure=str(error))
+    finally:
+        budget.left -= half - part.left
+
+
+def _allocate(
+    claims: Sequence[SearchedClaim],
+    pools: Sequence[NodePool],
+    allocated: Allocated,
+    selections: Selections,
+    budget: Budget,
+    rules: Rules,
+) -> Answer:
+    search = _Search(claims, pools, allocated, selections, budget, rules)
     try:
         search.prepare()
         found = search.next_device(_At(), alternative=False, start=0)
     except _FailedError as error:
         if error.device is None or not search.in_any_order:
-            return error.answer(search.steps)
-        answer = allocate(
-            claims,
-            pools,
-            allocated=allocated,
-            selections=WithoutErrors(selections),
-            max_steps=max_steps,
-            rules=rules,
-        )
-        if answer.outcome is Outcome.UNDECIDED:
-            return answer
-        return error.answer(search.steps, chance=answer.outcome is Outcome.FITS)
-    except NotEvaluatedError as error:
-        return Answer(outcome=Outcome.UNDECIDED, failure=str(error), steps=search.steps)
-    except _BoundError:
-        return Answer(outcome=Outcome.UNDECIDED, steps=search.steps)
+            return error.answer()
+        without = WithoutErrors(selections)
+        answer = _allocate(claims, pools, allocated, without, budget, rules)
+        return error.answer(chance=answer.outcome is Outcome.FITS)
     except _TooManyError:
         found = False
     if found and search.in_any_order and search.errors:
-        return search.errors[0].answer(search.steps, chance=True)
+        return search.errors[0].answer(chance=True)
     bad = next((pool for pool in pools if pool.state is PoolState.INVALID), None)
     if bad is not None and not (found and rules.skips_pools):
         kind = Failure.ON_NODE if rules.skips_pools else Failure.INVALID_POOL
-        return _invalid(bad, kind).answer(search.steps, chance=found)
+        return _invalid(bad, kind).answer(chance=found)
     if found:
-        return Answer(outcome=Outcome.FITS, devices=tuple(search.results()), steps=search.steps)
-    return Answer(outcome=Outcome.NO_FIT, steps=search.steps)
+        return Answer(outcome=Outcome.FITS, devices=tuple(search.results()))
+    return Answer(outcome=Outcome.NO_FIT)
 
 
 class _FailedError(Exception):
@@ -111,7 +132,7 @@ class _FailedError(Exception):
         self.device = device
         self.pool = pool
 
-    def answer(self, steps: int, *, chance: bool = False) -> Answer:
+    def answer(self, *, chance: bool = False) -> Answer:
         return Answer(
             outcome=Outcome.FAILED,
             failure=str(self),
@@ -119,7 +140,6 @@ class _FailedError(Exception):
             device=self.device,
             pool=self.pool,
             chance=chance,
-            steps=steps,
         )
 
 
@@ -128,10 +148,6 @@ def _invalid(pool: NodePool, kind: Failure) -> _FailedError:
     return _FailedError(
         kind, f"pool {name} of driver {driver} is invalid: {pool.problem}", pool=pool.identity
     )
-
-
-class _BoundError(Exception):
-    """The search has tried enough."""
 
 
 class _TooManyError(Exception):
@@ -158,7 +174,8 @@ class _Candidate:
     members: int = 0
     """A bit for each plan that selects it."""
 
-    alike: object = None
+    taints: Sequence[TaintFacts] = ()
+    alike: int = 0
     """Equal for devices that make no difference to the search."""
 
 
@@ -190,16 +207,15 @@ class _Search:
         pools: Sequence[NodePool],
         allocated: Allocated,
         selections: Selections,
-        max_steps: int,
+        budget: Budget,
         rules: Rules,
     ) -> None:
         self._claims = claims
         self._pools = pools
         self._allocated = allocated
         self._selections = selections
-        self._max_steps = max_steps
+        self._spend = budget.spend
         self._rules = rules
-        self.steps = 0
         self.errors: list[_FailedError] = []
         """Of devices that requests for a number of devices can reach."""
 
@@ -209,7 +225,9 @@ class _Search:
         """A bit for each plan in which a selector fails at the device."""
         self._constraints: list[list[SearchedConstraint]] = []
         self._counters = SearchedCounters(
-            lambda device: allocated.is_allocated(device) or allocated.is_shared(device)
+            lambda device: allocated.is_allocated(device) or allocated.is_shared(device),
+            budget,
+            by_driver=rules.counters_by_driver,
         )
         self._skips_alike = True
         self._in_use: dict[DeviceID, set[int]] = {}
@@ -231,26 +249,35 @@ class _Search:
 
     def prepare(self) -> None:
         """Plan each request, in the allocator's order: the first error ends the search."""
-        total = 0
+        depth = 0
         for number, claim in enumerate(self._claims):
             least = sum(self._plan(number, index) for index in range(len(claim.requests)))
             if least > MAX_RESULTS:
                 raise _FailedError(
                     Failure.TOO_MANY,
-                    f"claim {claim.name} asks for {least} devices, but an allocation can "
+                    f"{claim.name} asks for {least} devices, but an allocation can "
                     f"list only {MAX_RESULTS}",
                 )
-            total += least
+            depth += self._depth(number, claim)
             if not all(each.attribute for each in claim.constraints):
                 raise NotEvaluatedError(
-                    f"a constraint of claim {claim.name} is of a kind that drakit does not support"
+                    f"a constraint of {claim.name} is of a kind that drakit does not support"
                 )
+            forgets = self._rules.forgets_values
             self._constraints.append(
-                [SearchedConstraint(each, self._rules) for each in claim.constraints]
+                [SearchedConstraint(each, forgets=forgets) for each in claim.constraints]
             )
-        if total > MAX_DEVICES:
-            raise _BoundError
+        if depth > MAX_DEVICES:
+            raise NotEvaluatedError(f"the pod's claims ask for more than {MAX_DEVICES} devices")
         self._compare()
+
+    def _depth(self, number: int, claim: SearchedClaim) -> int:
+        most = listed = 0
+        for index, request in enumerate(claim.requests):
+            alternatives = range(len(request.alternatives) or 1)
+            most += max(self._plans[number, index, each].count for each in alternatives)
+            listed += bool(request.alternatives)
+        return min(most, MAX_RESULTS) + listed
 
     def _plan(self, claim: int, index: int) -> int:
         """Plan a request and its alternatives; return how many devices it takes at least."""
@@ -268,9 +295,10 @@ class _Search:
         if request.unsupported:
             raise NotEvaluatedError(not_supported(request, name))
         if (problem := self._selections.broken(request)) is not None:
-            raise _FailedError(Failure.CLASS, f'request "{name}" of claim "{claim}": {problem}')
+            raise _FailedError(Failure.CLASS, f'request "{name}" of {claim}: {problem}')
         plan = _Plan(claim=claim, request=request, parent=parent, candidates=[], count=0)
         self._plans[key] = plan
+        self._spend(STEPS_PER_PLAN)
         bit = 1 << (len(self._plans) - 1)
         for pool in self._pools:
             # Up to Kubernetes 1.34, the slices of other nodes count as missing.
@@ -282,7 +310,7 @@ class _Search:
                 state = "invalid" if invalid else "incomplete"
                 raise _FailedError(
                     Failure.INVALID_POOL if invalid else Failure.INCOMPLETE_POOL,
-                    f'request "{name}" of claim "{claim}" asks for all devices, but pool '
+                    f'request "{name}" of {claim} asks for all devices, but pool '
                     f"{pool.identity.pool} of driver {pool.identity.driver} is {state}",
                     pool=pool.identity,
                 )
@@ -292,7 +320,9 @@ class _Search:
     def _find_candidates(self, plan: _Plan, pool: NodePool, bit: int) -> None:
         request = plan.request
         for each in pool.slices:
+            self._spend(STEPS_PER_PLAN)
             selected = self._selections.selected(request, each)
+            self._spend(STEPS_PER_DEVICE * (selected.matches.bit_count() + len(selected.errors)))
             for index in bits(selected.matches | _mask(selected.errors)):
                 facts = each.devices[index]
                 identity = DeviceID(pool.identity.driver, pool.identity.pool, facts.name)
@@ -305,7 +335,7 @@ class _Search:
                 if index in selected.errors:
                     error = _FailedError(
                         Failure.SELECTOR,
-                        f'request "{plan.name}" of claim "{plan.claim}": {selected.errors[index]}',
+                        f'request "{plan.name}" of {plan.claim}: {selected.errors[index]}',
                         device=identity,
                     )
                     if request.every:
@@ -316,8 +346,9 @@ class _Search:
                     continue
                 if not pool.reaches(each, index):
                     continue
-                static = request.every and self._rules.all_needs_capacity
-                if not self._has_capacity(identity, facts, request, static=static):
+                # Else the search ends at a device of which others have taken too much.
+                free = request.every and not self._rules.leaves_out_used_up
+                if not self._has_capacity(identity, facts, request, free=free):
                     continue
                 candidate = self._devices.get(identity)
                 if candidate is None:
@@ -335,33 +366,35 @@ class _Search:
         # device of the request is in use: then it matters which of alike devices others have.
         every = any(each.request.every for each in self._plans.values())
         self._skips_alike = not any(each.distinct or every for each in constraints)
-        names = {each.attribute for each in constraints}
+        names = sorted({each.attribute for each in constraints})
+        self._spend(len(self._devices) * (STEPS_PER_DEVICE + len(names)))
+        numbers: dict[object, int] = {}
         for each in self._devices.values():
             facts = each.facts
-            each.alike = (
+            each.taints = tuple(self._allocated.taints(each.identity, facts))
+            alike = (
                 each.members,
                 self._failing.get(each.identity, 0),
                 each.pool.identity,
                 facts.consumes,
                 facts.kind.capacity,
                 facts.kind.shareable,
-                self._taints(each),
+                each.taints,
                 self._allocated.is_allocated(each.identity),
                 tuple(
                     (type(value), value)
-                    for name in sorted(names)
+                    for name in names
                     for value in [facts.attribute(name, each.identity.driver)]
                 ),
                 self._is_shared(each.identity) and each.identity,
             )
-
-    def _taints(self, candidate: _Candidate) -> tuple[TaintFacts, ...]:
-        return tuple(self._allocated.taints(candidate.identity, candidate.facts))
+            each.alike = numbers.setdefault(alike, len(numbers))
 
     # ---- the search
 
     def next_device(self, at: _At, *, alternative: bool, start: int) -> bool:
         """Find the device at a position, and all after it; True with the results in place."""
+        self._spend()
         if at.claim >= len(self._claims):
             return True
         claim = self._claims[at.claim]
@@ -412,8 +445,9 @@ class _Search:
         return found
 
     def _take_any(self, at: _At, plan: _Plan, start: int, *, alternative: bool) -> bool:
-        tried: set[object] = set()
+        tried: set[int] = set()
         for index in range(start, len(plan.candidates)):
+            self._spend()
             candidate = plan.candidates[index]
             if isinstance(candidate, _FailedError):
                 if candidate.device is not None and self._occupied(at, plan, candidate.device):
@@ -453,10 +487,11 @@ class _Search:
         self, at: _At, plan: _Plan, candidate: _Candidate, *, must: bool
     ) -> Callable[[], None] | None:
         """Reserve a device in this search. Return the undo function; None if it is unavailable."""
-        self.steps += 1
-        if self.steps > self._max_steps:
-            raise _BoundError
         request, identity, facts = plan.request, candidate.identity, candidate.facts
+        constraints = self._constraints[at.claim]
+        self._spend(
+            STEPS_PER_DEVICE + len(constraints) + len(candidate.taints) * len(request.tolerations)
+        )
         shareable = facts.kind.shareable
         if self._occupied(at, plan, identity) and not (shareable and request.admin_access):
             return None
@@ -476,18 +511,18 @@ class _Search:
 
         if any(
             not any(tolerates(toleration, taint) for toleration in request.tolerations)
-            for taint in self._taints(candidate)
+            for taint in candidate.taints
         ):
             undo()
             return None
         sub = request.name if plan.parent else ""
-        for constraint in self._constraints[at.claim]:
+        for constraint in constraints:
             if not constraint.add(plan.base, sub, facts, identity.driver):
                 undo()
                 if must:
                     raise _FailedError(
                         Failure.CONSTRAINT,
-                        f'request "{plan.name}" of claim "{plan.claim}" asks for all devices, and '
+                        f'request "{plan.name}" of {plan.claim} asks for all devices, and '
                         f"a constraint of the claim excludes one of them",
                     )
                 return None
@@ -517,20 +552,20 @@ class _Search:
     def _is_shared(self, device: DeviceID) -> bool:
         if device in self._shares or self._allocated.consumed(device) is not None:
             return True
-        return not self._rules.amounts_mark_shares and self._allocated.is_shared(device)
+        return not self._rules.recharges_shares and self._allocated.is_shared(device)
 
     def _has_capacity(
-        self, device: DeviceID, facts: DeviceFacts, request: Request, *, static: bool = False
+        self, device: DeviceID, facts: DeviceFacts, request: Request, *, free: bool = False
     ) -> bool:
-        """Return whether a device has the amounts, of all its capacity if `static`."""
+        """`free`: the shares of others do not count."""
         capacity = facts.kind.capacity
         if not capacity:
             return not request.capacity
+        used = [] if free else [self._allocated.consumed(device) or {}]
+        used += self._shares.get(device, ())
+        self._spend(len(capacity) * (STEPS_PER_CAPACITY + len(used)))
         if not requested_names(request.capacity) <= {each.name for each in capacity}:
             return False
-        used: list[Consumed] = []
-        if not static:
-            used = [self._allocated.consumed(device) or {}, *self._shares.get(device, ())]
         return fits_capacity(capacity, request.capacity, used=used)
 
 

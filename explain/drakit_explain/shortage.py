@@ -11,26 +11,35 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
+from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import DeviceFacts, DeviceKind
+from drakit_explain.devices import DeviceKind
 from drakit_explain.fold import Judged, not_counted
-from drakit_explain.model import Constraint, PodFacts, PoolID, Request
+from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
+from drakit_explain.reports import dropped_fields, quoted
 from drakit_explain.trial import Released, Trial
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
+STEPS_PER_CAUSE = 50
+"""Steps of the sentence about one request."""
+
 MAX_NAMED = 3
 """Pools that are named, and nodes on which a cause is searched."""
+
+_LOST = ("ListAttributes", "Other")
+"""Features of devices that are published without some attributes."""
 
 _MISSING_KEY = re.compile(r"no such key: (\S+)")
 """The message of Kubernetes' CEL library for a key that a map does not have."""
@@ -93,7 +102,12 @@ def findings_of_shortage(
                 findings += (replace(one, claims=(each.claim,)) for one in found)
     if not short and not failed and not not_ready:
         unevaluated = _unevaluated(trial, reports)
-        findings += unevaluated or [_competing(trial, answers)]
+        if not unevaluated:
+            try:
+                unevaluated = [_competing(trial, answers)]
+            except BudgetSpentError:
+                unevaluated = [_too_much(trial, answers)]
+        findings += unevaluated
     if preempting:
         findings = [
             replace(each, what=f"{each.what}; Kubernetes preempts no pod for its devices")
@@ -105,7 +119,7 @@ def findings_of_shortage(
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     exact = (each for _, _, each in trial.exact())
-    note = not_counted(trial.world, exact, set(trial.usable()))
+    note = not_counted(trial.world, exact, set(trial.usable()), trial.budget)
     return [_beside_incomplete(each, note) for each in findings] if note else findings
 
 
@@ -148,7 +162,7 @@ _CODES = {
 
 
 def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
-    """Return why the scheduler gives up a pod that fits on a node: the errors on other nodes."""
+    """Return why the scheduler gives up a pod, whatever the nodes without these errors offer."""
     nodes: dict[Failure, list[str]] = {}
     for name in judged.fatal:
         if (kind := judged.answers[name].kind) is not None:
@@ -164,9 +178,10 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World)
     answer = judged.answers[names[0]]
     where = f"node {names[0]}{_and_more(len(names))}"
     chance = ", unless it looks elsewhere first: the pod may start by chance"
-    fits = (
-        f"the pod would fit on node {judged.fits_on}, but the scheduler gives up on all nodes "
-        f"because of this error on {where}{chance if judged.chance else ''}"
+    fits = f"the pod would fit on node {judged.fits_on}, but " if judged.fits_on else ""
+    fits += (
+        f"the scheduler gives up on all nodes because of this error on {where}"
+        f"{chance if judged.chance else ''}"
     )
     code = _CODES.get(kind, Code.SEARCH_FAILED)
     if answer.device is None:
@@ -177,7 +192,7 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World)
             transient=_transient(kind),
         )
     device = answer.device
-    fix = _advice(answer.failure, device.device, device.driver, published_device(device, world))
+    fix = _advice(answer.failure, device, world)
     return Finding(
         code=code,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
@@ -248,17 +263,18 @@ def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
     assert answer.device is not None
     device = answer.device
     more = _and_more(nodes)
-    facts = published_device(device, world)
     return Finding(
         code=Code.SELECTOR_FAILED,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
         f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
-        f"{_advice(answer.failure, device.device, device.driver, facts)}",
+        f"{_advice(answer.failure, device, world)}",
     )
 
 
-def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) -> str:
+def _advice(failure: str, identity: DeviceID, world: World) -> str:
     """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
+    driver, _, name = identity
+    device = published_device(identity, world)
     missing = _MISSING_KEY.search(failure)
     if missing is None or device is None:
         return "correct the expression, or test device.driver first, so that it skips this device"
@@ -277,6 +293,8 @@ def _advice(failure: str, name: str, driver: str, device: DeviceFacts | None) ->
     spelling = f"check the spelling of {key}"
     if close:
         spelling = f"device {name} has {close[0]}, so {spelling}"
+    elif lost := dropped_fields([driver], _LOST, world):
+        spelling = f"check whether the API server drops {key} ({lost})"
     return (
         f"{spelling}; if only some devices have it, test for it first "
         f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
@@ -295,13 +313,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
             code=Code.SELECTOR_FAILED,
             what=f'request "{report.name}" of {each.origin}: {error.text}, on device '
             f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
-            f"device matches; "
-            + _advice(
-                error.text,
-                error.device.device,
-                error.device.driver,
-                published_device(error.device, trial.world),
-            ),
+            f"device matches; " + _advice(error.text, error.device, trial.world),
             claims=(each.claim,),
         )
         for each in trial.wanted
@@ -325,16 +337,18 @@ def _short(
     if not trial.able(request).isdisjoint(trial.usable()):
         return []
     names = dict(exact_requests(request))
+    trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
     return [
-        _too_few(wanted.origin, each, reader, trial.world)
+        _too_few(wanted.origin, each, reader, trial)
         for each in reports
         # Where a selector fails, it is unknown whether it would select the device.
         if each.name in names and not (each.analysis.errors and not each.analysis.matching)
     ]
 
 
-def _too_few(origin: str, report: RequestReport, reader: str | None, world: World) -> Finding:
+def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Trial) -> Finding:
     request, found, analysis = report.analysis.request, report.found, report.analysis
+    world = trial.world
     name = f'request "{report.name}"'
     match = "matches" if found.total == 1 or not analysis.matching else "match"
     devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
@@ -353,6 +367,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
         )
     if found.total == 0:
         if absent := _absent_capacity(report, world):
+            absent += _dropped(request, ["Other"], world)
             return Finding(
                 code=Code.NO_DEVICE_PUBLISHED,
                 what=f"none of the published devices of DeviceClass "
@@ -381,12 +396,23 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
-    released = found.free + found.releasable >= needed(request, found)
-    code = Code.DEVICES_TAINTED
+    on_nodes = _on_nodes(analysis)
+    usable = [on_nodes[node] for node in trial.usable() if node in on_nodes]
+    released = any(each.would_do(request) for each in usable)
     if released:
         code = Code.DEVICES_ALLOCATED
-    elif not found.tainted.devices:
+    elif any(each.would_do(request, untainted=True) for each in usable):
+        code = Code.DEVICES_TAINTED
+    elif any(each.would_do(request, untainted=True) for each in on_nodes.values()):
         code = Code.DEVICES_ON_OTHER_NODES
+    else:
+        return Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}" on one node, but no node publishes more than '
+            f"{max(each.total for each in on_nodes.values())} that match",
+            advice="lower count or add devices to one node",
+        )
     if request.every or request.count > 1:
         number = "all" if request.every else request.count
         asks = f"{name} of {origin} asks for {number} devices: "
@@ -394,9 +420,43 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, world: Worl
     else:
         asks = ""
     what = asks + state(found, of=devices, reader=reader)
-    if ends := how_taints_end(found):
+    if ends := how_taints_end(found, quoted(sorted(found.unhealthy), world)):
         what = f"{what}; {ends}"
+    if code is Code.DEVICES_ALLOCATED:
+        what += _dropped(request, ["MultipleAllocations"], world)
     return Finding(code=code, what=what, advice=advice(found, released=released))
+
+
+class _OnNode(NamedTuple):
+    """How many devices of a node a request could have."""
+
+    free: int = 0
+    held: int = 0
+    tainted: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.held + self.tainted
+
+    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
+        """Return whether they are enough when claims release them, and without taints."""
+        if request.every:
+            return bool(self.total) and (untainted or not self.tainted)
+        return self.total - (0 if untainted else self.tainted) >= request.count
+
+
+def _on_nodes(analysis: Analysis) -> dict[str, _OnNode]:
+    """Count the devices of each node, whether a pod can use the node or not."""
+    found: dict[str, _OnNode] = {}
+    for count in analysis.counts.values():
+        one = Availability()
+        count.merge_into(one)
+        for node in count.reach.nodes:
+            free, held, tainted = found.get(node, _OnNode())
+            found[node] = _OnNode(
+                free + one.free, held + one.releasable, tainted + one.tainted.devices
+            )
+    return found
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
@@ -415,6 +475,13 @@ def _absent_capacity(report: RequestReport, world: World) -> str:
             have = cut(sorted(found), MAX_NAMED) or "none"
             return f"capacity {each.name}; correct capacity.requests (the devices have {have})"
     return ""
+
+
+def _dropped(request: Request, features: Collection[str], world: World) -> str:
+    """Return what devices of a request lack because of the API server, in parentheses."""
+    drivers = {driver for driver, _ in _kinds(request, world)}
+    said = dropped_fields(drivers, features, world)
+    return f" ({said})" if said else ""
 
 
 def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
@@ -470,10 +537,15 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
                 f"the other devices there are allocated",
                 advice="the claims can be allocated when enough devices are released",
             )
-    if failure := next((each.failure for each in answers.values() if each.failure), ""):
-        # More devices than an allocation can list, on whatever node.
+    too_many = (each.failure for each in answers.values() if each.kind is Failure.TOO_MANY)
+    if failure := next(too_many, ""):
         return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
-    where = f"node {nodes[0]} does not have" if len(trial.nodes) == 1 else "no node has"
+    return _too_much(trial, answers)
+
+
+def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
+    only = len(trial.nodes) == 1
+    where = f"node {next(iter(answers))} does not have" if only else "no node has"
     return Finding(
         code=Code.REQUESTS_COMPETE,
         what=f"{where} enough devices for all requests of the pod's claims together, although "
@@ -530,6 +602,8 @@ def _absent_attribute(
             fix = "correct the constraint"
             if close:
                 fix = f"the devices have {close[0]}, so check the spelling"
+            elif lost := max(_dropped(names[name], _LOST, trial.world) for name in of):
+                fix = f"check whether the API server drops the attribute{lost}"
             what = (
                 f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
                 f"{constraint.attribute}"

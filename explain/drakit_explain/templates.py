@@ -4,8 +4,9 @@ Whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be
 All devices count as free and without taints, because both change without a change of the template.
 A problem is therefore certain until other devices are published: no pod with such a claim can be
 scheduled. A selector that fails is reported even if the claim fits on a node: the scheduler gives
-up on all nodes at such a device. Where something is not evaluated, or too large to search, nothing
-is returned. Incomplete pools count as empty, as for the scheduler (:mod:`.release`).
+up on all nodes at such a device. Where something is not evaluated, or the budget is spent
+(:mod:`.budget`), nothing is returned. Incomplete pools count as empty, as for the scheduler
+(:mod:`.release`).
 
 Why a pod waits is found in :mod:`.pending`. It must not know clients, clocks, or Events.
 """
@@ -23,10 +24,11 @@ from drakit_explain.allocation import (
     Outcome,
     SearchedClaim,
 )
-from drakit_explain.availability import needed
+from drakit_explain.availability import budget_of, needed
+from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.fold import MAX_WORK, not_counted
+from drakit_explain.fold import not_counted
 from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
 from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
 from drakit_explain.pools import PoolState
@@ -36,6 +38,9 @@ from drakit_explain.search import allocate
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
 from drakit_explain.world import World
+
+STEPS_PER_SLICE = 2
+"""Steps of the selectors of a request in a slice."""
 
 FIRST_NODES = 3
 """Nodes that are searched before anything is counted: most templates fit on the first one."""
@@ -58,11 +63,12 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
     if missing := missing_classes(template, world):
         return missing
     try:
-        found = list(_of_requests(template.requests, template.constraints, world))
-    except (NotEvaluatedError, ValueError):  # ValueError: an amount is not a quantity
-        return []
-    exact = [each for one in template.requests for _, each in exact_requests(one)]
-    note = _note(exact, world) if found else ""
+        budget = budget_of(world)
+        found = list(_of_requests(template.requests, template.constraints, world, budget))
+        exact = [each for one in template.requests for _, each in exact_requests(one)]
+        note = _note(exact, world, budget) if found else ""
+    except (BudgetSpentError, NotEvaluatedError, ValueError):
+        return []  # the last: an amount is not a quantity
     return [
         Reason(
             code=each.code,
@@ -76,29 +82,34 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
 
 def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     """Return why no request for this class can be allocated, or on which device it fails."""
-    name = device_class.name
-    request = Request(name="", device_class=name)
+    request = Request(name="", device_class=device_class.name)
     try:
-        matching = _match(request, world)
-    except NotEvaluatedError:
-        return []
-    if matching.error:
-        found = Finding(code=Code.SELECTOR_FAILED, what=matching.error)
-    elif not matching.by_node and _is_certain([request], world):
-        found = Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device matches DeviceClass "{name}"; '
-            + what_to_check(request, world, owners="the class")
-            + _note([request], world),
-        )
-    else:
+        found = _of_class(request, world, budget_of(world))
+    except (BudgetSpentError, NotEvaluatedError):
         return []
     return [
         Reason(
-            code=found.code,
-            sentence=found.what,
+            code=each.code,
+            sentence=each.what,
             regarding=device_class.reference,
-            transient=found.code,
+            transient=each.code,
+        )
+        for each in found
+    ]
+
+
+def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:
+    matching = _match(request, world, budget)
+    if matching.error:
+        return [Finding(code=Code.SELECTOR_FAILED, what=matching.error)]
+    if matching.by_node or not _is_certain([request], world, budget):
+        return []
+    return [
+        Finding(
+            code=Code.NO_DEVICE_PUBLISHED,
+            what=f'no published device matches DeviceClass "{request.device_class}"; '
+            + what_to_check(request, world, owners="the class")
+            + _note([request], world, budget),
         )
     ]
 
@@ -112,9 +123,11 @@ class _Matching:
     """How a selector fails, and the remedy."""
 
 
-def _match(request: Request, world: World) -> _Matching:
+def _match(request: Request, world: World, budget: Budget) -> _Matching:
     found = _Matching(error=_not_compiled(request, world))
-    for reach in world.reachable():
+    reachable = world.reachable()
+    budget.spend(STEPS_PER_SLICE * len(reachable))
+    for reach in reachable:
         of = reach.slice
         selected = world.selected(request, of)
         for index, text in selected.errors.items():
@@ -140,23 +153,24 @@ def _not_compiled(request: Request, world: World) -> str:
     return ""
 
 
-def _is_certain(requests: Sequence[Request], world: World) -> bool:
+def _is_certain(requests: Sequence[Request], world: World, budget: Budget) -> bool:
     """Return whether all devices that the requests could select are known."""
     if world.unreadable():
         return False
     counts_as_empty = rules_of(world.minor).skips_pools
-    return not any(
-        world.concerns(exact, pool.identity.driver)
-        for _, pool in world.not_ready()
+    exact = [each for request in requests for _, each in exact_requests(request)]
+    for _, pool in world.not_ready():
         # An invalid pool is reported on its own.
-        if not (counts_as_empty and pool.state is PoolState.INCOMPLETE)
-        for request in requests
-        for _, exact in exact_requests(request)
-    )
+        if counts_as_empty and pool.state is PoolState.INCOMPLETE:
+            continue
+        budget.spend(len(exact))
+        if any(world.concerns(each, pool.identity.driver) for each in exact):
+            return False
+    return True
 
 
-def _note(requests: Sequence[Request], world: World) -> str:
-    note = not_counted(world, requests, world.views())
+def _note(requests: Sequence[Request], world: World, budget: Budget) -> str:
+    note = not_counted(world, requests, world.views(), budget)
     return f" ({note})" if note else ""
 
 
@@ -164,10 +178,12 @@ def _note(requests: Sequence[Request], world: World) -> str:
 
 
 def _of_requests(
-    requests: Sequence[Request], constraints: Sequence[Constraint], world: World
+    requests: Sequence[Request], constraints: Sequence[Constraint], world: World, budget: Budget
 ) -> Iterator[Finding]:
-    failing = any(_may_fail(exact, world) for each in requests for _, exact in exact_requests(each))
-    if not failing and _fits_at_once(requests, constraints, world):
+    failing = any(
+        _may_fail(exact, world, budget) for each in requests for _, exact in exact_requests(each)
+    )
+    if not failing and _fits_at_once(requests, constraints, world, budget):
         return
     least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
     if least > MAX_RESULTS:
@@ -180,13 +196,13 @@ def _of_requests(
     matching: dict[Request, _Matching] = {}
     for request in requests:
         for name, exact in exact_requests(request):
-            found = matching[exact] = _match(exact, world)
+            found = matching[exact] = _match(exact, world, budget)
             # An error of the class is reported about the class.
             if found.error.startswith(OWN_SELECTOR):
                 yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
-    if any(found.error for found in matching.values()) or not _is_certain(requests, world):
+    if any(found.error for found in matching.values()) or not _is_certain(requests, world, budget):
         return
-    search = _Search(world, matching)
+    search = _Search(world, matching, budget)
     if search.fits(requests, constraints) is not False:
         return
     undecided = False
@@ -196,6 +212,7 @@ def _of_requests(
         undecided = undecided or alone is None
         if alone is False:
             short = True
+            budget.spend(len(world.slices()))
             yield from (
                 _too_few(name, exact, matching[exact], world)
                 for name, exact in exact_requests(request)
@@ -204,9 +221,10 @@ def _of_requests(
         yield from _together(requests, constraints, search)
 
 
-def _may_fail(request: Request, world: World) -> bool:
+def _may_fail(request: Request, world: World, budget: Budget) -> bool:
     """Return whether a selector has an error at any device, or is not evaluated."""
     texts = [text for _, text in world.expressions(request)]
+    budget.spend(1 + len(texts) * len(world.reachable()))
     try:
         return any(
             world.selectors.problem(text)
@@ -218,17 +236,18 @@ def _may_fail(request: Request, world: World) -> bool:
 
 
 def _fits_at_once(
-    requests: Sequence[Request], constraints: Sequence[Constraint], world: World
+    requests: Sequence[Request], constraints: Sequence[Constraint], world: World, budget: Budget
 ) -> bool:
     """Return whether one of the first nodes with a matching device has all that is needed."""
     first = [exact for request in requests[:1] for _, exact in exact_requests(request)]
     tried: set[str] = set()
     for reach in world.reachable():
+        budget.spend(STEPS_PER_SLICE * len(first))
         if not any(world.selected(exact, reach.slice).matches for exact in first):
             continue
         for node in reach.nodes:
             if node not in tried:
-                if _allocate(requests, constraints, node, world).outcome is Outcome.FITS:
+                if _allocate(requests, constraints, node, world, budget).outcome is Outcome.FITS:
                     return True
                 tried.add(node)
                 if len(tried) >= FIRST_NODES:
@@ -237,7 +256,11 @@ def _fits_at_once(
 
 
 def _allocate(
-    requests: Sequence[Request], constraints: Sequence[Constraint], node: str, world: World
+    requests: Sequence[Request],
+    constraints: Sequence[Constraint],
+    node: str,
+    world: World,
+    budget: Budget,
 ) -> Answer:
     """Search a node as if no claim had devices."""
     pools = world.pools_of_node(world.views()[node])
@@ -246,6 +269,7 @@ def _allocate(
         pools,
         allocated=_Free(world),
         selections=world,
+        budget=budget,
         rules=rules_of(world.minor),
     )
 
@@ -310,34 +334,29 @@ _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
 class _Search:
     """Searches all nodes that have enough matching devices."""
 
-    def __init__(self, world: World, matching: dict[Request, _Matching]) -> None:
+    def __init__(self, world: World, matching: dict[Request, _Matching], budget: Budget) -> None:
         self._world = world
         self._matching = matching
+        self._budget = budget
 
     def fits(self, requests: Sequence[Request], constraints: Sequence[Constraint]) -> bool | None:
         """Return whether a node has devices for these requests; None if that is undecided."""
         undecided = False
-        work = 0
-        profiles = Profiles(self._world, [_searched(requests, constraints)], all_free=True)
+        claims = [_searched(requests, constraints)]
+        profiles = Profiles(self._world, claims, self._budget, all_free=True)
         known: set[object] = set()
         for name, view in self._world.views().items():
+            self._budget.spend(len(requests))
             if not all(self._may(each, name) for each in requests):
                 continue
             profile = profiles.of(self._world.pools_of_node(view))
             if profile in known:
                 continue
             known.add(profile)
-            if work > MAX_WORK:
-                return None
-            answer = _allocate(requests, constraints, name, self._world)
+            answer = _allocate(requests, constraints, name, self._world, self._budget)
             if answer.outcome is Outcome.FITS:
                 return True
             undecided = undecided or answer.outcome is Outcome.UNDECIDED or answer.kind in _PASSING
-            work += answer.steps + sum(
-                self._matching[exact].by_node.get(name, 0)
-                for each in requests
-                for _, exact in exact_requests(each)
-            )
         return None if undecided else False
 
     def _may(self, request: Request, node: str) -> bool:

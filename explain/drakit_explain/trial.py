@@ -10,7 +10,7 @@ It must not know how a result is worded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from drakit_explain.allocation import (
@@ -22,7 +22,8 @@ from drakit_explain.allocation import (
     Selections,
     consumed_of,
 )
-from drakit_explain.availability import Analysis, needed
+from drakit_explain.availability import Analysis, Availability, needed
+from drakit_explain.budget import Budget
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
 from drakit_explain.nodes import Nodes
@@ -30,8 +31,10 @@ from drakit_explain.pending_claims import Wanted, exact_requests
 from drakit_explain.pools import NodePool
 from drakit_explain.profiles import Profiles
 from drakit_explain.release import Rules, rules_of
-from drakit_explain.search import MAX_STEPS, allocate
+from drakit_explain.search import allocate
 from drakit_explain.world import World
+
+_STEPS_PER_REQUEST = 10
 
 
 class Position(NamedTuple):
@@ -49,10 +52,18 @@ class Trial:
     world: World
     wanted: Sequence[Wanted]
     nodes: Nodes
-    analysis: Callable[[Request], Analysis]
+    budget: Budget
+    analyze: Callable[[Request, Budget], Analysis]
+    """Counts the devices of the cluster for an exact request."""
+
     fatal: Sequence[str] = ()
     """Nodes on which the search fails so that the scheduler gives up the pod on all nodes; one of
     those with equal profiles."""
+
+    _analyses: dict[int, Analysis] = field(
+        default_factory=dict[int, Analysis], init=False, compare=False
+    )
+    """By the identity of the request: its hash costs more than most answers."""
 
     @property
     def rules(self) -> Rules:
@@ -60,7 +71,20 @@ class Trial:
 
     def profiles(self) -> Profiles:
         """Compare nodes for these claims."""
-        return Profiles(self.world, self.claims())
+        return Profiles(self.world, self.claims(), self.budget)
+
+    def analysis(self, exact: Request) -> Analysis:
+        """Return the devices of the cluster for an exact request of `wanted`."""
+        self.budget.spend()
+        found = self._analyses.get(id(exact))
+        if found is None:
+            self.budget.spend(_STEPS_PER_REQUEST + 5 * len(exact.tolerations))
+            found = self._analyses[id(exact)] = self.analyze(exact, self.budget)
+        return found
+
+    def found(self, exact: Request) -> Availability:
+        """Return the devices of an exact request on the nodes."""
+        return self.analysis(exact).for_nodes(self.nodes, self.budget)
 
     def requests(self) -> Iterator[Request]:
         """Return the requests of all claims."""
@@ -86,7 +110,7 @@ class Trial:
         return {
             node
             for _, exact in exact_requests(request)
-            for node in self.analysis(exact).nodes_with(needed(exact))
+            for node in self.analysis(exact).nodes_with(needed(exact), self.budget)
         }
 
     def able_for_all(self) -> set[str]:
@@ -103,11 +127,13 @@ class Trial:
 
     def concerns(self, pool: NodePool) -> bool:
         """Return whether a request could select devices of a pool that is not ready."""
-        return any(self.world.concerns(each, pool.identity.driver) for _, _, each in self.exact())
+        exact = [each for _, _, each in self.exact()]
+        self.budget.spend(len(exact))
+        return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
     def claims(self) -> list[SearchedClaim]:
         return [
-            SearchedClaim(name=each.name, requests=each.requests, constraints=each.constraints)
+            SearchedClaim(name=each.origin, requests=each.requests, constraints=each.constraints)
             for each in self.wanted
         ]
 
@@ -130,7 +156,6 @@ class Trial:
         claims: Sequence[SearchedClaim] | None = None,
         allocated: Allocated | None = None,
         selections: Selections | None = None,
-        max_steps: int = MAX_STEPS,
     ) -> Answer:
         """Search devices on a node, as it is unless something is replaced."""
         return allocate(
@@ -138,7 +163,7 @@ class Trial:
             self.pools(node),
             allocated=allocated or self.world,
             selections=selections or self.world,
-            max_steps=max_steps,
+            budget=self.budget,
             rules=self.rules,
         )
 

@@ -9,12 +9,13 @@ It must not know pods, clients, clocks, or how devices are counted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 
 from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
 from drakit_explain.nodes import NodeProblem, is_condition
+from drakit_explain.reports import UNHEALTHY
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
@@ -28,7 +29,7 @@ _ADVICE = {
         "the taint drakit.dev/stopped is removed when the driver is available again on that node: "
         "check its log"
     ),
-    "drakit.dev/unhealthy": (
+    UNHEALTHY: (
         "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the "
         "device"
     ),
@@ -74,10 +75,17 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
     return f"of the {found.total} devices of {of}, {phrases}"
 
 
-def how_taints_end(found: Availability) -> str:
-    """Return what removes the taints of devices, as clauses; empty if it is unknown."""
+def how_taints_end(found: Availability, said: Sequence[str]) -> str:
+    """
+    Return what removes the taints of devices, as clauses; empty if it is unknown.
+
+    :param said: the words of drivers about unhealthy devices.
+    """
     keys = found.tainted.words
     causes = [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    if said:
+        words = f"{_ADVICE[UNHEALTHY]} ({'; '.join(said)})"
+        causes = [words if each == _ADVICE[UNHEALTHY] else each for each in causes]
     if found.rules:
         plural = "s" if len(found.rules) > 1 else ""
         causes.append(

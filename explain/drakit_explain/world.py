@@ -284,7 +284,7 @@ class World:
             self._pools[node.name] = pools_of_node(
                 (each for pool in pools for each in self.slices_of_pool(pool)),
                 node,
-                rules_of(self.minor),
+                rules=rules_of(self.minor),
             )
         return self._pools[node.name]
 

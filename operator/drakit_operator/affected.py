@@ -23,7 +23,17 @@ from drakit_explain.model import (
     SliceFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+    Name,
+)
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store
 
@@ -45,23 +55,21 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
             found |= store.world.pods_of_claim(change.name)
-        elif _registration(change.old) != _registration(change.new):
-            found |= _pods_that_start_on(change.new or change.old, store)
+        elif change.kind is REPORTS and _quoted(change.old) != _quoted(change.new):
+            all_that_wait = True
     if all_that_wait:
         # Once: thousands of slices times thousands of pods would keep the probes waiting.
         found.update(store.world.waiting_pods())
     return found
 
 
-def _registration(report: object) -> str:
-    return report.registration if isinstance(report, ReportFacts) else ""
-
-
-def _pods_that_start_on(report: object, store: Store) -> set[Name]:
+def _quoted(report: object) -> object:
+    """Return what pods that wait are told of a report: which devices are unhealthy, but not what a
+    driver says of each, because it may say something else every few seconds."""
     if not isinstance(report, ReportFacts):
-        return set()
-    pods = store.world.of(PodFacts)
-    return {name for name in store.world.waiting_pods() if pods[name].node == report.node}
+        return "", frozenset[object](), (), False
+    unhealthy = frozenset[object]((each.pool, each.device) for each in report.unhealthy)
+    return report.registration, unhealthy, report.dropped, bool(report.left_out)
 
 
 def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
@@ -80,6 +88,8 @@ def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= store.world.claims_of_class(change.name.name)
         elif change.kind is SLICES:
             found |= _holders_of_changed(change, store)
+        elif change.kind is REPORTS:
+            found |= _holders_of_unhealthy(change, store)
         elif change.kind is NODES and (change.old is None or change.new is None):
             nodes.add(change.name.name)
     if nodes or rules:
@@ -100,11 +110,26 @@ def _holders_of_changed(change: Change, store: Store) -> set[Name]:
     found: set[Name] = set()
     for name in old.keys() | new.keys():
         if old.get(name) != new.get(name):
-            device = DeviceID(of.driver, of.pool, name)
-            holder = store.world.holder(device)
-            holders = [holder] if holder is not None else store.world.sharers(device)
-            found.update(Name(each.namespace, each.name) for each in holders)
+            found |= _holders(DeviceID(of.driver, of.pool, name), store)
     return found
+
+
+def _holders_of_unhealthy(change: Change, store: Store) -> set[Name]:
+    """Return the claims that hold devices of which a driver says something else."""
+    found: set[Name] = set()
+    for one, other in ((change.old, change.new), (change.new, change.old)):
+        if isinstance(one, ReportFacts):
+            known = other.unhealthy if isinstance(other, ReportFacts) else ()
+            for each in one.unhealthy:
+                if each not in known:
+                    found |= _holders(DeviceID(one.driver, each.pool, each.device), store)
+    return found
+
+
+def _holders(device: DeviceID, store: Store) -> set[Name]:
+    holder = store.world.holder(device)
+    holders = [holder] if holder is not None else store.world.sharers(device)
+    return {Name(each.namespace, each.name) for each in holders}
 
 
 def _devices(of: object) -> Sequence[DeviceFacts]:

@@ -25,6 +25,7 @@ from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_explain.codes import Code, Reason
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 
 logger = logging.getLogger(__name__)
@@ -153,12 +154,24 @@ class Recorder(Protocol):
     async def __call__(self, announcement: Announcement) -> None: ...
 
 
+class Confirm(Protocol):
+    """Asks whether a reason in a namespace is certain: returns None, or when to ask again."""
+
+    async def __call__(self, asked: Confirmation, namespace: str, /) -> float | None: ...
+
+
 class Announcer:
     """Remembers, by UID, the age and the last Event of each object. Not for threads."""
 
     def __init__(
-        self, recorder: Recorder, *, timing: Timing, on_announced: Callable[[Code], None]
+        self,
+        recorder: Recorder,
+        *,
+        confirm: Confirm,
+        timing: Timing,
+        on_announced: Callable[[Code], None],
     ) -> None:
+        self._confirm = confirm
         self._recorder = recorder
         self._timing = timing
         self._on_announced = on_announced
@@ -191,8 +204,8 @@ class Announcer:
         """
         Announce the reasons if they are due; return in how many seconds to check again.
 
-        It does not suspend before the write, so that a remedy is searched in the facts that gave
-        the reasons.
+        It does not suspend before it knows the remedy and what must be confirmed, so that both
+        come from the facts that gave the reasons.
         """
         now = asyncio.get_running_loop().time()
         lasting, wait_seconds = self._lasting(uid, reasons, now)
@@ -213,6 +226,10 @@ class Announcer:
             if turn_seconds > 0:
                 return turn_seconds
             remedy = next((found for each in lasting if (found := each.find_remedy())), "")
+            if asked := lasting[0].find_confirmation():
+                uncertain_seconds = await self._confirm(asked, wanted.regarding.namespace)
+                if uncertain_seconds is not None:
+                    return uncertain_seconds
             await self._write(uid, wanted, _note(lasting, remedy), now)
         return _sooner(decision.again_seconds, wait_seconds)
 
@@ -221,14 +238,17 @@ class Announcer:
     ) -> tuple[list[Reason], float | None]:
         """Return the reasons that lasted, and in how many seconds the next one has lasted."""
         before = self._transient.pop(uid, {})
-        states = {each.transient for each in reasons if each.transient}
-        since = {state: before.get(state, now) for state in states}
+        usual = self._timing.patience_seconds
+        patience = {
+            each.transient: usual if each.patience_seconds is None else each.patience_seconds
+            for each in reasons
+            if each.transient
+        }
+        since = {state: before.get(state, now) for state in patience}
         if since:
             self._transient[uid] = since
         waits = {
-            state: rest
-            for state, at in since.items()
-            if (rest := at + self._timing.patience_seconds - now) > 0
+            state: rest for state, at in since.items() if (rest := at + patience[state] - now) > 0
         }
         lasting = [each for each in reasons if each.transient not in waits]
         return lasting, min(waits.values(), default=None)

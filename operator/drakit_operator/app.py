@@ -3,6 +3,8 @@ The composition root: starts and stops the parts, in order.
 
 Start: session, probes, election; on the leader, sources and Kopf, then the workers. Stop (SIGTERM):
 the leader's work, then the Lease is released, so that the next replica need not wait for its end.
+The election's thread serves the probes. Their answers are facts that the main loop updates, so that
+a probe does not wait for the work on a tenant's object; a main loop that hangs is a fact, too.
 A leader leads once: a part that ends, or a Lease that may be lost, ends the process. The kubelet
 restarts the container.
 
@@ -17,7 +19,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +30,17 @@ from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.probes import StatusServers
-from drakit_explain.cel.gates import GatesUnknownError, read_gates
+from drakit_explain.cel.allocator import Allocator
+from drakit_explain.cel.gates import (
+    GatesUnknownError,
+    allocator_gates,
+    gates_of,
+    read_all_gates,
+)
 from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
+from drakit_operator.confirming import Confirmations
 from drakit_operator.kinds import CLASSES, KINDS
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
@@ -56,6 +66,18 @@ STOP_SECONDS = 4.0
 RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
 
+HEALTH_SECONDS = 1.0
+"""Pause between two updates of what probes answer."""
+
+HANGING_LIMIT_SECONDS = 60.0
+"""Longest time without an update, which the main loop makes: one object takes seconds."""
+
+MEASURE_SECONDS = 1.0
+"""Longest wait of the metrics for the main loop; afterwards some gauges are not up to date."""
+
+LOADS_SECONDS = 10.0
+"""Longest wait for what pods leave of nodes; without it, some pods get no Event."""
+
 STALLED_LIMIT_SECONDS = 300.0
 """Longest time without progress of the queue; a temporarily unavailable API server must not count
 as a hang."""
@@ -77,6 +99,17 @@ class Identity:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Health:
+    """What probes answer: immutable, because another thread reads it."""
+
+    at: float
+    """When it was updated (``time.monotonic``)."""
+
+    liveness_problems: tuple[str, ...] = ()
+    readiness_problems: tuple[str, ...] = ("the API server does not answer",)
+
+
 class App:
     """One replica. Run it once; set ``stop`` to end it."""
 
@@ -94,20 +127,22 @@ class App:
         self.servers = StatusServers(
             listen=config.listen, probed=self, registry=self._metrics.registry
         )
+        self._health = _Health(at=time.monotonic())
         self._leadership = Leadership(
-            self._connect, config.election, namespace=identity.namespace, identity=identity.name
+            self._connect,
+            config.election,
+            namespace=identity.namespace,
+            identity=identity.name,
+            beside=self._serve_probes,
         )
 
     async def run(self) -> None:
         """Run until stopped; raises what ended the replica otherwise."""
+        self._loop = asyncio.get_running_loop()
         self._handle_signals()
         async with await self._connect() as session:
-            await self.servers.start()
-            try:
-                logger.info("started", extra={"server": session.server})
-                await self._run_parts(session)
-            finally:
-                await self.servers.stop()
+            logger.info("started", extra={"server": session.server})
+            await self._run_parts(session)
         logger.info("stopped")
 
     def _handle_signals(self) -> None:
@@ -120,7 +155,11 @@ class App:
         election = asyncio.create_task(self._leadership.run(), name="election")
         parts = asyncio.create_task(
             tasks.run(
-                {"leader": lambda: self._lead(session), "check": lambda: self._check(session)}
+                {
+                    "leader": lambda: self._lead(session),
+                    "check": lambda: self._check(session),
+                    "health": self._follow_health,
+                }
             ),
             name="parts",
         )
@@ -178,25 +217,64 @@ class App:
             else:
                 log.report(None)
                 self._answered_at = asyncio.get_running_loop().time()
+                self._update_health()
             await asyncio.sleep(CHECK_SECONDS)
 
-    # ------------------------------------------------------------ probes and metrics
+    async def _follow_health(self) -> None:
+        while True:
+            self._update_health()
+            await asyncio.sleep(HEALTH_SECONDS)
 
-    async def liveness_problems(self) -> Sequence[str]:
+    def _update_health(self) -> None:
+        self._health = _Health(
+            at=time.monotonic(),
+            liveness_problems=self._liveness_problems(),
+            readiness_problems=self._readiness_problems(),
+        )
+
+    def _liveness_problems(self) -> tuple[str, ...]:
         """Return the reasons to restart the process. A replica that does not lead is healthy."""
         problem = self._leader.liveness_problem() if self._leader is not None else None
-        return [problem] if problem is not None else []
+        return (problem,) if problem is not None else ()
 
-    async def readiness_problems(self) -> Sequence[str]:
+    def _readiness_problems(self) -> tuple[str, ...]:
         """Return the reasons why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
-            return ["the API server does not answer"]
+            return ("the API server does not answer",)
         problem = self._leader.sources.problem() if self._leader is not None else None
-        return [problem] if problem is not None else []
+        return (problem,) if problem is not None else ()
+
+    # ------------------------------------------------------------ in the election's thread
+
+    @contextlib.asynccontextmanager
+    async def _serve_probes(self) -> AsyncGenerator[None]:
+        await self.servers.start()
+        try:
+            yield
+        finally:
+            await self.servers.stop()
+
+    async def liveness_problems(self) -> Sequence[str]:
+        """Return the reasons to restart the process."""
+        return self._hanging() or self._health.liveness_problems
+
+    async def readiness_problems(self) -> Sequence[str]:
+        """Return the reasons why this replica could not lead."""
+        return self._hanging() or self._health.readiness_problems
+
+    def _hanging(self) -> Sequence[str]:
+        seconds = time.monotonic() - self._health.at
+        return ["the main loop makes no progress"] if seconds > HANGING_LIMIT_SECONDS else []
 
     async def measure(self) -> None:
         """Update the leader's gauges; all others are always up to date."""
+        measured = asyncio.run_coroutine_threadsafe(self._measure(), self._loop)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEASURE_SECONDS):
+                await asyncio.wrap_future(measured)
+
+    async def _measure(self) -> None:
         if self._leader is not None:
             self._leader.reconciler.measure()
 
@@ -222,6 +300,7 @@ class _Leader:
         self._on_kopf_started = on_kopf_started
         self._store = Store()
         self._release_read = asyncio.Event()
+        self._allocator = Allocator()
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
@@ -241,6 +320,7 @@ class _Leader:
             queue=self._queue,
             announcer=Announcer(
                 writer,
+                confirm=Confirmations(session, self._allocator, metrics),
                 timing=timing,
                 on_announced=lambda code: metrics.events.labels(str(code)).inc(),
             ),
@@ -279,6 +359,7 @@ class _Leader:
             await tasks.run(parts | workers)
         finally:
             self._queue.close()
+            self._allocator.close()
 
     def liveness_problem(self) -> str | None:
         """Return a problem that only a restart of the process solves."""
@@ -289,6 +370,9 @@ class _Leader:
     async def _work(self) -> None:
         await self.sources.complete.wait()
         await self._release_read.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOADS_SECONDS):
+                await self._loads.listed.wait()
         await self.reconciler.work()
 
     async def _serve_policies(self) -> None:
@@ -312,13 +396,14 @@ class _Leader:
         )
         while True:
             try:
-                gates = await read_gates(self._session)
+                gates = await read_all_gates(self._session)
             except (ApiError, GatesUnknownError) as error:
                 problems.report(str(error))
                 await self.reconciler.use(None)
             else:
                 problems.report(None)
-                await self.reconciler.use(gates)
+                self._allocator.use(allocator_gates(gates))
+                await self.reconciler.use(gates_of(gates))
             await asyncio.sleep(self._config.resync_period)
 
     async def _follow_release(self) -> None:

@@ -8,8 +8,9 @@ can create thousands. Equal contents count once and are one object in memory, so
 size costs what one of its pods costs.
 
 Beyond the budget, an object is known without its content, and every answer about it is undecided,
-until it changes or all objects of its kind are listed again. Beyond the budget of time, the objects
-of a namespace wait. Other namespaces are not affected.
+until it changes or all objects of its kind are listed again; :meth:`ContentBudgets.take_room` tells
+when that helps. Beyond the budget of time, the objects of a namespace wait. Other namespaces are
+not affected.
 
 It must not know queues, Events, or how content is evaluated.
 """
@@ -48,6 +49,9 @@ class _Content:
     facts: PodFacts | ClaimFacts | TemplateFacts
     """An object that has it."""
 
+    key: Hashable
+    """One object for all that use it: a key can be as large as its content."""
+
     size_bytes: int
     users: int = 0
 
@@ -56,6 +60,9 @@ class _Content:
 class _Namespace:
     contents: dict[Hashable, _Content] = field(default_factory=dict[Hashable, _Content])
     used_bytes: int = 0
+    refused: set[type[Fact]] = field(default_factory=set[type[Fact]])
+    """Kinds of which objects have no content since the last time that others returned theirs."""
+
     reported: bool = False
 
 
@@ -73,6 +80,7 @@ class ContentBudgets:
         self._limit_bytes = limit_bytes
         self._namespaces: dict[str, _Namespace] = {}
         self._uses: dict[str, _Use] = {}
+        self._with_room: set[type[Fact]] = set()
 
     def admit(self, fact: AnyFact) -> AnyFact:
         """Return an object as it is to be kept: with its content, or without it."""
@@ -88,11 +96,12 @@ class ContentBudgets:
             if key not in namespace.contents:
                 if namespace.used_bytes + size_bytes > self._limit_bytes:
                     self._report(fact.namespace, namespace)
+                    namespace.refused.add(type(fact))
                     return _stripped(fact, self._limit_bytes)
-                namespace.contents[key] = _Content(fact, size_bytes)
+                namespace.contents[key] = _Content(fact, key, size_bytes)
                 namespace.used_bytes += size_bytes
             namespace.contents[key].users += 1
-            self._uses[fact.uid] = use
+            self._uses[fact.uid] = replace(use, key=namespace.contents[key].key)
         return _shared(fact, self._namespaces[fact.namespace].contents[key].facts)
 
     def release(self, uid: str) -> None:
@@ -106,6 +115,8 @@ class ContentBudgets:
         if not content.users:
             del namespace.contents[use.key]
             namespace.used_bytes -= content.size_bytes
+            self._with_room |= namespace.refused
+            namespace.refused.clear()
             if not namespace.contents:
                 del self._namespaces[use.namespace]
 
@@ -114,6 +125,13 @@ class ContentBudgets:
         gone = [uid for uid, use in self._uses.items() if use.kind is kind and uid not in uids]
         for uid in gone:
             self.release(uid)
+
+    def take_room(self, kind: type[Fact]) -> bool:
+        """Return whether there may be room again for contents that were refused; True only once."""
+        if kind not in self._with_room:
+            return False
+        self._with_room.discard(kind)
+        return True
 
     def _report(self, name: str, namespace: _Namespace) -> None:
         if not namespace.reported:

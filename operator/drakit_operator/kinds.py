@@ -33,12 +33,11 @@ from drakit_explain.projection import (
     project_class,
     project_node,
     project_pod,
-    project_policy,
-    project_report,
     project_slice,
     project_taint_rule,
     project_template,
 )
+from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 

@@ -2,10 +2,11 @@
 Leadership: a replica waits for the Lease, leads once, and ends when it may have lost the Lease.
 
 The election has its own thread, event loop and session, so that no work of the main loop delays a
-renewal. If the Lease may be lost, the process ends at once, whatever the main loop does: that is
-what another replica relies on. The kubelet restarts the container, which is a candidate again.
+renewal. Probes are served in the same thread, for the same reason. If the Lease may be lost, the
+process ends at once, whatever the main loop does: that is what another replica relies on. The
+kubelet restarts the container, which is a candidate again.
 
-It must not know what a leader does.
+It must not know what a leader does, or what probes check.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 from drakit_daemon.kube import Session
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
@@ -53,10 +54,12 @@ class Leadership:
         *,
         namespace: str,
         identity: str,
+        beside: Callable[[], AbstractAsyncContextManager[None]],
         on_lost: Callable[[str], None] = _end_process,
     ) -> None:
         """
         :param connect: opens the session of the election, in its thread.
+        :param beside: entered in the election's thread before the election, and left after it.
         :param on_lost: called in the election's thread when the Lease may be lost. It must end the
             work of the leader at once.
         """
@@ -64,6 +67,7 @@ class Leadership:
         self._settings = settings
         self._namespace = namespace
         self._identity = identity
+        self._beside = beside
         self._on_lost = on_lost
         self._election: LeaseElection | None = None
         self._loop = asyncio.new_event_loop()
@@ -110,7 +114,7 @@ class Leadership:
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
         settings = self._settings
-        async with await self._connect() as session:
+        async with await self._connect() as session, self._beside():
             election = self._election = LeaseElection(
                 session,
                 namespace=self._namespace,

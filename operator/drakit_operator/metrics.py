@@ -32,6 +32,12 @@ class Metrics:
         self.events = Counter(
             "drakit_operator_events", "Events written", ["reason"], registry=self.registry
         )
+        self.confirmations = Counter(
+            "drakit_operator_confirmations",
+            "Reasons of Events about which Kubernetes' allocator was asked, by its answer",
+            ["result"],
+            registry=self.registry,
+        )
         self.pools = Gauge(
             "drakit_operator_pools",
             "Published pools by their most serious state; only the leader reports them",

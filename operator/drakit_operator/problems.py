@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drakit_explain.broken import broken_claim, is_placed
-from drakit_explain.codes import Code, Reason, certain, with_limits
+from drakit_explain.codes import Code, Reason, certain, no_remedy, with_limits
 from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
@@ -28,6 +28,9 @@ _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
 
 _AFTER_RESTARTS = frozenset([Code.DRIVER_UNAVAILABLE, Code.POOL_GONE])
 """Slices are missing for seconds after a restart of a driver or kubelet, and pods start anyway."""
+
+_BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
+"""Problems of an allocated claim because of which its pod waits for a node."""
 
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
 """Problems of allocated claims that are reported at once; others may occur in a driver's update."""
@@ -61,10 +64,13 @@ def problems_of_pod(
             continue  # the Event of its pod has the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    if world.hidden - {ReportFacts}:  # a fact that is not seen may prevent the remedy
-        return problems
+    # A fact that is not seen may prevent the remedy.
+    find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
-        uid: [replace(each, find_remedy=found.find_remedy) for each in reasons]
+        uid: [
+            replace(each, find_remedy=find_remedy, find_confirmation=found.find_confirmation)
+            for each in reasons
+        ]
         for uid, reasons in problems.items()
     }
 
@@ -81,16 +87,19 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def claim_problems(claim: ClaimFacts, world: World) -> list[Reason]:
     """Return what is wrong with a claim, whatever pod waits for it."""
-    if claim.deleting or _is_reported_by_pod(claim, world):
+    if claim.deleting:
         return []
-    return _broken(claim, world) if claim.allocated else missing_classes(claim, world)
+    found = _broken(claim, world) if claim.allocated else missing_classes(claim, world)
+    return [each for each in found if not _is_reported_by_pod(each.code, claim, world)]
 
 
-def _is_reported_by_pod(claim: ClaimFacts, world: World) -> bool:
+def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
     """Return whether a claim was made for a pod that gets an Event with the same sentence."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     if pod is None or pod.uid != claim.owner_uid:
         return False
+    if claim.allocated and waits(pod):
+        return code in _BINDING
     return is_placed(pod) if claim.allocated else waits(pod)
 
 

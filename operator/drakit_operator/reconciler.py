@@ -15,12 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import QueueFullError, WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
-from drakit_explain.codes import Reason, no_remedy
+from drakit_explain.codes import Reason
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
@@ -56,6 +56,7 @@ from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 URGENT = frozenset(["claim"])
 """Concerns whose checks are cheap: they are made at once, and before all others."""
@@ -306,7 +307,8 @@ class Reconciler:
             return OUTDATED_SECONDS
         if (wait_seconds := self._budgets.wait_seconds(name.namespace)) > 0:
             return wait_seconds
-        expressions = concern.expressions(name)
+        with self._charged(name.namespace):
+            expressions = concern.expressions(name)
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         async with self._turn:
             # One at a time: checking all devices of a large cluster takes a tenth of a second.
@@ -339,15 +341,20 @@ class Reconciler:
             self._budgets.charge(namespace, self._clock() - began)
 
     def _with_charge(self, reason: Reason, namespace: str) -> Reason:
-        """Return a reason whose search for a remedy, which takes longest, is charged, too."""
-        if reason.find_remedy is no_remedy:
-            return reason
+        """Return a reason whose searches for an Event, which take longest, are charged, too."""
 
-        def find_remedy() -> str:
-            with self._charged(namespace):
-                return reason.find_remedy()
+        def charged(search: Callable[[], T]) -> Callable[[], T]:
+            def searched() -> T:
+                with self._charged(namespace):
+                    return search()
 
-        return replace(reason, find_remedy=find_remedy)
+            return searched
+
+        return replace(
+            reason,
+            find_remedy=charged(reason.find_remedy),
+            find_confirmation=charged(reason.find_confirmation),
+        )
 
     def _unsettled_seconds(self, concern: Concern, name: Name) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""

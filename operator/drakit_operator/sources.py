@@ -128,16 +128,24 @@ class Sources:
                 continue
             reading = asyncio.create_task(self._read(found), name=f"reflector of {kind}")
             try:
-                await asyncio.wait({reading}, timeout=self._recheck_seconds)
-                while not reading.done() and found == await self._find(kind):
-                    await asyncio.wait({reading}, timeout=self._recheck_seconds)
-                if reading.done():
-                    reading.result()
+                why = await self._until_outdated(reading, found)
             finally:
                 reading.cancel()
                 await asyncio.wait({reading})
                 self._reflectors.pop(kind, None)
-            logger.info("the API server serves a kind differently", extra={"kind": str(kind)})
+            logger.info("a kind is listed again", extra={"kind": str(kind), "reason": why})
+
+    async def _until_outdated(self, reading: asyncio.Task[None], served: Served) -> str:
+        """Return why a kind must be listed again; raises what ended its reflector."""
+        while True:
+            await asyncio.wait({reading}, timeout=self._recheck_seconds)
+            if reading.done():
+                reading.result()
+                return "its reflector ended"
+            if self._store.take_room(served.kind):
+                return "a namespace has room again for content that was refused"
+            if served != await self._find(served.kind):
+                return "the API server serves it differently"
 
     async def _find(self, kind: Kind) -> Served | Absence:
         while True:
@@ -259,6 +267,8 @@ class LoadWatch:
     def __init__(self, session: Session) -> None:
         self._reflector = Reflector(session, POD_PATH, keep=_load, params=ON_NODES, streams=True)
         self.loads = Loads(self._is_current)
+        self.listed = asyncio.Event()
+        """Set when the pods have been listed once."""
 
     def _is_current(self) -> bool:
         return self._reflector.synced and self._reflector.silent_seconds() < OUTDATED_SECONDS
@@ -269,6 +279,7 @@ class LoadWatch:
             match change:
                 case Replaced(items=loads):
                     self.loads.replace([load for load in loads if load is not None])
+                    self.listed.set()
                 case Applied(object=Load() as load):
                     self.loads.apply(load)
                 case Deleted(object=Load() as load):

@@ -78,6 +78,10 @@ class Store:
             for change in self.world.replace(kind.type, kept)
         ]
 
+    def take_room(self, kind: Kind) -> bool:
+        """Return whether another list may give objects their content back; True only once."""
+        return self._budgets.take_room(kind.type)
+
     def uids(self, kind: Kind) -> dict[Name, str]:
         """Return the UIDs of the known objects of a kind, by name."""
         return {name: fact.uid for name, fact in self.world.of(kind.type).items()}

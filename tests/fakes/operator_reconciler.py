@@ -18,6 +18,10 @@ GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 """A class."""
 
 
+async def confirmed(asked, namespace):
+    """Kubernetes' allocator says the same."""
+
+
 class Bench:
     """The reconciler with one worker; ``told`` lists the Events with their times."""
 
@@ -33,7 +37,12 @@ class Bench:
         self.reconciler = Reconciler(
             store=self.store,
             queue=self.queue,
-            announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
+            announcer=Announcer(
+                self.record,
+                confirm=confirmed,
+                timing=Timing(),
+                on_announced=lambda code: None,
+            ),
             metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),

@@ -167,10 +167,13 @@ def test_wrong_use_is_reported(arguments, told, capfd):
     assert told in capfd.readouterr().err
 
 
-def test_the_list_names_all_rules(capfd):
+def test_the_list_has_all_rules_with_their_reasons(capfd):
     assert main(["conformance", "--list"]) == 0
-    printed = capfd.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed] == [each.id for each in rules()]
+    printed = capfd.readouterr().out
+    ids = [line.split()[0] for line in printed.splitlines() if not line.startswith(" ")]
+    assert ids == [each.id for each in rules()]
+    words = " ".join(printed.split())
+    assert [each.id for each in rules() if f"reason: {each.why}" not in words] == []
 
 
 def test_a_suite_has_a_test_per_rule(few_rules):

@@ -1,8 +1,8 @@
-"""Our answer and the allocator's for one world."""
+"""Our answer and the allocator's for each node of a world."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit_explain.allocation import (
@@ -13,16 +13,20 @@ from drakit_explain.allocation import (
     Selected,
     consumed_of,
 )
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
-from drakit_explain.cel.verdicts import Verdict, VerdictOutcome
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
-from drakit_explain.pools import NodeView, PoolState, pools_of_node
+from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
 from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
+from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.oracle.worlds import World
+
+RULES = rules_of(36)
+"""Those of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +38,13 @@ class Comparison:
     """UNDECIDED where the allocator itself finds no end in time."""
 
     text: str = ""
-    in_any_order: bool = False
-    """Whether it is chance that the allocator meets an error before a device that it lacks."""
 
     @property
     def agrees(self) -> bool:
-        both = {self.ours.outcome, self.theirs}
-        if self.ours.chance and self.theirs is Outcome.FITS:
-            return True
-        if self.in_any_order and both == {Outcome.FAILED, Outcome.NO_FIT}:
-            return True
-        return len(both) == 1 or Outcome.UNDECIDED in both
+        return self.ours.outcome is self.theirs or Outcome.UNDECIDED in (
+            self.ours.outcome,
+            self.theirs,
+        )
 
 
 class Facts:
@@ -91,41 +91,24 @@ class Facts:
         return Selected(matches=alive, errors=errors)
 
 
-def compare(world: World, helper: Helper, index: SelectorIndex) -> Comparison | None:
-    """Ask both; None where the answer of the search does not count."""
+def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comparison]:
+    """Ask both about each node."""
     facts = Facts(world, index)
-    expressions = facts.expressions()
-    bring_up_to_date(index, helper, expressions, facts.slices)
-    metadata = world.node["metadata"]
-    rules = rules_of(int(world.minor.removeprefix("1.")))
-    pools = pools_of_node(facts.slices, NodeView(metadata["name"], metadata["labels"]), rules)
-    if not rules.skips_pools and any(pool.state is PoolState.INCOMPLETE for pool in pools):
-        return None  # the explainer is undecided
-    if not rules.sorts_pools and _has_later_alternative_for_all(facts.claims):
-        return None  # the allocator mistakes it for the first: kubernetes/kubernetes#137347
-    ours = allocate(
-        [_searched(claim) for claim in facts.claims],
-        pools,
-        allocated=facts,
-        selections=facts,
-        rules=rules,
-    )
-    (verdict,) = helper.verdicts(world.question())
-    return Comparison(
-        ours=ours,
-        theirs=theirs_of(verdict),
-        text=verdict.text,
-        in_any_order=not rules.sorts_pools,
-    )
-
-
-def _has_later_alternative_for_all(claims: Iterable[ClaimFacts]) -> bool:
-    return any(
-        each.every
-        for claim in claims
-        for request in claim.requests
-        for each in request.alternatives[1:]
-    )
+    bring_up_to_date(index, helper, facts.expressions(), facts.slices)
+    verdicts = helper.verdicts(world.question())
+    for node, verdict in zip(world.nodes, verdicts, strict=True):
+        metadata = node["metadata"]
+        ours = allocate(
+            [_searched(claim) for claim in facts.claims],
+            pools_of_node(
+                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=RULES
+            ),
+            allocated=facts,
+            selections=facts,
+            budget=Budget(),
+            rules=RULES,
+        )
+        yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
 
 
 def theirs_of(verdict: Verdict) -> Outcome:

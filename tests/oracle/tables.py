@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drakit_explain.allocation import Outcome, SearchedClaim
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
-from drakit_explain.cel.verdicts import VerdictQuestion
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
 from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import FeatureGates, bring_up_to_date
+from drakit_explain.verdicts import VerdictQuestion
 from drakit_explain.world import World
 from e2e.images.go import cel_program
 from tests.oracle.compare import theirs_of
@@ -181,9 +182,10 @@ def search_case(body: Mapping[str, Any], helper: Helper, minor: str) -> Outcome:
             SearchedClaim(name=c.name, requests=c.requests, constraints=c.constraints)
             for c in claims
         ],
-        pools_of_node(world.slices(), view, rules),
+        pools_of_node(world.slices(), view, rules=rules),
         allocated=world,
         selections=world,
+        budget=Budget(),
         rules=rules,
     ).outcome
 

@@ -1,28 +1,35 @@
 """
-Random small clusters, as raw objects of the API: one node, classes, slices, and claims to allocate.
+Random small clusters, as raw objects of the API: nodes, classes, slices, and claims to allocate.
 
 A seed makes the same world each time. Names, counts and values come from few choices, so that
-requests compete, constraints bind, and pools contradict themselves often. A world for a minor
-release of Kubernetes has the fields that its API server stores with the default feature gates.
+requests compete, constraints bind, and pools contradict themselves often.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drakit_explain.cel.gates import DEFAULT_GATES
-from drakit_explain.cel.verdicts import VerdictQuestion
+from drakit_explain.verdicts import VerdictQuestion
 
 Body = dict[str, Any]
 
 DRIVERS = ("a.example.com", "b.example.com")
-NEWEST = list(DEFAULT_GATES)[-1]
-"""The newest minor release."""
+GATES = (
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions",
+    "DRADeviceTaints",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus",
+)
+"""The feature gates that are on."""
 
 NODE = "node-1"
+OTHER = "node-2"
 LABELS = {"kubernetes.io/hostname": NODE, "zone": "x"}
 
 
@@ -31,17 +38,16 @@ class World:
     """One cluster, as the allocator needs it."""
 
     seed: int
-    minor: str
-    node: Body
+    nodes: list[Body]
     classes: list[Body]
     slices: list[Body]
     claims: list[Body]
     allocated: list[Body]
 
     def question(self) -> VerdictQuestion:
-        """The question to the helper's allocator."""
+        """The question to the helper's allocator about all nodes."""
         return VerdictQuestion(
-            nodes=[self.node],
+            nodes=self.nodes,
             classes=self.classes,
             slices=self.slices,
             claims=self.claims,
@@ -50,66 +56,32 @@ class World:
                 for claim in self.allocated
                 for result in claim["status"]["allocation"]["devices"]["results"]
             ],
-            gates=dict.fromkeys(DEFAULT_GATES[self.minor], True),
+            gates=dict.fromkeys(GATES, True),
         )
 
 
-def make_world(seed: int, minor: str = NEWEST) -> World:
-    """Make the world of a seed, for a cluster of a minor release of Kubernetes."""
-    world = _Maker(random.Random(seed)).world(seed, minor)
-    _drop_fields(world, DEFAULT_GATES[minor])
+def make_world(seed: int) -> World:
+    """Make the world of a seed, with one node."""
+    return _Maker(random.Random(seed)).world(seed)
+
+
+def make_cluster(seed: int, *, nodes: tuple[int, ...] = (2, 3)) -> World:
+    """Make the world of a seed with more nodes, which have pools of their own."""
+    chance = random.Random(f"cluster {seed}")
+    world = make_world(seed)
+    for number in range(2, chance.choice(nodes) + 1):
+        _Maker(chance, node=f"node-{number}", other=NODE).grow(world)
     return world
 
 
-def _drop_fields(world: World, gates: Collection[str]) -> None:
-    """Drop what an API server drops or rejects without these gates."""
-    specs = [body["spec"] for body in world.slices]
-    devices = [device for spec in specs for device in spec.get("devices", ())]
-    claims = [claim["spec"]["devices"] for claim in world.claims]
-    requests = [
-        exact
-        for claim in claims
-        for request in claim["requests"]
-        for exact in request.get("firstAvailable", [request.get("exactly")])
-    ]
-    results = world.question().in_use
-    dropped: list[tuple[Sequence[Body], Collection[str]]] = []
-    if "DRADeviceBindingConditions" not in gates:
-        dropped.append((devices, ("bindingConditions", "bindingFailureConditions")))
-    if "DRADeviceTaints" not in gates:
-        dropped += [(devices, ("taints",)), (requests, ("tolerations",))]
-    if "DRAPartitionableDevices" not in gates:
-        for spec in specs:
-            spec.setdefault("devices", [])
-            if spec.get("perDeviceNodeSelection"):
-                spec["allNodes"] = True
-        dropped.append((specs, ("sharedCounters", "perDeviceNodeSelection")))
-        dropped.append((devices, ("consumesCounters", "nodeName", "allNodes")))
-    if "DRAConsumableCapacity" not in gates:
-        capacities = [each for device in devices for each in device.get("capacity", {}).values()]
-        dropped += [(capacities, ("requestPolicy",)), (requests, ("capacity",))]
-        dropped.append((devices, ("allowMultipleAllocations",)))
-        dropped.append((results, ("shareID", "consumedCapacity")))
-        for claim in claims:
-            constraints = claim.get("constraints", ())
-            claim["constraints"] = [c for c in constraints if "distinctAttribute" not in c]
-        for request in requests:
-            request["selectors"] = [
-                each
-                for each in request.get("selectors", ())
-                if "allowMultipleAllocations" not in each["cel"]["expression"]
-            ]
-    for bodies, fields in dropped:
-        for body in bodies:
-            for name in fields:
-                body.pop(name, None)
-
-
 class _Maker:
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, node: str = NODE, other: str = OTHER) -> None:
+        """`other` is a node that some slices of a pool name, too."""
         self._chance = chance
+        self._node = node
+        self._other = other
 
-    def world(self, seed: int, minor: str) -> World:
+    def world(self, seed: int) -> World:
         slices = [
             body
             for driver in DRIVERS[: self._chance.choice((1, 1, 2))]
@@ -120,13 +92,49 @@ class _Maker:
         classes = [self._class(f"class-{number}") for number in range(3)]
         return World(
             seed=seed,
-            minor=minor,
-            node={"metadata": {"name": NODE, "labels": LABELS}},
+            nodes=[{"metadata": {"name": NODE, "labels": LABELS}}],
             classes=classes,
             slices=slices,
             claims=[self._claim(f"claim-{n}") for n in range(self._chance.choice((1, 1, 2, 3)))],
             allocated=self._allocated(slices),
         )
+
+    def grow(self, world: World) -> None:
+        """Add the node, with pools that are like those of the first node, or that are not."""
+        zone = self._chance.choice(("x", "y"))
+        labels = {"kubernetes.io/hostname": self._node, "zone": zone}
+        world.nodes.append({"metadata": {"name": self._node, "labels": labels}})
+        copied = self._maybe(0.5)
+        slices = (
+            self._copied(world.slices)
+            if copied
+            else [
+                body
+                for driver in DRIVERS[: self._chance.choice((0, 1, 1, 2))]
+                for number in range(self._chance.choice((1, 1, 2)))
+                for body in self._pool(driver, f"pool-{number}-{self._node}")
+            ]
+        )
+        world.slices.extend(slices)
+        world.allocated.extend(self._allocated(slices, name=f"held-{self._node}"))
+
+    def _copied(self, slices: list[Body]) -> list[Body]:
+        """Return pools like those that the first node has, one in five with another device."""
+        found: list[Body] = []
+        for body in slices:
+            text = json.dumps(body)
+            if json.dumps(NODE) not in text:
+                continue
+            copy = json.loads(text.replace(json.dumps(NODE), json.dumps(self._node)))
+            copy["metadata"] = dict.fromkeys(
+                ("name", "uid"), f"{body['metadata']['name']}-{self._node}"
+            )
+            copy["spec"]["pool"]["name"] += f"-{self._node}"
+            if copy["spec"].get("devices") and self._maybe(0.2):
+                device = self._chance.choice(copy["spec"]["devices"])
+                device["attributes"] = self._attributes()
+            found.append(copy)
+        return found
 
     def _maybe(self, probability: float) -> bool:
         return self._chance.random() < probability
@@ -148,7 +156,7 @@ class _Maker:
                 devices.append(dict(devices[0]))  # two devices of one name
             bodies.append({"devices": devices, **place})
         if partitioned:
-            place = {"nodeName": NODE} if place == {"perDeviceNodeSelection": True} else place
+            place = {"nodeName": self._node} if place == {"perDeviceNodeSelection": True} else place
             sets = [
                 {"name": "board", "counters": {"slots": {"value": "4"}, "mem": {"value": "8Gi"}}}
             ]
@@ -164,12 +172,16 @@ class _Maker:
             pool = {"name": name, "generation": each_generation, "resourceSliceCount": total}
             spec = {"driver": driver, "pool": pool, **body}
             if self._maybe(0.1) and "nodeName" in spec and count > 1:
-                spec["nodeName"] = "node-2"
+                spec["nodeName"] = self._other
             if spec.get("perDeviceNodeSelection"):
                 for device in spec.get("devices", ()):
                     device.update(
                         self._chance.choice(
-                            ({"nodeName": NODE}, {"nodeName": "node-2"}, {"allNodes": True})
+                            (
+                                {"nodeName": self._node},
+                                {"nodeName": self._other},
+                                {"allNodes": True},
+                            )
                         )
                     )
             slice_name = f"{driver}-{name}-{number}-{self._chance.randrange(1000)}"
@@ -181,9 +193,9 @@ class _Maker:
         term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
         return self._chance.choice(
             (
-                {"nodeName": NODE},
-                {"nodeName": NODE},
-                {"nodeName": NODE},
+                {"nodeName": self._node},
+                {"nodeName": self._node},
+                {"nodeName": self._node},
                 {"allNodes": True},
                 {"nodeSelector": {"nodeSelectorTerms": [term]}},
                 {"perDeviceNodeSelection": True},
@@ -337,7 +349,7 @@ class _Maker:
             body["adminAccess"] = True
         return body
 
-    def _allocated(self, slices: list[Body]) -> list[Body]:
+    def _allocated(self, slices: list[Body], *, name: str = "held") -> list[Body]:
         results: list[Body] = []
         held = self._chance.choice((0, 0.1, 0.3))
         for body in slices:
@@ -364,7 +376,7 @@ class _Maker:
         if not results:
             return []
         status = {"allocation": {"devices": {"results": results}}}
-        metadata = {"name": "held", "namespace": "lab", "uid": "held"}
+        metadata = {"name": name, "namespace": "lab", "uid": name}
         return [{"metadata": metadata, "spec": {}, "status": status}]
 
 

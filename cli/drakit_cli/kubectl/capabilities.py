@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
 from drakit_daemon.kube import ApiError, Session
 from drakit_explain import cel
+from drakit_explain.cel.allocator import Allocator, Confirmed
 from drakit_explain.cel.gates import (
     PATH,
     GatesUnknownError,
+    allocator_gates,
     depend_on_gates,
     gates_of,
     read_all_gates,
     read_gates,
 )
 from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.selectors import FeatureGates, bring_up_to_date
 from drakit_explain.world import World
+from drakit_formats.resource.objects import Object
 
 PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
 """Names, or their beginnings, of the feature gates that concern devices."""
@@ -129,6 +134,25 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         _not_evaluated(found, str(error))
     finally:
         selectors.close()
+
+
+async def confirm(session: Session, asked: Confirmation) -> Confirmed:
+    """Ask Kubernetes' allocator of the cluster's release, if it is installed here."""
+
+    async def read(path: str) -> Object | None:
+        try:
+            return await session.get(path)
+        except ApiError:
+            return None
+
+    allocator = Allocator()
+    if await allocator.can_answer(asked):
+        with suppress(ApiError, GatesUnknownError):
+            allocator.use(allocator_gates(await read_all_gates(session)))
+    try:
+        return await allocator.confirm(asked, read)
+    finally:
+        allocator.close()
 
 
 def _not_evaluated(found: Gathered, why: str) -> None:

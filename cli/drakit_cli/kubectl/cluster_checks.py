@@ -11,13 +11,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
-from drakit_cli.kubectl.devices import UNHEALTHY, PoolRow
+from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.availability import analyze
-from drakit_explain.model import ClaimFacts, ClassFacts, PoolID, Request, TemplateFacts
+from drakit_explain.availability import analyze, budget_of
+from drakit_explain.budget import BudgetSpentError
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceID,
+    PoolID,
+    ReportFacts,
+    Request,
+    TemplateFacts,
+)
 from drakit_explain.pending_claims import missing_classes
+from drakit_explain.reports import UNHEALTHY, words_of
 
 STOPPED = "drakit.dev/stopped"
 
@@ -52,7 +62,8 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
     return [
         *_api(found),
         *_evaluator(),
-        *_pools(pools),
+        *_pools(pools, found),
+        *_not_registered(found),
         *_twins(pools),
         *_nodes(pools, found),
         *_missing_classes(found),
@@ -82,7 +93,19 @@ def _evaluator() -> Iterator[Finding]:
         )
 
 
-def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
+def _not_registered(found: Gathered) -> Iterator[Finding]:
+    for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
+        if report.registration:
+            yield Finding(
+                object=f"NodeDeviceReport {report.name}",
+                what=f"driver {report.driver} is not registered with the kubelet of node "
+                f"{report.node} ({report.registration}): pods that use its devices there cannot "
+                "start",
+                fix=f"read the log of the node plugin on node {report.node}",
+            )
+
+
+def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
     for row in rows:
         where = f"pool {row.identity.pool} of driver {row.identity.driver}"
         subject = f"Pool {row.identity.driver}/{row.identity.pool}"
@@ -107,6 +130,8 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
             (STOPPED, "unavailable, because the driver has stopped", f"{log} on node {row.node}"),
         ):
             names = [each.name for each in row.devices if key in each.taints]
+            if key == UNHEALTHY:
+                names = [_with_words(row.identity, each, found) for each in names]
             if names:
                 verb = "is" if len(names) == 1 else "are"
                 yield Finding(
@@ -115,6 +140,12 @@ def _pools(rows: Iterable[PoolRow]) -> Iterator[Finding]:
                     f"{shortened(names)}",
                     fix=fix,
                 )
+
+
+def _with_words(pool: PoolID, name: str, found: Gathered) -> str:
+    """Return the name of an unhealthy device with the words of its driver."""
+    words = words_of(DeviceID(*pool, name), found.world)
+    return f"{name} ({words})" if words else name
 
 
 def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
@@ -179,8 +210,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
     for each in classes:
         subject = f"DeviceClass {each.name}"
         try:
-            analysis = analyze(Request(name="", device_class=each.name), world)
-        except (NotEvaluatedError, ValueError) as error:
+            analysis = analyze(Request(name="", device_class=each.name), world, budget_of(world))
+        except (BudgetSpentError, NotEvaluatedError, ValueError) as error:
             yield Finding(
                 object=subject,
                 what=f"DeviceClass {each.name} is not checked: {error}",

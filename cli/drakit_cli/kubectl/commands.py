@@ -12,20 +12,23 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.kubectl import devices, doctor
 from drakit_cli.kubectl import explain as explaining
-from drakit_cli.kubectl.capabilities import find_capabilities, with_gates
+from drakit_cli.kubectl.capabilities import confirm, find_capabilities, with_gates
 from drakit_cli.kubectl.gather import (
     CLAIMS,
     CLASSES,
     NAMESPACES,
     NODES,
     PODS,
+    POLICIES,
     QUOTAS,
+    REPORTS,
     RULES,
     SLICES,
     TEMPLATES,
@@ -44,12 +47,12 @@ from drakit_daemon.kube import ConfigError, Session, connect
 from drakit_daemon.kube.session import Timeouts
 from drakit_explain import cel
 from drakit_explain.broken import is_placed, node_of_claim
-from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.model import ClaimFacts
 from drakit_explain.pending import Verdict
 
 Answer = TypeVar("Answer")
 
-_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES)
+_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
 _OF_DOCTOR = (TEMPLATES, *_OF_EXPLAIN)
 
 _TIMEOUTS = Timeouts(connect_seconds=10, request_seconds=30)
@@ -133,7 +136,7 @@ def _explain(options: argparse.Namespace, output: Output) -> int:
 
 
 def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
-    async def ask(session: Session, namespace: str) -> tuple[PodFacts, bool, Gathered]:
+    async def ask(session: Session, namespace: str) -> explaining.Report:
         pod, settled = await read_pod(session, namespace, name)
         named = [each.claim or each.generated for each in pod.claims]
         named.append(pod.extended_claim)
@@ -152,14 +155,15 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
         if is_placed(pod):
             found = await with_prepare_failure(session, found, pod)
         found = await with_loads(session, found, explaining.nodes_that_matter(pod, found))
-        return pod, settled, found
+        return await explaining.explain_pod(
+            pod, found, settled=settled, confirm=partial(confirm, session)
+        )
 
-    pod, settled, found = _fetch(options, ask)
-    return explaining.explain_pod(pod, found, settled=settled)
+    return _fetch(options, ask)
 
 
 def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
-    async def ask(session: Session, namespace: str) -> tuple[ClaimFacts, Gathered]:
+    async def ask(session: Session, namespace: str) -> explaining.Report:
         kinds = (PODS, *_OF_EXPLAIN)
         found = await gather(
             session, kinds, namespace=namespace, names={CLAIMS: [name]}, local=[PODS]
@@ -168,12 +172,12 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
         if claim is not None:
             await read_release(session, found)
             found = await with_gates(session, found, explaining.selectors_of(claim, found))
-            return claim, found
+            return await explaining.explain_claim(claim, found, confirm=partial(confirm, session))
         if found.lacks_all(CLAIMS):
             raise UnreachableError(f"no permission to read claim {namespace}/{name}")
         raise CommandError(f'claim "{name}" does not exist in namespace "{namespace}"')
 
-    return explaining.explain_claim(*_fetch(options, ask))
+    return _fetch(options, ask)
 
 
 def _devices(options: argparse.Namespace, output: Output) -> int:
@@ -294,6 +298,9 @@ def _print_report(report: explaining.Report, output: Output) -> None:
             f"{shortened(names, most=len(names) if output.wide else MAX_NAMES)}: {why}"
             for why, names in report.nodes.items()
         ),
+    )
+    output.lines(
+        "Not verified by Kubernetes' allocator", [report.unverified] if report.unverified else []
     )
     output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
     output.lines("Not evaluated", report.unknown)

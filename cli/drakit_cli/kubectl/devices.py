@@ -20,14 +20,12 @@ from drakit_explain.availability import Hardware
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.reports import UNHEALTHY
 from drakit_explain.world import World
 
 # ---------------------------------------------------------------- rows
 
 _PLACES = ("all", "selected", "by device")
-
-UNHEALTHY = "drakit.dev/unhealthy"
-"""The taint of devices that drakit's node plugin reports as unhealthy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

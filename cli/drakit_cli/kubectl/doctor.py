@@ -3,7 +3,7 @@
 
 A *problem* keeps pods from devices, or a release from its work. A *note* may be intended. Only
 problems make the exit code 1. Only what the API shows is checked. It does not show which drivers a
-kubelet has registered, except by the readiness of drakit's node plugin.
+kubelet has registered, except by the readiness and the reports of drakit's node plugin.
 
 It must not know sessions.
 """
@@ -21,6 +21,7 @@ from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.release_checks import check_releases
 from drakit_cli.kubectl.releases import Denied, Releases, Workload
+from drakit_explain.reports import not_registered
 
 _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", "desired", "ready")
 
@@ -174,7 +175,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     return Diagnosis(
         examined=examined,
         drivers=tuple(_drivers(rows)),
-        nodes=tuple(_nodes(rows, releases)),
+        nodes=tuple(_nodes(rows, releases, found)),
         findings=tuple(findings),
     )
 
@@ -192,7 +193,7 @@ def _drivers(rows: Iterable[PoolRow]) -> Iterator[DriverRow]:
         )
 
 
-def _nodes(rows: Iterable[PoolRow], releases: Releases) -> Iterator[NodeRow]:
+def _nodes(rows: Iterable[PoolRow], releases: Releases, found: Gathered) -> Iterator[NodeRow]:
     published: dict[tuple[str, str], list[PoolRow]] = {}
     for row in rows:
         if row.named:
@@ -208,12 +209,13 @@ def _nodes(rows: Iterable[PoolRow], releases: Releases) -> Iterator[NodeRow]:
     words = {True: "yes", False: "no", None: "unknown"}
     for node, driver in sorted(published.keys() | ready.keys()):
         pools = published.get((node, driver), [])
+        rejected = not_registered(driver, node, found.world)
         yield NodeRow(
             node=node,
             driver=driver,
             pools=len(pools),
             devices=sum(len(row.devices) for row in pools),
-            registered=words[ready.get((node, driver))],
+            registered="no" if rejected else words[ready.get((node, driver))],
         )
 
 

@@ -9,22 +9,27 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
-from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.allocation import NotEvaluatedError, Selected
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
+from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport
+
+Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
+"""Asks Kubernetes' allocator whether an answer is certain."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -55,6 +60,8 @@ class Report:
     fits_on: str = ""
     scheduler: str = ""
     unknown: tuple[str, ...] = ()
+    unverified: str = ""
+    """Why Kubernetes' allocator was not asked, if it should be."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -63,7 +70,7 @@ class Report:
 
     @property
     def wrong(self) -> bool:
-        return self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+        return bool(self.codes) or self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -83,6 +90,7 @@ class Report:
             "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
             "schedulerMessage": self.scheduler,
             "notEvaluated": list(self.unknown),
+            "notVerified": self.unverified,
         }
 
 
@@ -93,26 +101,26 @@ def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of a pod selects, or might select."""
+    """Return the nodes with a device that a request of a pod selects, or may end the search."""
     if not waits(pod):
         return set()
     evaluate_selectors(found, selectors_of(pod, found))
     world = found.world
-    nodes: set[str] = set()
+    nodes = {name for name, _ in world.not_ready()}
     for each in wanted_of(pod, world):
         for request in each.requests:
             for _, exact in exact_requests(request):
                 for reach in world.reachable():
                     try:
-                        matches = world.selected(exact, reach.slice).matches
+                        selected = world.selected(exact, reach.slice)
                     except NotEvaluatedError:
-                        matches = 1
-                    if matches:
+                        selected = Selected(matches=1)
+                    if selected.matches or selected.errors:
                         nodes.update(reach.nodes)
     return nodes
 
 
-def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
+async def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool, confirm: Confirm) -> Report:
     """
     Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
 
@@ -123,7 +131,28 @@ def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool) -> Report:
     explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
     if found.prepare_failure and is_placed(pod):
         explanation = _with_failure(explanation, pod, found.prepare_failure)
-    return _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+    explanation, unverified = await _confirmed(explanation, confirm)
+    report = _report(explanation, found, pod=pod, kind="Pod", subject=subject)
+    return replace(report, unverified=unverified)
+
+
+async def _confirmed(explanation: Explanation, confirm: Confirm) -> tuple[Explanation, str]:
+    """Return an explanation as far as Kubernetes' allocator confirms it, and why it cannot."""
+    asked = explanation.find_confirmation()
+    if asked is None:
+        return explanation, ""
+    result = await confirm(asked)
+    if not result.refuted:
+        return explanation, result.why
+    explanation = replace(
+        explanation,
+        verdict=Verdict.UNDECIDED,
+        reasons=(),
+        find_remedy=no_remedy,
+        fits_on="",
+        unknown=(*explanation.unknown, result.why),
+    )
+    return explanation, ""
 
 
 def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
@@ -138,16 +167,19 @@ def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Expl
     return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
 
 
-def explain_claim(claim: ClaimFacts, found: Gathered) -> Report:
+async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:
     """Explain a claim: its state, or what a pod without other rules would find."""
     subject = f"claim {claim.namespace}/{claim.name}"
     pod = _alone(claim)
+    unverified = ""
     if claim.deleting or claim.allocated:
         explanation = _placed_claim(claim, found)
     else:
         evaluate_selectors(found, selectors_of(claim, found))
         explanation = Explainer(found.world, name_all_holders=True).explain(pod)
+        explanation, unverified = await _confirmed(explanation, confirm)
     report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
+    report = replace(report, unverified=unverified)
     if report.verdict is Verdict.NOT_PENDING:
         taints = taints_for_new_pods(claim, found.world)
         return replace(report, sentences=(*_claim_state(claim, subject), *taints))
@@ -232,12 +264,17 @@ def _report(
     explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
 ) -> Report:
     reasons = certain(explanation.reasons, found.world)
+    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
+    if reasons and _may_not_be_reached(explanation, found, pod):
+        reasons = []
+        unknown.append("the search fails on a node that the scheduler may exclude before")
     verdict = _narrowed(explanation, reasons, found, pod)
+    if verdict is Verdict.UNDECIDED:
+        reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
-    unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if waits(pod):
         unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):
@@ -279,6 +316,19 @@ def _narrowed(
     return Verdict.UNDECIDED if uncertain else verdict
 
 
+def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
+    """Return whether only a node with unknown rules or room keeps a pod from a node that fits."""
+    gave_up = _GAVE_UP in pod.scheduling_message or Code.SEARCH_FAILED in {
+        each.code for each in explanation.reasons
+    }
+    return bool(explanation.fits_on) and not gave_up and found.lacks(NODES, PODS)
+
+
+_GAVE_UP = 'running "DynamicResources" filter plugin'
+"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
+``pkg/scheduler/framework/runtime/framework.go``)."""
+
+
 def _decided_by_others(pod: PodFacts) -> list[str]:
     """Return what decides about a pod besides the rules that drakit knows."""
     found: list[str] = []
@@ -306,7 +356,9 @@ def _sentences(
 ) -> list[str]:
     match verdict:
         case Verdict.FITS:
-            return [_fits(pod, kind, subject, explanation, found)]
+            alone = f"pod {pod.namespace}/{pod.name} "
+            cannot_start = [each.text.replace(alone, f"{subject} ", 1) for each in reasons]
+            return [*cannot_start, _fits(pod, kind, subject, explanation, found)]
         case Verdict.NOT_PENDING:
             return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
@@ -344,9 +396,9 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
 
 
 def _counts_of_scheduler(message: str) -> str:
-    """Return the nodes that the scheduler counts by reason, without what preemption would do."""
-    _, separator, counts = message.partition(" nodes are available: ")
-    return counts.partition(" preemption: ")[0].rstrip(".") if separator else ""
+    """Return the nodes that the scheduler counts by reason, without what else it would do."""
+    counts = message.partition(" nodes are available: ")[2]
+    return counts.partition(". ")[0].rstrip(".")
 
 
 def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]:

@@ -34,7 +34,9 @@ from drakit_explain.model import (
     NamespaceFacts,
     NodeFacts,
     PodFacts,
+    PolicyFacts,
     QuotaFacts,
+    ReportFacts,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
@@ -50,6 +52,7 @@ from drakit_explain.projection import (
     project_taint_rule,
     project_template,
 )
+from drakit_explain.reports import project_policy, project_report
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats.resource.objects import (
@@ -76,9 +79,13 @@ class Kind:
     """From an object and its version."""
 
     group: str = GROUP
+    version: str = ""
+    """That of a kind of drakit, which a cluster need not have; the others have one in common."""
+
     namespaced: bool = False
     effect: str
-    """The part of an answer that is missing without this kind."""
+    """The part of an answer that is missing without this kind; empty if the answer is less exact,
+    but right."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
     """The rest of an object that cannot be read: it allows no conclusion."""
@@ -139,6 +146,24 @@ RULES = Kind(
     type=TaintRuleFacts,
     project=lambda body, _: project_taint_rule(body),
     effect="taints that they add are not checked",
+)
+REPORTS = Kind(
+    plural="nodedevicereports",
+    word="NodeDeviceReports",
+    type=ReportFacts,
+    project=lambda body, _: project_report(body),
+    group="drakit.dev",
+    version="v1alpha1",
+    effect="the words of drivers, and drivers that are not registered, are unknown",
+)
+POLICIES = Kind(
+    plural="hostdevicepolicies",
+    word="HostDevicePolicies",
+    type=PolicyFacts,
+    project=lambda body, _: project_policy(body),
+    group="drakit.dev",
+    version="v1alpha1",
+    effect="",
 )
 NAMESPACES = Kind(
     plural="namespaces",
@@ -396,7 +421,8 @@ async def gather(
     chosen = list(kinds)
     named = names or {}
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
-    if chosen and all(reader.found.lacks_all(kind) for kind in chosen if kind is not RULES):
+    needed = [kind for kind in chosen if kind is not RULES and not kind.version]
+    if chosen and all(reader.found.lacks_all(kind) for kind in needed):
         raise UnreachableError(str(reader.found.gaps[0].what))
     return reader.found
 
@@ -425,7 +451,12 @@ class _Reader:
             await self._rules()
             return
         try:
-            await self._list(kind, self._namespace if kind in self._local else None)
+            await self._list(
+                kind, self._namespace if kind in self._local else None, version=kind.version
+            )
+        except NotFoundError as error:
+            if not kind.version:  # else the cluster does not have the kind
+                self._fail(kind, error)
         except ForbiddenError as error:
             await self._narrower(kind, names, error)
         except ApiError as error:
@@ -538,6 +569,8 @@ class _Reader:
             raise UnreachableError(_sentence(error))
         forbidden = isinstance(error, ForbiddenError)
         self.found.world.hidden |= {kind.type}
+        if not kind.effect:
+            return
         what = (
             f"no permission to list {kind.word}"
             if forbidden

@@ -30,7 +30,7 @@ from drakit_daemon.kube.request import (
     UnreadableError,
     error_of_status,
     nesting,
-    parse_object,
+    parse_without_managers,
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -195,10 +195,10 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
     """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
-            event = parse_object(line) if whole else None
+            event = orjson.loads(line) if whole else None
             reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
         except orjson.JSONDecodeError as error:
-            event, reason = None, f"it cannot be parsed ({error.msg})"
+            event, reason = parse_without_managers(line), f"it cannot be parsed ({error.msg})"
         if event is None:
             yield _unreadable(line, path=path, reason=reason)
             continue

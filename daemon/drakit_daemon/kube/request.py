@@ -312,21 +312,18 @@ def nesting(part: bytes) -> int:
     return opened - brackets.count(b"}") - brackets.count(b"]")
 
 
-def parse_object(data: bytes | bytearray) -> Any:
+def parse_without_managers(data: bytes | bytearray) -> Any:
     """
-    Parse the JSON of an object, without its `managedFields` if it cannot be parsed with them.
+    Parse the JSON of an object that cannot be parsed with its `managedFields`; None if it cannot be
+    parsed without them, either.
 
     Nobody needs them, and whoever may write an object could make it unreadable.
-
-    :raises orjson.JSONDecodeError: it cannot be parsed.
     """
+    rest = _without_managers(bytes(data))
     try:
-        return orjson.loads(data)
+        return None if rest is None else orjson.loads(rest)
     except orjson.JSONDecodeError:
-        rest = _without_managers(bytes(data))
-        if rest is None:
-            raise
-        return orjson.loads(rest)
+        return None
 
 
 def _without_managers(data: bytes) -> bytes | None:
@@ -374,10 +371,12 @@ async def read_answer(
     if one_metadata and (end := answer.find(_MANAGERS)) >= 0:
         answer[end:] = b"}}]}"  # of the metadata, the object, the items and the list
     try:
-        parsed: Any = parse_object(answer) if answer else {}
+        parsed: Any = orjson.loads(answer) if answer else {}
     except orjson.JSONDecodeError as error:
-        why = f"it cannot be parsed ({error.msg})"
-        raise UnreadableError.no_answer(method, path, why=why) from None
+        parsed = parse_without_managers(answer)
+        if parsed is None:
+            why = f"it cannot be parsed ({error.msg})"
+            raise UnreadableError.no_answer(method, path, why=why) from None
     if not isinstance(parsed, dict):
         why = "it is not a JSON object; is there a proxy in between?"
         raise UnreadableError.no_answer(method, path, why=why)

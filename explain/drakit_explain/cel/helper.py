@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
-from drakit_explain.cel.verdicts import (
+from drakit_explain.selectors import FeatureGates, Outcome, Reads
+from drakit_explain.verdicts import (
     MAX_BYTES,
     Verdict,
     VerdictQuestion,
     parse_verdicts,
     undecided,
 )
-from drakit_explain.selectors import FeatureGates, Outcome, Reads
 
 NAME = "drakit-cel"
 

@@ -37,6 +37,16 @@ def text(body: Object, *path: str) -> str:
     return str(child(body, *path[:-1]).get(path[-1]) or "")
 
 
+MAX_WORDS = 256
+
+
+def words(body: Object, *path: str) -> str:
+    """Return the message of a driver or another component at a path, as one printable line of at
+    most `MAX_WORDS` characters."""
+    line = " ".join(text(body, *path)[:MAX_WORDS].split())
+    return "".join(each if each.isprintable() else "?" for each in line)
+
+
 # ---------------------------------------------------------------- versions
 
 GROUP = "resource.k8s.io"

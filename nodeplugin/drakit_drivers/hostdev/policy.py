@@ -130,8 +130,9 @@ class DeviceClass(DevicePolicy):
         max_length=317,
     )
     """The extended resource that pods can request in ``resources.limits`` instead of using a
-    claim, such as ``example.com/serial``. Requires the feature gate DRAExtendedResource, and a
-    prefix in the chart's value ``hostdev.extendedResourcePrefixes``."""
+    claim, such as ``example.com/serial``. Requires the feature gate DRAExtendedResource. A policy
+    outside the chart's values also requires a prefix in the chart's value
+    ``hostdev.extendedResourcePrefixes``."""
 
     @field_validator("extended_resource_name")
     @classmethod

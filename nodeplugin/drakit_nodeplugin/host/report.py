@@ -27,10 +27,10 @@ from typing import Any, TypeVar
 from drakit.device import LeftOut, PolicyOutcome
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
-from drakit_daemon.logs import ProblemLog
+from drakit_daemon.logs import ProblemLog, escaped
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.devices.model import EndpointStatus
+from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.policies import PolicyState, PolicyWatch
 from drakit_nodeplugin.kubelet.server import Registration
@@ -55,12 +55,18 @@ MAX_LISTED = 100
 MAX_STUCK = 20
 """Stuck claims that are named."""
 
+MAX_UNHEALTHY = 20
+"""Unhealthy devices that are named."""
+
 MAX_CONFLICTS = 10
 
 MAX_LABEL = 256
 """Characters of the name by which users know a device."""
 
 MAX_MESSAGE = 512
+MAX_HEALTH = 256
+"""Characters of the message of an unhealthy device: it becomes part of an Event's note."""
+
 MAX_PROBLEM = 1024
 
 ItemT = TypeVar("ItemT")
@@ -97,6 +103,10 @@ class ReportFacts:
     registration_message: str
     endpoints: Sequence[EndpointStatus]
     devices: DeviceCounts
+    unhealthy: Collection[DeviceHealth]
+    dropped: Mapping[str, str]
+    """A sentence on each feature of devices that the API server does not support."""
+
     left_out: Collection[LeftOut]
     left_out_count: int
     """The number in total, including those that are not listed."""
@@ -140,6 +150,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
     left_out, _ = _first(
         facts.left_out, MAX_LISTED, key=lambda each: (each.device, each.policy, each.reason)
     )
+    unhealthy, _ = _first(facts.unhealthy, MAX_UNHEALTHY, key=lambda each: (each.pool, each.device))
     endpoints, more_endpoints = _first(facts.endpoints, MAX_LISTED, key=lambda each: each.name)
     stuck, _ = _first(facts.stuck, MAX_STUCK, key=lambda each: each.uid)
     status: dict[str, Any] = {
@@ -153,6 +164,11 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
             "allocated": facts.devices.allocated,
             "leftOut": facts.left_out_count,
         },
+        "unhealthyDevices": [_unhealthy(each) for each in unhealthy],
+        "droppedFields": [
+            {"feature": feature, "message": _cut(facts.dropped[feature], MAX_MESSAGE)}
+            for feature in sorted(facts.dropped)
+        ],
         "leftOut": [_left_out(each) for each in left_out],
         "claims": {
             "prepared": facts.claims.get("prepared", 0),
@@ -183,6 +199,14 @@ def _endpoint(endpoint: EndpointStatus) -> dict[str, Any]:
     body = {"name": _cut(endpoint.name, MAX_LABEL), "state": endpoint.state}
     if endpoint.reason:
         body["message"] = _cut(endpoint.reason, MAX_MESSAGE)
+    return body
+
+
+def _unhealthy(health: DeviceHealth) -> dict[str, Any]:
+    # Of pools that no node owns, the driver's names are not checked.
+    body = {"pool": _cut(health.pool, MAX_NAME), "device": _cut(health.device, MAX_LABEL)}
+    if message := _cut(health.message, MAX_HEALTH):
+        body["message"] = message
     return body
 
 
@@ -240,9 +264,10 @@ def _first(
 
 
 def _cut(text: str, limit: int) -> str:
-    # A file name that is not valid UTF-8 contains surrogates.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    """Return the text of a driver as one line. A file name that is not valid UTF-8 contains
+    surrogates, which no JSON can hold."""
+    line = escaped(" ".join(text[:limit].split()))
+    return line if max(len(line), len(text)) <= limit else f"{line[: limit - 3]}..."
 
 
 # ---------------------------------------------------------------- writes
@@ -411,6 +436,13 @@ class DriverReport:
             registration_message=registration.reason or "",
             endpoints=sources.manager.endpoint_statuses(),
             devices=await sources.counts(),
+            unhealthy=[
+                each
+                for each in sources.manager.health_states()
+                if each.status == "unhealthy"
+                and not sources.manager.is_gone(each.pool, each.device)
+            ],
+            dropped=sources.publisher.explain_dropped(),
             left_out=left_out,
             left_out_count=counted + sources.manager.left_out_count,
             claims=states,

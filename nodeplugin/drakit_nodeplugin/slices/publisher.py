@@ -119,6 +119,14 @@ class SlicePublisher:
         """The features of devices that the API server is known to drop."""
         return self._dropped
 
+    def explain_dropped(self) -> Mapping[str, str]:
+        """Return a sentence on each feature that the API server drops, by its word in reports."""
+        return {
+            feature.name.title().replace("_", ""): self._sentence({feature})
+            for feature in Feature
+            if feature in self._dropped
+        }
+
     @property
     def published_count(self) -> int:
         """The number of devices that the API server holds."""
@@ -238,11 +246,7 @@ class SlicePublisher:
         self._dropped |= new
         if unreported := new - self._reported:
             self._reported |= unreported
-            pools = self._manager.publication().pools.values()
-            note = (
-                f"the API server does not support {describe(unreported)}; "
-                f"{effects(unreported, pools)}"
-            )
+            note = self._sentence(unreported)
             logger.warning(
                 "the API server drops fields of slices",
                 extra={"driver": self._manager.driver, "error": note},
@@ -253,6 +257,10 @@ class SlicePublisher:
         for pool in self._pools.values():
             pool.forget()
         return True
+
+    def _sentence(self, features: Collection[Feature]) -> str:
+        pools = self._manager.publication().pools.values()
+        return f"the API server does not support {describe(features)}; {effects(features, pools)}"
 
     def _forget(self) -> None:
         """Note that the watch restarted: the API server may be another one."""

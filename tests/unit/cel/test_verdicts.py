@@ -12,7 +12,7 @@ import pytest
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel import verdicts
 from drakit_explain.cel.helper import Helper, QuestionError
-from drakit_explain.cel.verdicts import Verdict, VerdictOutcome, VerdictQuestion
+from drakit_explain.verdicts import Verdict, VerdictOutcome, VerdictQuestion
 
 PROGRAM = """#!{python} -ISu
 import json, os, sys, time

@@ -80,6 +80,6 @@ def test_the_programs_of_the_pages_are_targets_of_the_kit(page, kind):
 
 
 def test_the_table_has_all_rules():
-    page = (ROOT / PAGE).read_text()
-    found = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*) \|$", page, re.M)
-    assert found == [(rule.id, rule.title, rule.why) for rule in rules()]
+    _, _, table = (ROOT / PAGE).read_text().partition("## The rules")
+    found = re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", table, re.M)
+    assert found == [(rule.id, rule.title) for rule in rules()]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, policy_devices
-from drakit_explain import fold, projection, search, selectors
+from drakit_explain import budget, projection, search, selectors
 from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
@@ -114,9 +114,11 @@ EXPECTED = [
     kibibytes(projection.MAX_CONTENT),
     kibibytes(projection.MAX_CONTENT),
     kibibytes(budgets.NAMESPACE_BYTES),
+    f"{selecting.MAX_OF_OBJECT}",
     "1 s",
-    f"{fold.MAX_WORK:,}",
-    f"{search.MAX_STEPS:,}",
+    "128 MiB",
+    f"{budget.MAX_STEPS:,}",
+    f"{projection.MAX_POD_CLAIMS}",
     f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
 ]
@@ -136,6 +138,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
     assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
+    assert "\thardMemory = 128 << 20\n" in (ROOT / "operator/cel/memory.go").read_text()
 
 
 def test_the_page_about_the_protocol_has_the_limits_of_the_code():
@@ -149,11 +152,12 @@ def test_the_operators_page_has_the_limits_of_explanations():
     _, _, undecided = text.partition("### Undecided cases")
     shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A slice")[0])
     assert [int(number.replace(",", "")) for number in shown] == [
-        search.MAX_STEPS,
-        fold.MAX_WORK,
+        budget.MAX_STEPS,
+        100,  # milliseconds
+        projection.MAX_POD_CLAIMS,
         search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
-        projection.MAX_CONTENT // 2**10,
+        selecting.MAX_OF_OBJECT,
         projection.MAX_CONTENT // 2**10,
         budgets.NAMESPACE_BYTES // 2**20,
     ]
@@ -163,7 +167,7 @@ def test_the_operators_page_has_the_time_of_a_namespace():
     text = " ".join((ROOT / "docs/reference/operator.md").read_text().split())
     assert (
         f"{reconciler.BUDGET_SECONDS:.0f} s of checks, of which {reconciler.BUDGET_SHARE} s come "
-        f"back each second, and {selecting.BUDGET_SECONDS:.0f} s of evaluation of selectors, of "
+        f"back each second, and {selecting.BUDGET_SECONDS:.0f} s of selectors, of "
         f"which {selecting.BUDGET_SHARE} s come back each second" in text
     )
-    assert f"again for {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text
+    assert f"again after {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text

@@ -14,7 +14,6 @@ from drakit_explain.model import (
     DeviceID,
     Placement,
     PodClaim,
-    ReportFacts,
     Result,
     Share,
     TaintRuleFacts,
@@ -36,6 +35,7 @@ from tests.fakes.world import (
 )
 
 N1 = node("n1")
+BROKEN = TaintFacts(key="example.com/broken", effect="NoSchedule")
 
 
 def answer(*facts, pod=POD):
@@ -127,6 +127,79 @@ def test_a_node_that_is_gone_comes_before_the_nodes_of_other_claims():
     facts = [node("n2"), slice_on("n2", device("g0")), claim(request(), name="other")]
     code, _, _ = answer(*facts, held_on("n1", OTHER), pod=pod)
     assert code == "NodeGone"
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        pytest.param(
+            [node("n2", unschedulable=True), slice_on("n2", device("g0"))],
+            "DevicesAllocated",
+            id="beside-a-node-that-is-cordoned",
+        ),
+        pytest.param(
+            [node("n2"), slice_on("n2", device("g0", taints=(BROKEN,)))],
+            "DevicesAllocated",
+            id="beside-a-node-with-a-tainted-device",
+        ),
+        pytest.param(
+            [slice_on("n1", device("g0"), device("g1", taints=(BROKEN,)))],
+            "DevicesTainted",
+            id="beside-a-tainted-device",
+        ),
+    ],
+)
+def test_a_request_for_all_devices_of_a_node_waits_for_those_that_claims_hold(other, code):
+    both = slice_on("n1", device("g0"), device("g1"))
+    found = answer(N1, both, *other, claim(request(count=0)), holding("a", "g0"))
+    assert found[0] == code
+    waits = "the claim can be allocated when enough of them are released"
+    assert (waits in found[1]) is (code == "DevicesAllocated")
+
+
+TWO = [device("g0"), device("g1")]
+TAINTED = [device("g0"), device("g1", taints=(BROKEN,))]
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "text"),
+    [
+        pytest.param(
+            {"n1": TWO[:1], "n2": TWO[:1]},
+            "NoDevicePublished",
+            "on one node, but no node publishes more than 1 that match; lower count or add devices "
+            "to one node",
+            id="no-node-has-enough",
+        ),
+        pytest.param(
+            {"n1": TWO, "n2": TWO[:1]},
+            "DevicesAllocated",
+            "the claim can be allocated when enough of them are released",
+            id="a-node-has-enough",
+        ),
+        pytest.param(
+            {"n1": TAINTED, "n2": TWO[:1]},
+            "DevicesTainted",
+            "1 is tainted with example.com/broken",
+            id="a-node-has-enough-without-taints",
+        ),
+        pytest.param(
+            {"n1": TWO[:1], "cordoned": TWO},
+            "DevicesOnOtherNodes",
+            "2 are on nodes that the pod cannot use (they are cordoned)",
+            id="a-node-that-the-pod-cannot-use-has-enough",
+        ),
+    ],
+)
+def test_the_devices_of_several_nodes_are_not_added_up(devices, code, text):
+    nodes = [N1, node("n2"), node("cordoned", unschedulable=True)]
+    slices = [slice_on(name, *each) for name, each in devices.items()]
+    holders = [holding("a", "g0"), holding("b", "g0", pool="n2")]
+    found = answer(*nodes, *slices, claim(request(count=2)), *holders)
+    assert found[0] == code
+    assert text in found[1]
+    released = "the claim can be allocated when"
+    assert (released in found[1]) is (code == "DevicesAllocated")
 
 
 # ---- selectors, capacities, constraints
@@ -248,11 +321,11 @@ def test_a_toleration_that_nearly_tolerates_a_taint_is_compared_with_it(tolerati
 def test_the_pods_name_for_a_claim_is_not_the_name_of_the_claim():
     devices = [device(f"g{number}") for number in range(40)]
     _, text, _ = answer(N1, slice_on("n1", *devices), claim(request(count=33)))
-    assert text.startswith("claim mine asks for 33 devices")
+    assert text.startswith('claim "mine" asks for 33 devices')
     template = TemplateFacts(namespace="lab", name="tpl", uid="t", requests=(request(count=33),))
     pod = replace(POD, claims=(PodClaim(name="c", template="tpl"),))
     _, text, _ = answer(N1, slice_on("n1", *devices), template, pod=pod)
-    assert text.startswith("claim of template tpl asks for 33 devices")
+    assert text.startswith('claim template "tpl" asks for 33 devices')
 
 
 def test_no_pod_is_preempted_for_its_devices():
@@ -347,89 +420,3 @@ def test_what_brings_a_device_back_depends_on_what_offers_it(driver, remedy):
         (reason,) = broken_claim(used, world_of(N1, published))
         assert str(reason.code) == "DeviceGone"
         assert f"; {remedy}, or delete the pod and the claim" in reason.sentence
-
-
-# ---- what reports and drivers say
-
-
-def report(driver="d", **facts):
-    return ReportFacts(name=f"n1.{driver}", uid="r", node="n1", driver=driver, **facts)
-
-
-WRONG = 'device.attributes["d"].model == "y"'
-OF_D = 'device.driver == "d"'
-OTHER_MODEL = slice_on("n1", device("g0", attributes={"model": "x"}))
-
-
-@pytest.mark.parametrize(
-    ("facts", "selectors", "advice"),
-    [
-        pytest.param(
-            [],
-            [WRONG],
-            "no ResourceSlice has devices, so check that the driver is running",
-            id="nothing-is-published",
-        ),
-        pytest.param(
-            [OTHER_MODEL],
-            [WRONG],
-            "check the selectors of class and request, and the attributes of the devices",
-            id="nothing-is-selected",
-        ),
-        pytest.param(
-            [],
-            [OF_D],
-            "no slice of driver d has devices, so check that the driver is running",
-            id="the-driver-publishes-nothing",
-        ),
-        pytest.param(
-            [report("d", left_out=2, left_out_example="g0: it needs counters")],
-            [OF_D],
-            "driver d publishes no device, and leaves out 2 on node n1, such as g0: it needs "
-            "counters",
-            id="the-driver-leaves-its-devices-out",
-        ),
-        pytest.param(
-            [report("e", left_out=2, left_out_example="g0: it needs counters")],
-            [OF_D],
-            "no slice of driver d has devices, so check that the driver is running",
-            id="another-driver-leaves-devices-out",
-        ),
-    ],
-)
-def test_the_cause_is_named_and_not_what_it_might_be(facts, selectors, advice):
-    code, text, _ = answer(N1, *facts, claim(request(selectors=tuple(selectors))))
-    assert code == "NoDevicePublished"
-    assert text.endswith(f"; {advice}")
-
-
-@pytest.mark.parametrize(
-    ("registration", "why"),
-    [
-        pytest.param("Rejected: the socket is gone", " (Rejected: the socket is gone)"),
-        pytest.param("Pending", " (Pending)"),
-        pytest.param("", None),
-    ],
-    ids=["rejected", "pending", "registered"],
-)
-def test_a_driver_that_the_kubelet_has_not_registered_is_named(registration, why):
-    facts = [slice_on("n1", device("g0")), USED, report(registration=registration)]
-    (reason,) = broken(*facts)
-    if why is None:
-        assert str(reason.code) == "ClaimsNotPrepared"
-        return
-    assert str(reason.code) == "DriverUnavailable"
-    assert reason.sentence == (
-        f"pod lab/train cannot start on node n1: driver d of its claim mine is not registered with "
-        f"the kubelet{why}; check the log of the node plugin on node n1"
-    )
-
-
-def test_the_drivers_words_about_an_unhealthy_device_arrive():
-    unhealthy = TaintFacts(key="drakit.dev/unhealthy", effect="NoSchedule")
-    pod = replace(PLACED, phase="Running", health=(("claim:c/r", "it is too hot"),))
-    facts = [slice_on("n1", device("g0", taints=(unhealthy,))), USED]
-    (reason,) = broken(*facts, pod=pod)
-    assert 'request "r", is unhealthy (it is too hot); check the device' in reason.sentence
-    (reason,) = broken(*facts, pod=replace(pod, health=(("claim:other", "no"),)))
-    assert "is unhealthy; check the device" in reason.sentence

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.availability import analyze
+from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
 from drakit_explain.model import (
@@ -97,7 +98,7 @@ def test_counts_follow_a_change(change, request_):
     after = analyzed(request_, world, before)
     scratch = analyzed(request_, world, None)
     nodes = dict.fromkeys(world.views())
-    assert after.for_nodes(nodes) == scratch.for_nodes(nodes)
+    assert after.for_nodes(nodes, Budget()) == scratch.for_nodes(nodes, Budget())
     assert replace(after, by_nodes=[]) == replace(scratch, by_nodes=[])
 
 
@@ -117,10 +118,12 @@ def analyzed(request_, world, before):
     expressions = [text for _, text in world.expressions(request_)]
     slices = [each.slice for each in world.reachable()]
     bring_up_to_date(world.selectors, Library(), expressions, slices)
-    return analyze(request_, world, before=before)
+    return analyze(request_, world, Budget(), before=before)
 
 
-def test_a_claim_without_requests_fits_on_every_node():
+def test_a_claim_without_requests_may_be_one_that_could_not_be_read():
     pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="c", claim="empty"),))
     world = world_of(ClaimFacts(namespace="lab", name="empty", uid="e"), node("n1"))
-    assert explain(pod, world).verdict is Verdict.FITS
+    explanation = explain(pod, world)
+    assert explanation.verdict is Verdict.UNDECIDED
+    assert explanation.unknown == ('claim "empty" has no requests, or could not be read',)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drakit_explain.allocation import Answer
-from drakit_explain.availability import analyze
+from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.fold import judge
 from drakit_explain.loads import Load, Loads
-from drakit_explain.model import Constraint, DeviceID, Share, TaintRuleFacts
+from drakit_explain.model import Constraint, DeviceID, PodClaim, Share, TaintRuleFacts
+from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.trial import Trial
@@ -108,7 +109,7 @@ SAME = Constraint(attribute="d/numa")
             [slice_on("n1", *(device(f"g{number}") for number in range(33))), claim(ALL)],
             (None, 34, 35, 36, 37),
             "RequestsCompete",
-            "claim mine asks for 33 devices, but an allocation can list only 32",
+            'claim "mine" asks for 33 devices, but an allocation can list only 32',
             id="more-than-32-devices",
         ),
         pytest.param(
@@ -241,6 +242,37 @@ def test_a_node_without_room_is_not_searched_by_the_scheduler(priority):
     assert explain(pod, world).verdict is Verdict.BLOCKED
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["fits-elsewhere", "fits-nowhere"])
+def test_the_search_reaches_a_node_that_an_allocated_claim_excludes(fits):
+    pod = replace(POD, claims=(*POD.claims, PodClaim(name="c2", claim="disk")))
+    only = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    disk = replace(
+        holding("disk", "d0", pool="disks"),
+        nodes={"nodeSelectorTerms": only},
+        requests=(request(),),
+    )
+    world = cluster(slice_on("n1", BAD), disk, claim(request(selectors=(MODEL,))))
+    if not fits:
+        world.apply(slice_on("n2"))
+    explanation = explain(pod, world)
+    assert explanation.nodes["n1"] == Unusable(NodeProblem.CLAIM, "disk")
+    assert explanation.fits_on == ("n2" if fits else "")
+    assert explanation.verdict is Verdict.BLOCKED
+    assert "no such key: model, on device g0 of pool n1" in explanation.reasons[0].text
+
+
+def test_a_request_for_all_devices_counts_those_of_the_node():
+    place = on("n1"), on("n2")
+    devices = [
+        replace(device(name, attributes={"model": "x"}), place=each)
+        for name, each in zip(("g1", "g2"), place, strict=True)
+    ]
+    shared = replace(slice_on("n1", *devices), name="s", pool="s", place=None, by_device=True)
+    held = holding("other", "g1", pool="s")
+    explanation = explain(POD, world_of(ANY, node("n1"), node("n2"), shared, held, claim(ALL)))
+    assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n2")
+
+
 # ---- what only the scheduler knows
 
 
@@ -339,9 +371,10 @@ def searched(world, *requests, constraints=()):
     evaluate_for(explainer, world, POD, Library())
     trial = Counting(
         world=world,
-        wanted=[Wanted(origin="c", name="c", requests=requests, constraints=tuple(constraints))],
+        wanted=[Wanted(origin="c", requests=requests, constraints=tuple(constraints))],
         nodes=dict.fromkeys(world.views()),
-        analysis=lambda each: analyze(each, world),
+        budget=budget_of(world),
+        analyze=lambda each, budget: analyze(each, world, budget),
     )
     judged = judge(trial, reached=lambda name: True)
     assert len(judged.answers) == len(world.views())
@@ -365,9 +398,10 @@ def profiles(world, *requests, constraints=()):
     """Return the profile of each node."""
     trial = Trial(
         world=world,
-        wanted=[Wanted(origin="c", name="c", requests=requests, constraints=tuple(constraints))],
+        wanted=[Wanted(origin="c", requests=requests, constraints=tuple(constraints))],
         nodes={},
-        analysis=lambda each: analyze(each, world),
+        budget=budget_of(world),
+        analyze=lambda each, budget: analyze(each, world, budget),
     )
     found = trial.profiles()
     return [found.of(world.pools_of_node(view)) for view in world.views().values()]
@@ -510,3 +544,17 @@ def test_a_remedy_must_also_end_the_errors_of_other_nodes():
     )
     world.apply(holding("other", "g0", pool="n1"))
     assert "if claim lab/held (pod pod-held) released its devices" in explain(POD, world).remedy
+
+
+@pytest.mark.parametrize(
+    ("loads", "verdict"),
+    [
+        pytest.param(None, Verdict.BLOCKED, id="never-known"),
+        pytest.param(Loads(), Verdict.BLOCKED, id="known"),
+        pytest.param(Loads(lambda: False), Verdict.FITS, id="unknown-for-a-moment"),
+    ],
+)
+def test_no_error_counts_while_it_is_unknown_whether_its_node_has_room(loads, verdict):
+    world = cluster(slice_on("n1", BAD), claim(request(selectors=(MODEL,))))
+    world.loads = loads
+    assert explain(POD, world).verdict is verdict

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from drakit_explain.allocation import Outcome
-from drakit_explain.availability import analyze
+from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.fold import judge
@@ -104,9 +104,10 @@ def trial_of(seed):
     evaluate_for(Explainer(world), world, POD, Library())
     return Trial(
         world=world,
-        wanted=[Wanted(origin="c", name="c", requests=wanted, constraints=constraints)],
+        wanted=[Wanted(origin="c", requests=wanted, constraints=constraints)],
         nodes=dict.fromkeys(world.views()),
-        analysis=lambda each: analyze(each, world),
+        budget=budget_of(world),
+        analyze=lambda each, budget: analyze(each, world, budget),
     )
 
 

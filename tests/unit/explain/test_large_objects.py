@@ -4,13 +4,15 @@ import pytest
 
 from drakit_explain import nodes
 from drakit_explain import world as world_module
+from drakit_explain.budget import Budget
 from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, Placement, PodFacts
 from drakit_explain.nodes import UsableNodes
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import (
     MAX_EXPRESSION,
-    MAX_FINALIZERS,
+    MAX_NAMES,
+    MAX_POD_CLAIMS,
     project_claim,
     project_class,
     project_pod,
@@ -120,7 +122,22 @@ def test_a_pod_with_large_rules_exists_without_them(spec):
 def test_few_finalizers_are_kept():
     metadata = METADATA | {"finalizers": [f"example.com/{n}" for n in range(1000)]}
     kept = project_pod({"metadata": metadata}).finalizers
-    assert kept == tuple(f"example.com/{n}" for n in range(MAX_FINALIZERS))
+    assert kept == tuple(f"example.com/{n}" for n in range(MAX_NAMES))
+
+
+def test_few_scheduling_gates_are_kept():
+    gates = [{"name": f"example.com/{n}"} for n in range(1000)]
+    pod = project_pod({"metadata": METADATA, "spec": {"schedulingGates": gates}})
+    assert pod.gated
+    assert pod.gates == tuple(f"example.com/{n}" for n in range(MAX_NAMES))
+
+
+@pytest.mark.parametrize("number", [MAX_POD_CLAIMS, MAX_POD_CLAIMS + 1, 1000])
+def test_a_pod_with_too_many_claims_exists_with_the_first_ones(number):
+    claims = [{"name": f"c{n}", "resourceClaimName": f"c{n}"} for n in range(number)]
+    pod = project_pod({"metadata": METADATA, "spec": {"resourceClaims": claims}})
+    assert [each.claim for each in pod.claims] == [f"c{n}" for n in range(MAX_POD_CLAIMS)]
+    assert bool(pod.placement.unread) is (number > MAX_POD_CLAIMS)
 
 
 def test_a_pod_with_thousands_of_resources_uses_none_of_a_node():
@@ -200,7 +217,7 @@ def test_the_nodes_for_the_rules_used_last_are_kept(monkeypatch, loads):
 
     def evaluates(zone):
         before = world.asked
-        found = usable.of(pod_with(zone), ())
+        found = usable.of(pod_with(zone), (), Budget())
         assert (found["n1"] is None) == (zone == "a")
         return world.asked > before
 

@@ -170,10 +170,10 @@ def taken(amount, verb, holders, wants=""):
         pytest.param(
             cluster(gpu(selectors=('device.attributes["d"].size == 8',)), slices=[published("g0")]),
             "SelectorFailed",
-            'pod lab/train waits: request "gpu" of claim "train-x": its selector fails: no such '
-            "key: size, on device g0 of pool n1, driver d; the scheduler aborts its search on node "
-            "n1 at this device; check the spelling of size; if only some devices have it, test for "
-            "it first "
+            'pod lab/train waits: request "gpu" of claim template "tpl": its selector fails: no '
+            "such key: size, on device g0 of pool n1, driver d; the scheduler aborts its search on "
+            "node n1 at this device; check the spelling of size; if only some devices have it, "
+            "test for it first "
             '(has(device.attributes["d"].size)), or test device.driver first',
             id="a-selector-fails",
         ),

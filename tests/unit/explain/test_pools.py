@@ -7,6 +7,7 @@ import pytest
 from drakit_explain.devices import Amount, CounterSetFacts
 from drakit_explain.model import SliceFacts
 from drakit_explain.pools import NodeView, PoolState, pools_of_node
+from drakit_explain.release import rules_of
 from tests.fakes.world import device, on
 
 NODE = NodeView("n1", {"zone": "a"})
@@ -67,6 +68,27 @@ def test_a_pool_that_contradicts_itself_is_invalid(slices, problem):
     (pool,) = pools_of_node(slices, NODE)
     assert pool.state is PoolState.INVALID
     assert problem in pool.problem
+
+
+@pytest.mark.parametrize(
+    ("minor", "expected"),
+    [(34, [PoolState.INCOMPLETE]), (36, [PoolState.INCOMPLETE]), (37, []), (None, [])],
+)
+def test_since_1_37_counters_of_another_node_make_no_pool(minor, expected):
+    counters = of("c", pool_slices=2, counter_sets=(CARD,), place=on("n2"))
+    found = pools_of_node([counters], NODE, rules=rules_of(minor))
+    assert [pool.state for pool in found] == expected
+    found = pools_of_node([counters], NodeView("n2", {}), rules=rules_of(minor))
+    assert [pool.state for pool in found] == [PoolState.INCOMPLETE]
+
+
+@pytest.mark.parametrize("minor", [34, 36, 37])
+def test_counters_of_another_node_count_for_devices_of_this_one(minor):
+    here = of("d", device("g0", consumes=(CARD,)), pool_slices=2)
+    counters = of("c", pool_slices=2, counter_sets=(CARD,), place=on("n2"))
+    (pool,) = pools_of_node([here, counters], NODE, rules=rules_of(minor))
+    assert (pool.state, pool.slices, pool.elsewhere) == (PoolState.READY, (here,), ())
+    assert list(pool.counters.values()) == [1_000_000_000]
 
 
 def test_devices_beside_the_counters_in_a_slice_are_found():

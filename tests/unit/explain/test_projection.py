@@ -3,7 +3,7 @@
 import pytest
 
 from drakit_explain.model import Consumer, DeviceID, PodClaim, Result, Toleration
-from drakit_explain.projection import project_claim, project_pod, project_report, project_slice
+from drakit_explain.projection import project_claim, project_pod, project_slice
 
 
 def test_a_pod_with_claims_of_each_sort():
@@ -183,31 +183,6 @@ def test_compatibility_groups_of_a_device_are_noticed():
     grouped = {**consumed, "compatibilityGroups": ["mig"]}
     (device,) = slice_of({"name": "g0", "consumesCounters": [consumed, grouped]}).devices
     assert [each.grouped for each in device.consumes] == [False, True]
-
-
-def test_a_report_with_what_an_answer_needs():
-    found = project_report(
-        {
-            "metadata": {"name": "n1.d", "uid": "u"},
-            "spec": {"nodeName": "n1", "driver": "d"},
-            "status": {
-                "registration": {"state": "Rejected", "message": "no"},
-                "devices": {"leftOut": 3},
-                "leftOut": [{"device": "g0", "reason": "Other", "message": "it needs counters"}],
-            },
-        }
-    )
-    assert found.registration == "Rejected: no"
-    assert (found.left_out, found.left_out_example) == (3, "g0: it needs counters")
-
-
-@pytest.mark.parametrize(
-    ("state", "registration"), [("Registered", ""), ("Pending", "Pending"), (None, "")]
-)
-def test_the_registration_in_a_report(state, registration):
-    status = {"registration": {"state": state}} if state else {}
-    found = project_report({"metadata": {"name": "n1.d", "uid": "u"}, "status": status})
-    assert found.registration == registration
 
 
 def test_the_messages_about_unhealthy_devices_of_a_pod():

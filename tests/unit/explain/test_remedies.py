@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain import trial
+from drakit_explain import pending, trial
 from drakit_explain.allocation import Outcome
+from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
 from drakit_explain.model import (
@@ -265,10 +266,12 @@ def test_no_remedy_is_named_without_proof(facts):
     assert remedy(*facts) == ""
 
 
-def test_the_search_for_remedies_ends_at_its_bound(monkeypatch):
-    monkeypatch.setattr("drakit_explain.remedies.MAX_DEVICES", 1)
+def test_the_search_for_remedies_has_a_budget_of_its_own(monkeypatch):
     facts = [slice_on("n1", device("g0"), device("g1")), holding("a", "g0", "g1")]
-    assert remedy(*facts, claim(request())) == ""
+    found = explain(POD, world_of(ANY, N1, *facts, claim(request())))
+    assert found.verdict is Verdict.BLOCKED
+    monkeypatch.setattr("drakit_explain.pending.budget_of", lambda world: Budget(60))
+    assert found.remedy == ""
 
 
 def of_template(n):
@@ -280,20 +283,18 @@ def of_its_own(n):
 
 
 @pytest.mark.parametrize(
-    ("each_claim", "constraints", "searches"),
+    ("each_claim", "searches"),
     [
-        pytest.param(of_template, (), 1, id="pods-of-one-template-share-a-search"),
-        pytest.param(of_its_own, (), 1, id="pods-with-equal-claims-share-a-search"),
-        pytest.param(of_its_own, (SAME,), 3, id="a-remedy-that-names-the-claim-is-not-shared"),
+        pytest.param(of_template, 1, id="pods-of-one-template-share-a-search"),
+        pytest.param(of_its_own, 3, id="a-result-that-names-a-claim-is-not-shared"),
     ],
 )
-def test_equal_searches(monkeypatch, each_claim, constraints, searches):
+def test_equal_searches(monkeypatch, each_claim, searches):
     pods = [replace(POD, name=f"train-{n}", uid=str(n), claims=(each_claim(n),)) for n in range(3)]
     template = TemplateFacts(namespace="lab", name="t", uid="t", requests=(request(),))
-    claims = [claim(request(), name=f"mine-{n}", constraints=constraints) for n in range(3)]
-    device_of_node = device("g0", attributes={"numa": 0})
+    claims = [claim(request(), name=f"mine-{n}") for n in range(3)]
     world = world_of(
-        ANY, N1, slice_on("n1", device_of_node), holding("a", "g0"), template, *claims, *pods
+        ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), template, *claims, *pods
     )
     explainer = Explainer(world)
     calls: list[Outcome] = []
@@ -309,6 +310,17 @@ def test_equal_searches(monkeypatch, each_claim, constraints, searches):
         evaluate_for(explainer, world, pod, Library())
         assert "claim lab/a" in explainer.explain(pod).remedy
     assert calls.count(Outcome.FITS) == searches
+
+
+def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(pending, "MAX_REMEDIES", 2)
+    pods = [replace(POD, name=f"p{n}", uid=str(n), requests=(("cpu", n),)) for n in range(5)]
+    world = world_of(ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request()))
+    explainer = Explainer(world)
+    for pod in pods:
+        evaluate_for(explainer, world, pod, Library())
+        assert "claim lab/a" in explainer.explain(pod).remedy
+    assert len(explainer._remedies) == 2
 
 
 def test_a_remedy_is_found_once_in_the_facts_that_were_judged():

@@ -180,7 +180,7 @@ def test_more_devices_than_an_allocation_can_list(requests):
     world = cluster(slice_on("n1", *devices), claim(*requests))
     assert only_reason(world) == (
         "RequestsCompete",
-        "claim mine asks for 33 devices, but an allocation can list only 32; reduce the requests",
+        'claim "mine" asks for 33 devices, but an allocation can list only 32; reduce the requests',
     )
 
 
@@ -272,6 +272,19 @@ def test_a_pool_that_is_not_ready_matters_if_the_class_could_select_its_devices(
     assert named is (driver == "d" and "pool_slices" in changes)
 
 
+def test_an_invalid_pool_of_another_driver_is_not_why_requests_compete():
+    only = replace(ANY, selectors=('device.driver == "d"',))
+    both = (request(name="one"), request(name="two"))
+    world = world_of(
+        only, node("n1"), node("n2"), slice_on("n1", device("a")), twins("e"), claim(*both)
+    )
+    explanation = explain(POD, world)
+    (reason,) = explanation.reasons
+    assert str(reason.code) == "RequestsCompete"
+    assert "invalid" not in reason.text
+    assert "each request alone could be allocated" in reason.text
+
+
 def test_a_change_of_the_world_changes_the_verdict():
     world = cluster(slice_on("n1", device("a")), holding("other", "a"), claim(request()))
     assert only_reason(world)[0] == "DevicesAllocated"
@@ -302,7 +315,7 @@ GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
                 slice_on("n1", device("g0")),
                 claim(request(), constraints=[Constraint(attribute="")]),
             ],
-            "a constraint of claim mine is of a kind that drakit does not support",
+            'a constraint of claim "mine" is of a kind that drakit does not support',
             id="a-kind-of-constraint",
         ),
         *(

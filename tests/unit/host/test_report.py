@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from drakit import LeftOut, LeftOutReason, PolicyConflict, PolicyOutcome
-from drakit_nodeplugin.devices.model import EndpointStatus
+from drakit_formats.resource.device import Feature
+from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.policies import PolicyState
 from drakit_nodeplugin.host.report import (
     DeviceCounts,
@@ -29,11 +30,17 @@ ROOT = Path(__file__).parents[3]
 CRD = yaml.safe_load((ROOT / "charts/drakit/crds/nodedevicereports.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
+FEATURES = SCHEMA["properties"]["status"]["properties"]["droppedFields"]["items"]["properties"][
+    "feature"
+]["enum"]
+
 FACTS = ReportFacts(
     registration="Registered",
     registration_message="",
     endpoints=[EndpointStatus(name="lamps.example.com", state="Running")],
-    devices=DeviceCounts(published=2, healthy=2, unhealthy=0, allocated=1),
+    devices=DeviceCounts(published=4, healthy=2, unhealthy=2, allocated=1),
+    unhealthy=[],
+    dropped={},
     left_out=[LeftOut(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
     left_out_count=1,
     claims={"prepared": 1},
@@ -55,6 +62,12 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def unhealthy(device: str, message: str, *, pool: str = "node-1") -> DeviceHealth:
+    return DeviceHealth(
+        pool=pool, device=device, status="unhealthy", message=message, changed_at=1000
+    )
+
+
 def full(size: int) -> ReportFacts:
     """Facts that exceed every limit."""
     long = "x" * 5000
@@ -64,6 +77,8 @@ def full(size: int) -> ReportFacts:
         registration_message=long,
         endpoints=[EndpointStatus(name=n + long, state="Stopped", reason=long) for n in names],
         devices=DeviceCounts(published=size, healthy=size, unhealthy=0, allocated=0),
+        unhealthy=[unhealthy(n + long, long, pool=n + long) for n in names],
+        dropped=dict.fromkeys(FEATURES, long),
         left_out=[
             LeftOut(device=n + long, reason="Other", policy=n + long, message=long) for n in names
         ],
@@ -124,10 +139,46 @@ def test_the_order_of_facts_does_not_change_the_report():
         facts,
         **{
             name: random.Random(3).sample(list(getattr(facts, name)), len(getattr(facts, name)))
-            for name in ("endpoints", "left_out", "stuck", "policies", "outcomes")
+            for name in ("endpoints", "unhealthy", "left_out", "stuck", "policies", "outcomes")
         },
     )
     assert status_of(shuffled) == status_of(facts)
+
+
+def test_an_unhealthy_device_has_the_message_of_its_driver():
+    facts = replace(FACTS, unhealthy=[unhealthy("b", "no link"), unhealthy("a", "")])
+    assert status_of(facts)["unhealthyDevices"] == [
+        {"pool": "node-1", "device": "a"},
+        {"pool": "node-1", "device": "b", "message": "no link"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        pytest.param("bulb is\n  broken\t", "bulb is broken", id="lines"),
+        pytest.param("\x1b[31mred\x07", r"\x1b[31mred\x07", id="terminal"),
+        pytest.param("a\u202eb\udc80", r"a\u202eb\udc80", id="direction-and-half-character"),
+        pytest.param("x" * 300, "x" * 253 + "...", id="long"),
+        pytest.param("\x07" * 300, r"\x07" * 63 + r"\...", id="long-when-escaped"),
+        pytest.param(" " * 300 + "x", "...", id="long-and-blank"),
+    ],
+)
+def test_hostile_messages_are_one_short_line_of_printable_characters(message, shown):
+    devices = [unhealthy("a", "fine"), unhealthy("b", message)]
+    found = status_of(replace(FACTS, unhealthy=devices))["unhealthyDevices"]
+    assert [each["message"] for each in found] == ["fine", shown]
+    assert shown.isprintable()
+    assert len(shown) <= 256
+
+
+def test_dropped_fields_are_those_of_the_schema_each_with_its_sentence():
+    assert sorted(each.name.title().replace("_", "") for each in Feature) == FEATURES
+    facts = replace(FACTS, dropped={"Taints": "no taints", "ListAttributes": "no lists"})
+    assert status_of(facts)["droppedFields"] == [
+        {"feature": "ListAttributes", "message": "no lists"},
+        {"feature": "Taints", "message": "no taints"},
+    ]
 
 
 def test_a_policy_shows_its_generations_its_outcome_and_its_problem():

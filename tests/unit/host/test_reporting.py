@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from drakit import LeftOut
+from drakit import Device, Health, LeftOut
+from drakit.device import Inventory
 from drakit_daemon.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import report
 from drakit_nodeplugin.host.node import PluginNode
@@ -26,6 +28,8 @@ from drakit_nodeplugin.host.report import (
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
+from tests.unit.devices.conftest import DRIVER as CAMERA
+from tests.unit.devices.conftest import Node
 from tests.unit.host.conftest import until
 
 DRIVER, NODE = "lamps.example.com", "node-1"
@@ -67,10 +71,11 @@ class Sources:
             policy_outcomes=[],
             left_out={},
             left_out_count=0,
+            health_states=list,
             endpoint_statuses=lambda: [self.endpoint],
         )
         self.policies = SimpleNamespace(revision=Revision(), refusal=None, states=list)
-        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={})
+        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={}, explain_dropped=dict)
         self.publisher.listed.set()
         self.states_: dict[str, int] = {}
         self.uids_: set[str] = set()
@@ -96,7 +101,7 @@ class Sources:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, manager: DeviceManager | None = None) -> None:
         self.api, self.sources = Api(), Sources()
         self.node = PluginNode(NODE)
         self.node.uid = "node-uid"
@@ -105,7 +110,7 @@ class Rig:
         self.report = DriverReport(
             DRIVER,
             ReportSources(
-                manager=self.sources.manager,
+                manager=manager or self.sources.manager,
                 publisher=self.sources.publisher,
                 checkpoint=self.sources,
                 counts=self.sources.counts,
@@ -179,6 +184,37 @@ async def test_reports_other_than_devices_are_written_within_seconds(rig):
     rig.sources.policies.revision.advance()
     await asyncio.sleep(2)
     assert rig.api.applied[-1][1]["status"]["policiesRefused"] == "it is too old"
+
+
+@pytest.mark.looptime
+async def test_unhealthy_devices_are_named_with_their_messages_and_gone_ones_are_not():
+    def camera(name: str, pool: str, message: str = "") -> Device:
+        health = Health.unhealthy(message) if message else Health.healthy()
+        return Device(name=name, pool=pool, health=health)
+
+    node = Node()
+    node.store.used = {NODE: {"held"}}
+    async with node.plugin() as manager:
+        rig = Rig(manager)
+        held, front = camera("held", "", "dark"), camera("front", "", "no signal")
+        back, fine = camera("back", "yard", "too hot"), camera("fine", "yard")
+        manager.replaced(CAMERA, Inventory(devices=[held, front, back, fine]))
+        async with running(rig.report.run()):
+            await asyncio.sleep(15)
+            manager.replaced(CAMERA, Inventory(devices=[front, back, fine]))
+            await asyncio.sleep(15)
+            manager.stopped(CAMERA, "its process has ended")
+            await asyncio.sleep(15)
+    found = [body["status"]["unhealthyDevices"] for _, body in rig.api.applied]
+    others = [
+        {"pool": NODE, "device": "front", "message": "no signal"},
+        {"pool": f"{NODE}/yard", "device": "back", "message": "too hot"},
+    ]
+    assert found == [
+        [others[0], {"pool": NODE, "device": "held", "message": "dark"}, others[1]],
+        others,
+        [],
+    ]
 
 
 @pytest.mark.looptime

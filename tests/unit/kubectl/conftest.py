@@ -56,6 +56,18 @@ class Site(Objects):
         """Change an object, status included, by a merge patch."""
         self.store(path, merge(self.object(path), change))
 
+    def report(
+        self, node: str, *, state: str = "Registered", driver: str = "", **said: str
+    ) -> None:
+        """The report of a driver on a node; `said` has its words about unhealthy devices."""
+        driver = driver or self.driver
+        unhealthy = [{"pool": node, "device": name, "message": text} for name, text in said.items()]
+        status = {"registration": {"state": state}, "unhealthyDevices": unhealthy}
+        self.store(
+            f"/apis/drakit.dev/v1alpha1/nodedevicereports/{node}.{driver}",
+            {"spec": {"nodeName": node, "driver": driver}, "status": status},
+        )
+
     def forbid(self, path: str) -> None:
         self.fail("*", path, status=403, reason="Forbidden", message="no", times=1000)
 

@@ -69,6 +69,15 @@ async def test_a_driver_is_registered_when_the_node_plugin_is_ready(healthy, run
     assert body["kubernetes"] == "v1.36.3"
 
 
+async def test_a_driver_is_not_registered_if_its_report_denies_it(healthy, run):
+    healthy.slice("s2", "a", node="n1", driver="other.example.com")
+    for name, driver in (("Rejected", DRIVER), ("Registered", "other.example.com")):
+        healthy.report("n1", state=name, driver=driver)
+    _, body = await run.json("doctor")
+    states = {each["driver"]: each["registered"] for each in body["nodes"]}
+    assert states == {DRIVER: "no", "other.example.com": "unknown"}
+
+
 def incomplete(site):
     site.slice("s1", "a", pool={"name": "n1", "generation": 2, "resourceSliceCount": 2})
 
@@ -80,6 +89,12 @@ def vanished(site):
 def unhealthy(site):
     taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
     site.slice("s1", devices=[{"name": "a", "taints": [taint]}, {"name": "b"}])
+    site.report("n1", a="no link", b="fine")
+
+
+def rejected(site):
+    site.report("n1", state="Rejected")
+    site.report("n2")
 
 
 def twins(site):
@@ -115,7 +130,18 @@ POOL = f"Pool {DRIVER}/n1"
             "is for node n9, which does not exist",
             "kubectl delete resourceslices --field-selector spec.nodeName=n9",
         ),
-        pytest.param(unhealthy, POOL, "1 device of pool n1", "check the device"),
+        pytest.param(
+            unhealthy,
+            POOL,
+            f"1 device of pool n1 of driver {DRIVER} is unhealthy: a (no link)",
+            "check the device",
+        ),
+        pytest.param(
+            rejected,
+            f"NodeDeviceReport n1.{DRIVER}",
+            f"driver {DRIVER} is not registered with the kubelet of node n1 (Rejected)",
+            "read the log of the node plugin on node n1",
+        ),
         pytest.param(
             twins,
             f"Pool {DRIVER}/shared",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -427,6 +428,42 @@ async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
     assert len(read) == 1
 
 
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/pods"])
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("0/2 nodes are available: 2 Insufficient cpu.", "undecided"),
+        ('running "DynamicResources" filter plugin: no such key', "blocked"),
+    ],
+)
+async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of_the_scheduler(
+    failing, run, path, message, verdict
+):
+    failing.pod("waiting", "mine", containers=ONE_CPU, message=message)
+    failing.forbid(path)
+    code, out, _ = await run("explain", "pod/waiting", "-o", "json")
+    body = json.loads(out)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, verdict, "n2")
+    assert [each["code"] for each in body["reasons"]] == (
+        ["SelectorFailed"] if verdict == "blocked" else []
+    )
+    unknown = "the search fails on a node that the scheduler may exclude before"
+    assert (unknown in body["notEvaluated"]) is (verdict == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "verdict"),
+    [pytest.param("2", "blocked", id="room"), pytest.param("3", "fits", id="no-room")],
+)
+async def test_an_error_counts_only_on_a_node_with_room_for_the_pod(failing, run, cpu, verdict):
+    for name in ("n1", "n2"):
+        room(failing, name, cpu="4")
+    running(failing, "other", cpu=cpu)
+    failing.pod("waiting", "mine", containers=ONE_CPU)
+    _, body = await run.json("explain", "pod/waiting")
+    assert (body["verdict"], body["fitsOn"]) == (verdict, "n2")
+
+
 async def test_pods_that_may_not_be_listed_are_named(free, run):
     running(free, "other")
     free.forbid("/api/v1/pods")
@@ -499,7 +536,8 @@ async def test_what_was_not_looked_at_is_named(free, run, spec, named):
 async def test_the_schedulers_own_counts_are_joined(free, run):
     message = (
         "0/2 nodes are available: 1 Insufficient rdma/hca, 1 node(s) were unschedulable. "
-        "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+        "still not schedulable, preemption: 0/2 nodes are available: 2 Preemption is not helpful "
+        "for scheduling."
     )
     free.pod("waiting", "mine", message=message)
     _, body = await run.json("explain", "pod/waiting")
@@ -526,6 +564,11 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
             {"workloadRef": {"name": "w", "podGroup": "workers"}},
             "the pod is placed together with its group workers, and drakit searches for one pod",
             id="a-pod-group-of-a-workload",
+        ),
+        pytest.param(
+            {"schedulingGroup": {"other": {"name": "train"}}},
+            "the pod is placed together with its group other, and drakit searches for one pod",
+            id="a-group-of-an-unknown-kind",
         ),
     ],
 )
@@ -640,6 +683,62 @@ async def test_the_taint_that_a_foreign_driver_sets_is_named(placed, run):
     _, body = await run.json("explain", "pod/placed")
     assert "no known problem" not in body["message"]
     assert "has the taint gpu.example.com/xid=79 with effect NoSchedule: new" in body["message"]
+
+
+REPORTS = "/apis/drakit.dev/v1alpha1/nodedevicereports"
+
+
+@pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])
+async def test_the_words_of_a_driver_about_an_unhealthy_device_are_quoted(placed, run, target):
+    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    placed.slice("s1", devices=[{"name": "gpu-0", "taints": [taint]}, {"name": "gpu-1"}])
+    placed.report("n1", driver="other.example.com", **{"gpu-0": "of another driver"})
+    placed.report("n1", **{"gpu-0": "the fan\x1b[2J is loose", "gpu-1": "fine"})
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["notEvaluated"]) == (1, "broken", [])
+    assert "is unhealthy (the fan?[2J is loose); check the device" in body["message"]
+
+
+@pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_reports_are_not_needed_and_named_unless_there_are_none(placed, run, target, status):
+    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    placed.slice("s1", devices=[{"name": "gpu-0", "taints": [taint]}])
+    for path in (REPORTS, REPORTS.replace("nodedevicereports", "hostdevicepolicies")):
+        placed.fail("*", path, status=status, reason="No", message="no", times=100)
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"]) == (1, "broken")
+    assert "is unhealthy; check the device" in body["message"]
+    effect = ": the words of drivers, and drivers that are not registered, are unknown"
+    named = [each for each in body["notEvaluated"] if each.endswith(effect)]
+    assert len(named) == (status != 404)
+    assert body["notEvaluated"] == named
+    if status == 403:
+        assert named == [f"no permission to list NodeDeviceReports{effect}"]
+
+
+@pytest.mark.parametrize("target", ["pod/waiting", "claim/mine"])
+async def test_a_pod_that_cannot_start_because_no_driver_is_registered_is_told_so(
+    free, run, target
+):
+    free.node("n2")
+    room(free, "n2", cpu="4")
+    free.slice("s2", "gpu-0", node="n2")
+    free.report("n1", state="Pending")
+    free.report("n2")
+    assert (await run.json("explain", target))[0] == 0
+    free.report("n2", state="Rejected")
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["fitsOn"]) == (1, "fits", "n1")
+    (reason,) = body["reasons"]
+    assert reason == {
+        "code": "DriverUnavailable",
+        "sentence": f"{target.replace('/', ' lab/')} fits on node n1, but cannot start there: "
+        f"driver {free.driver} is not registered with the kubelet (Pending); check the log of the "
+        "node plugin on that node",
+    }
+    _, out, _ = await run("explain", target)
+    assert "are available on node n1" in out.splitlines()[1]
 
 
 @pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])

@@ -8,6 +8,7 @@ import pytest
 from drakit_explain.codes import Code, Reason
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announced, Announcement, Announcer, Timing, decide, summarize
+from tests.fakes.operator_reconciler import confirmed
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
 TIMING = Timing(debounce_seconds=1, change_seconds=60, repeat_seconds=1800)
@@ -69,7 +70,9 @@ class Recorded:
         self.times = []
         self.notes = []
         self.codes = []
-        self.announcer = Announcer(self.record, timing=timing, on_announced=lambda code: None)
+        self.announcer = Announcer(
+            self.record, confirm=confirmed, timing=timing, on_announced=lambda code: None
+        )
         self.announcer.known("u")
 
     async def record(self, announcement):

@@ -6,12 +6,17 @@ import asyncio
 import json
 import os
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
 
 from drakit_operator.policies import handlers
+from drakit_operator.sources import LoadWatch
 from tests.unit.operator.replicas import LEASE, SHORT_LEASE, config, holder, probe, replica, until
 
 WRITTEN = {
@@ -122,6 +127,75 @@ async def test_the_rules_are_those_of_the_release_of_kubernetes(cluster, tmp_pat
         told = {("Pod", "waits", "PoolInvalid"), ("ResourceClaim", "mine", "PoolInvalid")}
         await until(lambda: cluster.told() == told)
     assert "the pod would fit on node n2, but the scheduler gives up" in cluster.events()[0]["note"]
+
+
+async def until_ready(app) -> None:
+    async with asyncio.timeout(20):
+        while (await probe(app, "/readyz"))[0] != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_probes_do_not_wait_for_the_main_loop(cluster, tmp_path, monkeypatch):
+    def statuses(app, *, busy_seconds) -> list[int]:
+        """Ask for the status while the main loop does something else."""
+        with ThreadPoolExecutor() as threads:
+            asked = [
+                threads.submit(status, app, path, after_seconds=busy_seconds / 2)
+                for path in ("/healthz", "/readyz", "/metrics")
+            ]
+            ends = time.monotonic() + busy_seconds
+            while time.monotonic() < ends:
+                pass
+            return [each.result(timeout=0.5) for each in asked]
+
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(cluster.is_watched)
+        await until_ready(app)
+        assert statuses(app, busy_seconds=4) == [200, 200, 200]
+        monkeypatch.setattr("drakit_operator.app.HANGING_LIMIT_SECONDS", 2)
+        await until_ready(app)
+        assert statuses(app, busy_seconds=6) == [503, 503, 200]
+        await until_ready(app)
+        assert holder(cluster) == "one"
+
+
+def status(app, path, *, after_seconds) -> int:
+    time.sleep(after_seconds)
+    port = (app.servers.metrics if path == "/metrics" else app.servers.probes).port
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+async def test_an_error_on_a_node_without_room_is_no_reason_while_pods_are_listed(
+    cluster, tmp_path, monkeypatch
+):
+    cluster.texts["/version"] = json.dumps({"gitVersion": "v1.34.13"})
+    for name, room in (("n1", "1"), ("n2", "9")):
+        cluster.store(f"/api/v1/nodes/{name}", {"status": {"allocatable": {"pods": room}}})
+    cluster.device_class("gpu")
+    cluster.slice("s1", "g0", "g0", node="n1")
+    cluster.slice("s2", "g0", node="n2")
+    cluster.claim("mine")
+    cluster.pod("waits", "mine")
+    cluster.pod("runs", phase="Running", nodeName="n1")
+    listed = asyncio.Event()
+
+    async def run_late(watch, *, run=LoadWatch.run):
+        await asyncio.sleep(2)
+        listed.set()
+        await run(watch)
+
+    monkeypatch.setattr(LoadWatch, "run", run_late)
+    async with replica(cluster, tmp_path, "one"):
+        await listed.wait()
+        await asyncio.sleep(2)
+        assert cluster.told() == set()
+        cluster.remove("/api/v1/namespaces/lab/pods/runs")
+        cluster.pod("waits", "mine", message="again")
+        await until(lambda: ("Pod", "waits", "PoolInvalid") in cluster.told())
 
 
 async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster, tmp_path):

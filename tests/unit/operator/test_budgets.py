@@ -1,6 +1,7 @@
 """The budgets of a namespace: what counts, what is left of an object beyond it, and who gets it."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,19 @@ def test_equal_contents_count_once_and_are_one_object(budgets):
     assert all(each.requests is made[0].requests for each in made)
 
 
+def test_equal_contents_are_in_memory_once():
+    budgets = ContentBudgets()
+    kept = [budgets.admit(pod(0, zone="z" * 50_000))]
+    tracemalloc.start()
+    try:
+        kept += [budgets.admit(pod(number, zone="z" * 50_000)) for number in range(1, 100)]
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(each.placement is kept[0].placement for each in kept)
+    assert size_bytes < 20 * 50_000
+
+
 def test_a_claim_beyond_the_budget_keeps_its_allocation_names_and_classes(budgets):
     whole = claim(1, size=2000, allocated=True)
     kept = budgets.admit(whole)
@@ -127,6 +141,18 @@ def test_a_content_counts_until_its_last_user_is_gone(budgets):
     budgets.release(second.uid)
     budgets.release(second.uid)
     assert is_whole(budgets.admit(claim(3)))
+
+
+def test_refused_contents_have_room_again_when_others_are_gone(budgets):
+    for fact in (claim(1), claim(2), claim(3), claim(1, namespace="other")):
+        budgets.admit(fact)
+    assert not budgets.take_room(ClaimFacts)
+    budgets.release(claim(1, namespace="other").uid)
+    assert not budgets.take_room(ClaimFacts), "its namespace has refused nothing"
+    budgets.release(claim(1).uid)
+    assert not budgets.take_room(PodFacts), "no pod was refused"
+    assert budgets.take_room(ClaimFacts)
+    assert not budgets.take_room(ClaimFacts), "only once"
 
 
 # ---------------------------------------------------------------- in the store

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from drakit_explain.model import ReportFacts, TaintRuleFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, SLICES, TEMPLATES
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
@@ -153,6 +153,19 @@ async def test_a_pod_and_the_claim_that_was_made_for_it_do_not_get_one_sentence_
     }
 
 
+async def test_a_pod_that_waits_for_the_binding_of_its_claim_gets_the_only_event():
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0"))
+        waiting, made = made_for(devices=["g0"])
+        (result,) = made["status"]["allocation"]["devices"]["results"]
+        result["bindingConditions"] = ["attached"]
+        bench.see(CLAIMS, made)
+        bench.see(PODS, waiting)
+        await asyncio.sleep(400)
+    assert by_object(bench.told) == {("train", "BindingConditionsOutstanding")}
+
+
 async def test_a_claim_whose_pod_starts_is_reported_after_the_pod():
     async with Bench().running() as bench:
         bench.see(NODES, READY)
@@ -186,14 +199,26 @@ async def test_a_pod_is_not_to_be_recreated_while_the_watch_of_claims_lags():
     assert bench.told == []
 
 
-async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
-    def report(state):
-        return {
-            "metadata": {"name": "n1.d", "uid": "r"},
-            "spec": {"nodeName": "n1", "driver": "d"},
-            "status": {"registration": {"state": state}},
-        }
+def report(state="Registered", driver="d", **said):
+    """The report of a driver on n1; `said` has its words about unhealthy devices."""
+    unhealthy = [{"pool": "n1", "device": name, "message": text} for name, text in said.items()]
+    return {
+        "metadata": {"name": f"n1.{driver}", "uid": driver},
+        "spec": {"nodeName": "n1", "driver": driver},
+        "status": {"registration": {"state": state}, "unhealthyDevices": unhealthy},
+    }
 
+
+def unhealthy(*names, of=("g0", "g1")):
+    """A pool of which some devices are unhealthy."""
+    found = pool("s", *of)
+    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    for each in found["spec"]["devices"]:
+        each["taints"] = [taint] * (each["name"] in names)
+    return found
+
+
+async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
     async with Bench().running() as bench:
         bench.see(NODES, READY)
         bench.see(SLICES, pool("s", "g0"))
@@ -221,12 +246,117 @@ async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy
         bench.see(CLAIMS, claim("healthy", devices=["g1"]))
         await asyncio.sleep(10)
         assert bench.told == []
-        changed = pool("s", "g0", "g1")
-        taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
-        changed["spec"]["devices"][0]["taints"] = [taint]
-        bench.see(SLICES, changed)
+        bench.see(SLICES, unhealthy("g0"))
         await asyncio.sleep(2)
     assert by_object(bench.told) == {("used", "DeviceUnhealthy")}
+
+
+async def test_the_event_of_an_unhealthy_device_waits_for_the_words_of_its_driver():
+    async with Bench().running() as bench:
+        bench.see(NODES, NODE)
+        bench.see(SLICES, unhealthy())
+        for driver in ("d", "other"):
+            bench.see(REPORTS, report(driver=driver))
+        for name, its in (("one", "g0"), ("two", "g1")):
+            bench.see(CLAIMS, claim(name, devices=[its]))
+        await asyncio.sleep(10)
+        bench.see(SLICES, unhealthy("g0", "g1"))
+        bench.see(REPORTS, report(driver="other", g0="not mine"))
+        await asyncio.sleep(10)
+        assert bench.told == []
+        bench.see(REPORTS, report(g0="the fan\nis loose"))
+        await asyncio.sleep(1)
+        assert by_object(bench.told) == {("one", "DeviceUnhealthy")}
+        assert "is unhealthy (the fan is loose); check the device" in bench.notes["one"]
+        await asyncio.sleep(10)  # a report that says nothing is not waited for
+        assert by_object(bench.told) == {("one", "DeviceUnhealthy"), ("two", "DeviceUnhealthy")}
+        assert "is unhealthy; check the device" in bench.notes["two"]
+        bench.told.clear()
+        bench.see(REPORTS, report(g0="it burns", g1="too hot"))
+        await asyncio.sleep(70)
+    assert [name for _, name, _ in sorted(bench.told)] == ["one", "two"]
+    assert "is unhealthy (it burns)" in bench.notes["one"]
+    assert "is unhealthy (too hot)" in bench.notes["two"]
+
+
+async def test_a_pod_that_waits_for_an_unhealthy_device_gets_the_words_of_its_driver():
+    async with Bench().running() as bench:
+        bench.see(CLASSES, GPU)
+        bench.see(NODES, READY)
+        bench.see(SLICES, unhealthy("g0", "g1"))
+        bench.see(REPORTS, report())
+        bench.see(CLAIMS, claim("mine"))
+        bench.see(PODS, pod("train", "mine"))
+        await asyncio.sleep(10)
+        assert "check the device; tolerate" not in bench.notes["train"]
+        assert "healthy again: check the device" in bench.notes["train"]
+        bench.see(REPORTS, report(g0="no fan", g1="no link"))
+        await asyncio.sleep(70)
+        assert ": check the device (g0: no fan; g1: no link)" in bench.notes["train"]
+        bench.told.clear()
+        for number in range(20):  # other words about the same devices are no news for pods
+            bench.see(REPORTS, report(g0=f"{number} degrees", g1="no link"))
+            await asyncio.sleep(10)
+    assert bench.told == []
+
+
+async def test_a_pod_that_fits_where_its_driver_is_not_registered_is_reported_if_that_lasts():
+    async with Bench().running() as bench:
+        bench.see(CLASSES, GPU)
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0", "g1"))
+        bench.see(REPORTS, report("Rejected"))
+        for name in ("one", "two"):
+            bench.see(CLAIMS, claim(name))
+            bench.see(PODS, pod(f"pod-{name}", name))
+        await asyncio.sleep(250)
+        assert bench.told == []
+        await asyncio.sleep(100)
+        assert by_object(bench.told) == {
+            ("pod-one", "DriverUnavailable"),
+            ("pod-two", "DriverUnavailable"),
+        }
+        assert bench.notes["pod-one"] == (
+            "pod lab/pod-one fits on node n1, but cannot start there: driver d is not registered "
+            "with the kubelet (Rejected); check the log of the node plugin on that node"
+        )
+        bench.told.clear()
+        bench.see(REPORTS, report("Registered"))
+        await asyncio.sleep(4000)
+    assert bench.told == []
+
+
+def rule(name, effect, device="g0"):
+    return {
+        "metadata": {"name": name, "uid": name},
+        "spec": {
+            "deviceSelector": {"driver": "d", "pool": "n1", "device": device},
+            "taint": {"key": "service", "effect": effect},
+        },
+    }
+
+
+async def test_claims_and_pods_are_explained_again_when_a_rule_changes_its_effect():
+    async with Bench().running() as bench:
+        bench.see(CLASSES, GPU)
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0", "g1"))
+        bench.see(RULES, rule("r0", "NoSchedule"))
+        bench.see(RULES, rule("r1", "NoSchedule", device="g1"))
+        bench.see(CLAIMS, claim("used", devices=["g0"]))
+        bench.see(CLAIMS, claim("mine"))
+        bench.see(PODS, pod("train", "mine"))
+        await asyncio.sleep(10)
+        assert by_object(bench.told) == {("train", "DevicesTainted"), ("mine", "DevicesTainted")}
+        assert bench.notes["train"].endswith("tolerated the taint service:NoSchedule")
+        bench.told.clear()
+        bench.see(RULES, rule("r0", "NoExecute"))
+        await asyncio.sleep(2)
+        assert by_object(bench.told) == {("used", "EvictionByDeviceTaint")}
+        bench.see(RULES, rule("r1", "NoExecute", device="g1"))
+        await asyncio.sleep(60)
+    assert by_object(bench.told[1:]) == {("train", "DevicesTainted"), ("mine", "DevicesTainted")}
+    assert bench.notes["train"].endswith("tolerated the taint service:NoExecute")
 
 
 async def test_a_template_and_a_class_without_devices_are_reported_once_after_a_while():

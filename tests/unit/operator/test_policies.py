@@ -16,7 +16,7 @@ from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import ConflictError, UnavailableError, connect
 from drakit_explain.devices import TaintFacts
 from drakit_explain.model import DeviceConflict, DeviceID, PolicyFacts, PolicyReport, ReportFacts
-from drakit_explain.projection import project_policy
+from drakit_explain.reports import project_policy
 from drakit_explain.world import Fact, name_of_fact
 from drakit_operator.affected import policies_affected
 from drakit_operator.kinds import CLASSES, REPORTS

@@ -173,15 +173,23 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
     assert searched == judged != []
 
 
-async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monkeypatch):
+@pytest.mark.parametrize("busy", ["selectors", "problems"])
+async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monkeypatch, busy):
     passed, checked = [0.0], []
+
+    def work(namespace, part):
+        passed[0] += 10 if (namespace, part) == ("tenant", busy) else 0
+
+    def expressions(explainer, pod):
+        work(pod.namespace, "selectors")
+        return []
 
     def check(name, world, explainer, *, settled):
         checked.append((name.namespace, asyncio.get_running_loop().time()))
-        if name.namespace == "tenant":
-            passed[0] += 10
+        work(name.namespace, "problems")
         return {}
 
+    monkeypatch.setattr("drakit_operator.reconciler.Explainer.expressions", expressions)
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
     bench = Bench(clock=lambda: passed[0])
     began = asyncio.get_running_loop().time()

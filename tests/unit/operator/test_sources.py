@@ -12,6 +12,7 @@ from drakit_daemon.metrics import text_of
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.pending import Verdict
 from drakit_operator import sources
+from drakit_operator.budgets import ContentBudgets
 from drakit_operator.kinds import (
     CLAIMS,
     CLASSES,
@@ -308,6 +309,35 @@ async def test_a_watch_that_is_refused_for_a_moment_loses_nothing(cluster, follo
         assert followed.sources.problem() is None
         assert followed.store.world.hidden == frozenset()
         assert f'listed{{kind="{kind}"}} 1.0' in followed.numbers
+
+
+async def test_content_that_was_refused_comes_back_when_there_is_room(cluster, follow, monkeypatch):
+    monkeypatch.setattr(
+        "drakit_operator.store.ContentBudgets", lambda: ContentBudgets(limit_bytes=3000)
+    )
+
+    def create(name):
+        selector = {"cel": {"expression": f"device.driver == '{name * 1000}'"}}
+        exactly = {"deviceClassName": "gpu", "selectors": [selector]}
+        body = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
+        cluster.resource("resourceclaims", name, body, namespace="lab")
+
+    async with follow() as followed:
+
+        def selectors(name):
+            claim = followed.store.find(CLAIMS, Name("lab", name))
+            return claim.requests[0].selectors
+
+        create("c1")
+        await followed.listed(CLAIMS, 1)
+        create("c2")
+        await followed.listed(CLAIMS, 2)
+        assert selectors("c1")
+        assert not selectors("c2")
+        cluster.remove(f"{CLAIM_PATH}/c1")
+        await until(lambda: selectors("c2"))
+        await until(lambda: followed.changed() == ["c1", "c2", "c1", "c2"])
+        assert followed.sources.is_current
 
 
 async def test_while_a_kind_cannot_be_watched_the_store_is_not_current(

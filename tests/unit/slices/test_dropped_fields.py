@@ -98,6 +98,7 @@ async def test_a_fallback_follows_the_first_answer_that_lacks_something(publishe
     assert published.publisher.dropped == {Feature.COUNTERS}
     assert published.publisher.last_error is None
     (note,) = published.dropped
+    assert published.publisher.explain_dropped() == {"Counters": note}
     assert note == (
         "the API server does not support these device fields: counters (feature gate "
         "DRAPartitionableDevices); the node plugin publishes the driver's fallback instead"
@@ -145,6 +146,14 @@ async def test_a_server_that_refuses_lists_gets_none(published: Published):
     assert body["spec"]["devices"][0]["attributes"] == {"model": {"string": "x"}}
     assert published.publisher.dropped == {Feature.LIST_ATTRIBUTES}
     assert published.publisher.last_error is None
+    published.link.change = drops("taints")
+    await published.publish(pool(device("a", attributes={"lanes": (1, 2)}), device("b", taint())))
+    assert published.publisher.explain_dropped() == {
+        "ListAttributes": "the API server does not support these device fields: list attributes "
+        "(feature gate DRAListTypeAttributes); devices are published without these attributes",
+        "Taints": "the API server does not support these device fields: taints (feature gate "
+        "DRADeviceTaints); devices with a NoSchedule or NoExecute taint are not published",
+    }
 
 
 def refuses_sets_of_other_slices(method: str, path: str, body: Any) -> StatusError | None:

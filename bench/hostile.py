@@ -1,0 +1,525 @@
+"""
+What one tenant can do to the others: `python -m bench.hostile`.
+
+The operator runs as a process with the chart's limits against a real API server. For each of the
+:mod:`.attacks` it starts again; the last row is a start while the objects of all attacks exist.
+During an attack, pods of another namespace appear, the probes are asked as a kubelet asks them, and
+the Lease is read.
+
+Prints one line for each attack. Exits with 1 if a figure exceeds its limit, and names it:
+
+* the Lease has one holder, and is never older than its duration
+* each probe is answered in time, and with success
+* the memory stays below the chart's limit (a cgroup with this limit, where one can be made)
+* each innocent pod has its Event within 30 s
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from bench import REPOSITORY
+from bench.apiserver import Body, each_of
+from bench.attacks import ATTACKS, Attack, Item, innocent, scene
+from bench.claims import report
+from bench.machine import describe, folders
+from bench.operator import OperatorProcess, frozen, running_operator
+from bench.rows import Row
+from drakit_daemon.kube import ApiError, Session, connect, resource_path
+from drakit_daemon.kube.session import Timeouts
+from e2e.cluster.api import Cluster, Options
+from e2e.cluster.choice import cluster as find_cluster
+from e2e.images.go import cel_program
+
+INNOCENT_SECONDS = 30.0
+"""Longest time from a pod to its Event."""
+
+INNOCENT_PAUSE_SECONDS = 5.0
+
+OBSERVED_SECONDS = 30.0
+"""The time after the last object of an attack in which innocent pods appear."""
+
+LEASE_SECONDS = 15.0
+"""The default of ``election.leaseDuration``."""
+
+PROBES = {"/healthz": 5.0, "/readyz": 3.0}
+"""Timeouts of the chart's probes."""
+
+READY_SECONDS = 60.0
+REQUEST_SECONDS = 120.0
+
+WRITERS = 3
+"""Objects that are created at a time: the API server compiles thousands of selectors."""
+
+ATTEMPTS = 5
+POLL_SECONDS = 0.5
+INNOCENT = "innocent"
+
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.oom_control"),
+)
+"""Of cgroup v2 and v1: the root, the file of the limit, and that of the kills."""
+
+_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+_JSON = {"Content-Type": "application/json"}
+_LEASE = resource_path(
+    "coordination.k8s.io/v1", "leases", namespace="default", name="drakit-operator"
+)
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    chosen = [each for each in ATTACKS if each.name in arguments.only]
+    missed: list[str] = []
+    print(describe(), flush=True)
+    cluster = find_cluster(os.environ.get("CLUSTER_NAME", "hostile"))
+    cluster.start(Options(nodes=0))
+    try:
+        for crd in sorted((REPOSITORY / "charts" / "drakit" / "crds").glob("*.yaml")):
+            cluster.kubectl("apply", "-f", str(crd))
+        with frozen(cluster):
+            missed = asyncio.run(_run(cluster, chosen, together=arguments.together))
+    finally:
+        cluster.stop()
+    for sentence in missed:
+        print(f"limit exceeded: {sentence}", file=sys.stderr)
+    sys.exit(1 if missed else 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [each.name for each in ATTACKS]
+    parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these attacks")
+    parser.add_argument(
+        "--no-together", dest="together", action="store_false", help="without the last row"
+    )
+    return parser
+
+
+async def _run(cluster: Cluster, attacks: Sequence[Attack], *, together: bool) -> list[str]:
+    missed: list[str] = []
+    async with await _connect(cluster) as session:
+        await _create_scene(session, attacks)
+        for attack in attacks:
+            row = await _measure(cluster, session, attack)
+            await _delete_all(session, attack)
+            missed += _print(row)
+        if together:
+            report("creating the objects of all attacks")
+            for attack in attacks:
+                await _create(session, attack.items(attack.name))
+            every = Attack(
+                name="start",
+                facts=f"attacks={len(attacks)}",
+                items=lambda _: iter(()),
+                helper_hangs=any(each.helper_hangs for each in attacks),
+            )
+            missed += _print(await _measure(cluster, session, every))
+    return missed
+
+
+async def _connect(cluster: Cluster) -> Session:
+    timeouts = Timeouts(request_seconds=REQUEST_SECONDS)
+    return await connect(cluster.kubeconfig, user_agent="drakit-hostile", timeouts=timeouts)
+
+
+def _print(row: Row) -> list[str]:
+    print(row.line(), flush=True)
+    return list(row.missed())
+
+
+# ---------------------------------------------------------------- one attack
+
+
+@dataclass(kw_only=True)
+class _Observed:
+    """What is seen of the operator during an attack."""
+
+    holders: set[str] = field(default_factory=set[str])
+    transitions: set[int] = field(default_factory=set[int])
+    lease_seconds: float = 0.0
+    """The highest age of the Lease."""
+
+    probes: int = 0
+    unanswered: int = 0
+    probe_seconds: float = 0.0
+    peak_mib: float = 0.0
+    created: dict[str, float] = field(default_factory=dict[str, float])
+    """When innocent pods were created."""
+
+    explained: dict[str, float] = field(default_factory=dict[str, float])
+    """In how many seconds each had its Event."""
+
+    writes: int = 0
+    no_answers: int = 0
+    """Requests that the API server did not answer: then it is the bottleneck."""
+
+
+async def _measure(cluster: Cluster, session: Session, attack: Attack) -> Row:
+    seen = _Observed()
+    with (
+        _memory_limit() as group,
+        _helper(hangs=attack.helper_hangs) as helper,
+        running_operator(
+            cluster.kubeconfig,
+            settings={},
+            prefix=group.prefix if group is not None else (),
+            helper=helper,
+        ) as operator,
+    ):
+        await _wait_until_ready(operator)
+        began = time.monotonic()
+        async with _observing(session, operator, seen):
+            await _attack(cluster, session, attack, seen)
+        seconds = time.monotonic() - began
+        kills = group.kills() if group is not None else None
+        ended = operator.process.poll()
+        cpu_seconds = 0.0 if ended is not None else operator.cpu_seconds()
+        row = Row(
+            f"{attack.name} {attack.facts}",
+            {
+                "seconds": seconds,
+                "ended": 0 if ended is None else 1,
+                "leaders": len(seen.holders),
+                "transitions": len(seen.transitions) - 1,
+                "lease_seconds": seen.lease_seconds,
+                "probes": seen.probes,
+                "unanswered": seen.unanswered,
+                "probe_ms": seen.probe_seconds * 1000,
+                "rss_peak_mib": seen.peak_mib,
+                **({"oom_kills": kills} if kills is not None else {}),
+                "innocent": len(seen.created),
+                "unexplained": len(seen.created) - len(seen.explained),
+                "innocent_seconds": max(seen.explained.values(), default=None),
+                "cpu_percent": cpu_seconds / seconds * 100,
+                "no_answers": seen.no_answers,
+                **({"writes": seen.writes} if attack.rewrites else {}),
+            },
+            at_most={
+                "ended": 0,
+                "leaders": 1,
+                "transitions": 0,
+                "lease_seconds": LEASE_SECONDS,
+                "unanswered": 0,
+                "rss_peak_mib": _limit_mib(),
+                "unexplained": 0,
+                "innocent_seconds": INNOCENT_SECONDS,
+                **({"oom_kills": 0} if kills is not None else {}),
+            },
+        )
+        if any(row.missed()):
+            report(f"the end of the operator's log: {operator.log.read_text()[-4000:]}")
+        return row
+
+
+async def _attack(cluster: Cluster, session: Session, attack: Attack, seen: _Observed) -> None:
+    """Create the objects of an attack and, meanwhile, innocent pods; wait for their Events."""
+    created, ended = threading.Event(), threading.Event()
+    # In another thread: to encode large objects would delay the probes.
+    attacking = asyncio.create_task(
+        asyncio.to_thread(asyncio.run, _write(cluster, attack, seen, created=created, ended=ended))
+    )
+    until: float | None = None
+    number = 0
+    try:
+        while until is None or time.monotonic() < until:
+            name = f"{attack.name}-{number}"
+            number += 1
+            await _create(session, innocent(INNOCENT, name))
+            seen.created[name] = time.monotonic()
+            await asyncio.sleep(INNOCENT_PAUSE_SECONDS)
+            if until is None and (created.is_set() or attacking.done()):
+                until = time.monotonic() + OBSERVED_SECONDS
+        until = time.monotonic() + INNOCENT_SECONDS
+        while seen.created.keys() - seen.explained.keys() and time.monotonic() < until:
+            await asyncio.sleep(POLL_SECONDS)
+    finally:
+        ended.set()
+        await attacking
+
+
+async def _write(
+    cluster: Cluster,
+    attack: Attack,
+    seen: _Observed,
+    *,
+    created: threading.Event,
+    ended: threading.Event,
+) -> None:
+    """Write the objects of an attack, and go on with changes until the attack ends."""
+    async with await _connect(cluster) as session:
+        await _create(session, attack.items(attack.name))
+        created.set()
+        while attack.rewrites and not ended.is_set():
+            next_at = time.monotonic() + 1 / attack.rewrites
+            first = next(attack.items(attack.name))
+            label = {"metadata": {"labels": {"round": str(seen.writes)}}}
+            await session.patch(f"{_collection(first)}/{first.name}", label)
+            seen.writes += 1
+            await asyncio.sleep(next_at - time.monotonic())
+
+
+@asynccontextmanager
+async def _observing(
+    session: Session, operator: OperatorProcess, seen: _Observed
+) -> AsyncGenerator[None]:
+    watching = [
+        asyncio.create_task(_follow_lease(session, seen)),
+        asyncio.create_task(_follow_events(session, seen)),
+        asyncio.create_task(_follow_memory(operator, seen)),
+        *(
+            asyncio.create_task(_follow_probe(operator.probes_port, path, seconds, seen))
+            for path, seconds in PROBES.items()
+        ),
+    ]
+    try:
+        yield
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+    for task in watching:
+        if not task.cancelled():
+            task.result()
+
+
+async def _follow_lease(session: Session, seen: _Observed) -> None:
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        asked = datetime.now(UTC)
+        try:
+            spec: Body = (await session.get(_LEASE))["spec"]
+        except ApiError:
+            seen.no_answers += 1
+            continue
+        seen.holders.add(spec["holderIdentity"])
+        seen.transitions.add(spec.get("leaseTransitions", 0))
+        renewed = datetime.fromisoformat(spec["renewTime"])
+        seen.lease_seconds = max(seen.lease_seconds, (asked - renewed).total_seconds())
+
+
+async def _follow_events(session: Session, seen: _Observed) -> None:
+    path = resource_path("events.k8s.io/v1", "events", namespace=INNOCENT)
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        try:
+            events = (await session.get(path))["items"]
+        except ApiError:
+            seen.no_answers += 1
+            continue
+        for event in events:
+            regarding = event["regarding"]
+            name = regarding["name"]
+            if (
+                regarding["kind"] == "Pod"
+                and event.get("reportingController") == "drakit.dev/operator"
+                and name in seen.created
+            ):
+                seen.explained.setdefault(name, time.monotonic() - seen.created[name])
+
+
+async def _follow_memory(operator: OperatorProcess, seen: _Observed) -> None:
+    while operator.process.poll() is None:
+        with suppress(OSError, SystemExit):  # the helper has just ended
+            seen.peak_mib = max(seen.peak_mib, operator.peak_mib())
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _follow_probe(port: int, path: str, timeout_seconds: float, seen: _Observed) -> None:
+    """Ask as the kubelet does, once a second: with a new connection each time."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
+        while True:
+            began = time.monotonic()
+            answered = await _is_ok(client, port, path, timeout_seconds)
+            seconds = time.monotonic() - began
+            seen.probes += 1
+            seen.unanswered += not answered
+            seen.probe_seconds = max(seen.probe_seconds, seconds)
+            await asyncio.sleep(max(0.0, 1 - seconds))
+
+
+async def _is_ok(
+    client: aiohttp.ClientSession, port: int, path: str, timeout_seconds: float
+) -> bool:
+    try:
+        async with (
+            asyncio.timeout(timeout_seconds),
+            client.get(f"http://127.0.0.1:{port}{path}") as answer,
+        ):
+            return answer.status == 200
+    except (TimeoutError, aiohttp.ClientError):
+        return False
+
+
+async def _wait_until_ready(operator: OperatorProcess) -> None:
+    """Wait until the operator is ready, and has the Lease."""
+    until = time.monotonic() + READY_SECONDS
+    async with aiohttp.ClientSession() as client:
+        while not await _is_ok(client, operator.probes_port, "/readyz", 5):
+            operator.check_running()
+            if time.monotonic() > until:
+                raise SystemExit(f"the operator is not ready: {operator.log.read_text()[-4000:]}")
+            await asyncio.sleep(0.2)
+    while not operator.metric("drakit_operator_leader"):
+        operator.check_running()
+        if time.monotonic() > until:
+            raise SystemExit(f"the operator does not lead: {operator.log.read_text()[-4000:]}")
+        await asyncio.sleep(0.2)
+
+
+# ---------------------------------------------------------------- objects
+
+
+async def _create_scene(session: Session, attacks: Sequence[Attack]) -> None:
+    for name in (INNOCENT, *(each.name for each in attacks)):
+        body = {"metadata": {"name": name}}
+        await session.create(resource_path("v1", "namespaces"), body)
+        # The controller manager, which makes it, is frozen.
+        account = {"metadata": {"name": "default"}}
+        await session.create(resource_path("v1", "serviceaccounts", namespace=name), account)
+    await _create(session, scene())
+    for item in scene():
+        if item.resource == "nodes":  # admission taints each new node
+            path = resource_path("v1", "nodes", name=item.name)
+            await session.patch(path, {"spec": {"taints": None}})
+
+
+async def _create(session: Session, items: Iterator[Item]) -> None:
+    async def create(item: Item) -> None:
+        body = item.text.encode()
+        stored = b""
+        for attempt in range(ATTEMPTS):
+            status, stored = await _post(session, _collection(item), body)
+            if status in (HTTPStatus.OK, HTTPStatus.CREATED):
+                if len(stored) < len(body):
+                    raise RuntimeError(f"the API server drops a part of {item.name}")
+                return
+            if status == HTTPStatus.CONFLICT and attempt:
+                return  # the API server took too long, but created it
+            if status not in _BUSY:
+                break
+        raise RuntimeError(f"{item.name} is refused: {stored[:1000]!r}")
+
+    await each_of(items, create, writers=WRITERS)
+
+
+async def _post(session: Session, path: str, body: bytes) -> tuple[int, bytes]:
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    async with session.http.post(
+        session.server + path, data=body, headers=_JSON, timeout=timeout
+    ) as answer:
+        return answer.status, await answer.read()
+
+
+async def _delete_all(session: Session, attack: Attack) -> None:
+    """Delete the objects of an attack; events and claims of innocent pods stay."""
+    paths = {
+        _collection(item) if item.namespace else f"{_collection(item)}/{item.name}"
+        for item in attack.items(attack.name)
+    }
+    for path in sorted(paths):
+        # Not by the session: the answers have what was deleted.
+        async with session.http.delete(session.server + path) as answer:
+            answer.raise_for_status()
+
+
+def _collection(item: Item) -> str:
+    return _path(item.resource, item.namespace)
+
+
+def _path(resource: str, namespace: str) -> str:
+    versions = {"pods": "v1", "nodes": "v1", "nodedevicereports": "drakit.dev/v1alpha1"}
+    version = versions.get(resource, "resource.k8s.io/v1")
+    return resource_path(version, resource, namespace=namespace or None)
+
+
+# ---------------------------------------------------------------- the process
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """A cgroup with the chart's limit of memory."""
+
+    folder: Path
+    kills_file: str
+
+    @property
+    def prefix(self) -> list[str]:
+        """A program that joins the group, and becomes another one."""
+        return ["/bin/sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh"]
+
+    def kills(self) -> int:
+        """Return how many processes the kernel has killed because of the limit."""
+        words = [line.split() for line in (self.folder / self.kills_file).read_text().splitlines()]
+        return sum(int(value) for key, value in words if key == "oom_kill")
+
+
+@contextmanager
+def _memory_limit() -> Generator[_Group | None]:
+    """Make a cgroup with the limit; None if this machine allows none."""
+    for root, limit_file, kills_file in _CGROUPS:
+        folder = root / f"drakit-hostile-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if not (folder / limit_file).exists():
+                continue
+            (folder / limit_file).write_text(str(int(_limit_mib()) << 20))
+            yield _Group(folder=folder, kills_file=kills_file)
+            return
+        finally:
+            _remove(folder)
+    report("no cgroup can be made: the memory is measured, but not limited")
+    yield None
+
+
+def _remove(group: Path) -> None:
+    for _ in range(50):  # its last process may not be gone yet
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
+
+
+def _limit_mib() -> float:
+    values: Any = yaml.safe_load((REPOSITORY / "charts" / "drakit" / "values.yaml").read_text())
+    text: str = values["operator"]["resources"]["limits"]["memory"]
+    return float(text.removesuffix("Mi"))
+
+
+@contextmanager
+def _helper(*, hangs: bool) -> Generator[Path]:
+    """Return the program that evaluates selectors, which may hang."""
+    if not hangs:
+        yield cel_program()
+        return
+    with folders() as places:
+        script = places.root / "drakit-cel"
+        script.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -m bench.hanging "{cel_program()}" "$@"\n'
+        )
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        yield script
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""
+What drakit's own resources say about devices: NodeDeviceReports and HostDevicePolicies, from raw
+objects to facts, and the facts that explanations quote.
+
+Only the node plugin of a node knows the words of a driver, and whether the kubelet has registered
+it. Without a report, nothing is certain about either.
+
+It must not know clients, or the sentences that quote it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from sys import intern
+
+from drakit_explain.model import (
+    DeviceConflict,
+    DeviceID,
+    DeviceWords,
+    DroppedField,
+    PolicyFacts,
+    PolicyReport,
+    ReportFacts,
+)
+from drakit_explain.world import Name, World
+from drakit_formats.resource.objects import Object, child, children, text, words
+
+HOSTDEV = "hostdev.drakit.dev"
+"""The driver of HostDevicePolicies."""
+
+UNHEALTHY = "drakit.dev/unhealthy"
+"""The taint of devices that the node plugin reports as unhealthy."""
+
+MAX_UNHEALTHY = 20
+"""Unhealthy devices of a report: the limit of its definition."""
+
+MAX_DROPPED = 10
+
+# ---------------------------------------------------------------- from raw objects
+
+
+def project_policy(body: Object) -> PolicyFacts:
+    """Read a HostDevicePolicy."""
+    metadata, device_class = child(body, "metadata"), child(body, "spec", "deviceClass")
+    name, sharing = text(metadata, "name"), child(body, "spec", "sharing")
+    return PolicyFacts(
+        name=name,
+        uid=text(metadata, "uid"),
+        generation=int(metadata.get("generation") or 0),
+        deleting=bool(text(metadata, "deletionTimestamp")),
+        create_class=device_class.get("create") is not False,
+        class_name=text(device_class, "name") or f"{name}.drakit.dev",
+        extended_resource=text(device_class, "extendedResourceName"),
+        shares=int(sharing.get("users") or 0) if sharing.get("mode") == "Users" else 0,
+    )
+
+
+def project_report(body: Object) -> ReportFacts:
+    """Read a NodeDeviceReport."""
+    status = child(body, "status")
+    return ReportFacts(
+        name=text(body, "metadata", "name"),
+        uid=text(body, "metadata", "uid"),
+        node=text(body, "spec", "nodeName"),
+        driver=text(body, "spec", "driver"),
+        policies=tuple(_outcome(each) for each in children(status, "policies")),
+        refused=text(status, "policiesRefused"),
+        registration=_registration(child(status, "registration")),
+        unhealthy=tuple(
+            DeviceWords(
+                intern(text(each, "pool")),
+                intern(text(each, "device")),
+                intern(words(each, "message")),  # devices of one bus fail together
+            )
+            for each in children(status, "unhealthyDevices")[:MAX_UNHEALTHY]
+        ),
+        dropped=tuple(
+            DroppedField(intern(text(each, "feature")), intern(words(each, "message")))
+            for each in children(status, "droppedFields")[:MAX_DROPPED]
+        ),
+        left_out=int(child(status, "devices").get("leftOut") or 0),
+        left_out_example=next(
+            (
+                f"{words(each, 'device')}: {words(each, 'message') or text(each, 'reason')}"
+                for each in children(status, "leftOut")
+            ),
+            "",
+        ),
+    )
+
+
+def _registration(body: Object) -> str:
+    state, message = text(body, "state"), words(body, "message")
+    if state in ("", "Registered"):
+        return ""
+    return f"{state}: {message}" if message else state
+
+
+def _outcome(body: Object) -> PolicyReport:
+    return PolicyReport(
+        name=text(body, "name"),
+        observed_generation=int(body.get("observedGeneration") or 0),
+        matched=int(body.get("matched") or 0),
+        published=int(body.get("published") or 0),
+        problem=text(body, "problem"),
+        conflicts=tuple(
+            DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
+            for each in children(body, "conflicts")
+        ),
+    )
+
+
+# ---------------------------------------------------------------- what reports say
+
+
+def report_of(driver: str, node: str, world: World) -> ReportFacts | None:
+    """Return the report of a driver on a node."""
+    return world.of(ReportFacts).get(Name("", f"{node}.{driver}"))
+
+
+def not_registered(driver: str, node: str, world: World) -> str:
+    """Return the state of a driver that the kubelet has not registered; else nothing is certain."""
+    report = report_of(driver, node, world)
+    return report.registration if report is not None else ""
+
+
+def words_of(device: DeviceID, world: World) -> str | None:
+    """
+    Return the words with which a driver reports a device as unhealthy, which may be empty.
+
+    None if the report of its node does not have it, or not yet; the empty string if there is no
+    report to wait for.
+    """
+    report = _report_of_device(device, world)
+    if report is None:
+        return ""
+    return next(
+        (
+            each.message
+            for each in report.unhealthy
+            if (each.pool, each.device) == (device.pool, device.device)
+        ),
+        "" if len(report.unhealthy) >= MAX_UNHEALTHY else None,
+    )
+
+
+def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
+    """Return the words about unhealthy devices, each with the names of its devices."""
+    names: dict[str, list[str]] = {}
+    for each in devices:
+        if said := words_of(each, world):
+            names.setdefault(said, []).append(each.device)
+    return [f"{', '.join(those)}: {said}" for said, those in names.items()]
+
+
+def _report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
+    for each in world.slices_of_pool(device.of_pool):
+        if each.place is not None and each.place.node:
+            return report_of(device.driver, each.place.node, world)
+    return None
+
+
+def dropped_fields(drivers: Collection[str], features: Collection[str], world: World) -> str:
+    """Return what the API server does with devices of these drivers, as a clause, if it drops one
+    of these features; empty if none is known to be dropped."""
+    for report in sorted(world.of(ReportFacts).values(), key=lambda each: each.name):
+        for each in report.dropped:
+            if report.driver in drivers and each.feature in features:
+                return f"driver {report.driver} on node {report.node}: {each.message}"
+    return ""
+
+
+# ---------------------------------------------------------------- shares of a policy
+
+_SHARE = re.compile(r"-(\d{1,4})$")
+"""The number of a share, the last part of its name. Eight digits can be a hash."""
+
+
+def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
+    """
+    Return that a HostDevicePolicy does not offer a share of a device, as a clause.
+
+    Empty if that is uncertain: without the number of shares, the end of a name can be a part of the
+    identity, and a node may not have applied the policy yet.
+
+    :param policy: the device's attribute ``policy``.
+    """
+    if device.driver != HOSTDEV or not isinstance(policy, str):
+        return ""
+    found, report = world.of(PolicyFacts).get(Name("", policy)), _report_of_device(device, world)
+    number = _SHARE.search(device.device)
+    if found is None or report is None or number is None or not found.shares:
+        return ""
+    applied = any(
+        each.name == policy and each.observed_generation == found.generation and not each.problem
+        for each in report.policies
+    )
+    if not applied or int(number[1]) < found.shares:
+        return ""
+    plural = "s" if found.shares > 1 else ""
+    return (
+        f"HostDevicePolicy {policy} offers only {found.shares} share{plural} of each device "
+        f"(sharing.users), and this is share {int(number[1]) + 1}"
+    )

@@ -1,0 +1,144 @@
+"""
+The nodes that represent a pod's nodes when Kubernetes' own allocator is asked about its claims, and
+the question.
+
+One node of each profile (:mod:`.profiles`) is asked about, up to a bound.
+
+It must not know how objects are read, or who runs the allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.confirmation import Confirmation
+from drakit_explain.devices import TaintFacts
+from drakit_explain.fold import Judged
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, TaintRuleFacts
+from drakit_explain.pending_claims import Wanted
+from drakit_explain.trial import Trial
+from drakit_explain.verdicts import Body, VerdictOutcome
+from drakit_explain.world import World, classes_of
+
+MAX_NODES = 16
+"""Nodes in a question, each of another profile."""
+
+MAX_COMPARED = 512
+"""Nodes whose profiles are compared."""
+
+MAX_DEVICES = 2_048
+"""Devices in a question: about 1 MiB, and 70 ms of the allocator."""
+
+API = "/apis/resource.k8s.io/v1"
+
+
+def confirmation_of(trial: Trial, judged: Judged, namespace: str) -> Confirmation | None:
+    """Return what must be asked; None if the allocator decides nothing, or too much is needed."""
+    nodes: list[str] = []
+    pools: dict[PoolID, None] = {}
+    devices = 0
+    for name in _representatives(trial, judged):
+        of_node = [each.identity for each in trial.pools(name) if each.identity not in pools]
+        devices += sum(
+            len(of.devices) for pool in of_node for of in trial.world.slices_of_pool(pool)
+        )
+        if devices > MAX_DEVICES:
+            break
+        nodes.append(name)
+        pools |= dict.fromkeys(of_node)
+    if not nodes:
+        return None
+    world = trial.world
+    views = world.views()
+    rules = [each for each in world.of(TaintRuleFacts).values() if each.adds_taints]
+    slices = [of for pool in pools for of in world.slices_of_pool(pool)]
+    return Confirmation(
+        nodes=tuple(
+            {"metadata": {"name": name, "labels": dict(views[name].labels)}} for name in nodes
+        ),
+        expected=tuple(_outcome(judged.answers.get(name)) for name in nodes),
+        claims=tuple(_source(each, namespace, world) for each in trial.wanted),
+        classes=tuple(
+            f"{API}/deviceclasses/{name}" for name in dict.fromkeys(classes_of(trial.requests()))
+        ),
+        slices=tuple(f"{API}/resourceslices/{of.name}" for of in slices),
+        in_use=tuple(_in_use(world, pools)),
+        taints={
+            device: taints
+            for of in (slices if rules else ())
+            for name in of.devices.names
+            if (device := DeviceID(of.driver, of.pool, name))
+            and (taints := [_taint(each.taint) for each in rules if each.selects(device)])
+        },
+        minor=world.minor,
+    )
+
+
+def _representatives(trial: Trial, judged: Judged) -> list[str]:
+    """Return nodes of different profiles, first those that decide the answer."""
+    profiles = trial.profiles()
+    first = [*judged.distinct, *([judged.fits_on] if judged.fits_on else ())]
+    certain = (name for name in (*first, *trial.usable()) if _is_certain(judged.answers.get(name)))
+    by_profile: dict[object, str] = {}
+    for name in islice(certain, MAX_COMPARED):
+        by_profile.setdefault(profiles.of(trial.pools(name)), name)
+        if len(by_profile) >= MAX_NODES:
+            break
+    return list(by_profile.values())
+
+
+def _is_certain(answer: Answer | None) -> bool:
+    """Return whether the allocator can be expected to say the same each time."""
+    return answer is None or not (answer.chance or answer.outcome is Outcome.UNDECIDED)
+
+
+def _outcome(answer: Answer | None) -> VerdictOutcome:
+    """Return what the allocator should say; without an answer, a node has too few devices."""
+    if answer is not None and answer.fatal:
+        return VerdictOutcome.FATAL
+    if answer is not None and answer.outcome is Outcome.FITS:
+        return VerdictOutcome.ALLOCATED
+    return VerdictOutcome.UNAVAILABLE
+
+
+def _source(wanted: Wanted, namespace: str, world: World) -> str | Body:
+    if wanted.claim:
+        return f"{API}/namespaces/{namespace}/resourceclaims/{wanted.claim}"
+    if wanted.template:
+        return f"{API}/namespaces/{namespace}/resourceclaimtemplates/{wanted.template}"
+    return {"spec": {"devices": {"requests": [_of_resource(each) for each in wanted.requests]}}}
+
+
+def _of_resource(request: Request) -> Body:
+    """Return a request of the claim that the scheduler makes for extended resources."""
+    exactly = {
+        "deviceClassName": request.device_class,
+        "allocationMode": "ExactCount",
+        "count": request.count,
+    }
+    return {"name": request.name, "exactly": exactly}
+
+
+def _in_use(world: World, pools: Mapping[PoolID, None]) -> Iterator[Body]:
+    for claim in world.of(ClaimFacts).values():
+        for device in claim.devices:
+            if device.of_pool in pools:
+                yield _result(device)
+        for number, share in enumerate(claim.shares):
+            if share.device.of_pool in pools:
+                yield {
+                    **_result(share.device),
+                    "shareID": f"{claim.uid}-{number}",
+                    "consumedCapacity": {each.name: each.quantity for each in share.consumed},
+                }
+
+
+def _result(device: DeviceID) -> dict[str, Any]:
+    return {"request": "r", "driver": device.driver, "pool": device.pool, "device": device.device}
+
+
+def _taint(taint: TaintFacts) -> Body:
+    return {"key": taint.key, "value": taint.value, "effect": taint.effect}

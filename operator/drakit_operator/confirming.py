@@ -1,0 +1,90 @@
+"""
+Asks Kubernetes' own allocator to confirm a reason before its Event is written.
+
+The objects of a question are read from the API server when it is asked, with the fields that the
+store does not keep. Slices and classes are kept for some seconds, because pods of one workload wait
+for the same devices.
+
+It must not know queues, or how a reason is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.logs import ProblemLog
+from drakit_explain.cel.allocator import Allocator, Confirmed, Result
+from drakit_explain.confirmation import Confirmation
+from drakit_formats.resource.objects import Object
+from drakit_operator.budgets import TimeBudgets
+from drakit_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+KEPT_SECONDS = 10.0
+MAX_KEPT = 32
+"""Objects: a slice of 128 devices takes about 400 KiB."""
+
+AGAIN_SECONDS = 60.0
+"""Pause before a reason that is not certain is confirmed again; a change of devices is no pause."""
+
+BUDGET_SECONDS = 15.0
+"""Seconds of a namespace's questions at once. Most take milliseconds, the longest 10 s."""
+
+BUDGET_SHARE = 0.25
+"""Seconds that come back to a namespace each second."""
+
+
+class Confirmations:
+    """Confirms reasons. Not for threads."""
+
+    def __init__(self, session: Session, allocator: Allocator, metrics: Metrics) -> None:
+        self._session = session
+        self._allocator = allocator
+        self._metrics = metrics
+        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
+        self._kept: dict[str, tuple[float, Object]] = {}
+        self._problems = ProblemLog(
+            logger,
+            "reasons are not confirmed by Kubernetes' allocator",
+            recovered="reasons are confirmed by Kubernetes' allocator again",
+        )
+
+    async def __call__(self, asked: Confirmation, namespace: str) -> float | None:
+        """Return None if nothing refutes a reason, else in how many seconds to ask again."""
+        if (left := self._budgets.wait_seconds(namespace)) > 0:
+            return left
+        found = await self._ask(asked)
+        self._budgets.charge(namespace, found.seconds)
+        self._metrics.confirmations.labels(found.result).inc()
+        self._problems.report(found.why if found.result is Result.UNAVAILABLE else None)
+        if not found.refuted:
+            return None
+        logger.info("a reason is not certain", extra={"namespace": namespace, "why": found.why})
+        return AGAIN_SECONDS
+
+    async def _ask(self, asked: Confirmation) -> Confirmed:
+        kept = bool(self._kept)
+        found = await self._allocator.confirm(asked, self._read)
+        if not (found.refuted and kept):
+            return found
+        self._kept.clear()  # an object may have changed since it was read
+        return await self._allocator.confirm(asked, self._read)
+
+    async def _read(self, path: str) -> Object | None:
+        now = asyncio.get_running_loop().time()
+        if (kept := self._kept.get(path)) is not None and now - kept[0] < KEPT_SECONDS:
+            return kept[1]
+        try:
+            body = await self._session.get(path)
+        except ApiError as error:
+            logger.debug("object cannot be read", extra={"path": path, "error": str(error)})
+            return None
+        if "/namespaces/" not in path:  # each claim is read once
+            self._kept.pop(path, None)
+            self._kept[path] = (now, body)
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return body

@@ -1,0 +1,95 @@
+"""
+Answers of the explainer in random worlds, confirmed by Kubernetes' own allocator: the question that
+is made of facts and of the API server's objects must be the one that the scheduler asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from contextlib import closing
+
+import pytest
+
+from drakit_explain.cel.allocator import Allocator, Confirmed, Result
+from drakit_explain.cel.helper import Helper
+from drakit_explain.model import PodClaim, PodFacts
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.projection import project_claim, project_class, project_node, project_slice
+from drakit_explain.world import World as Facts
+from e2e.images.go import cel_program
+from tests.fakes.world import evaluate_for
+from tests.oracle.worlds import GATES, Body, World, make_world
+
+WORLDS = 500
+API = "/apis/resource.k8s.io/v1"
+
+
+def facts_of(world: World) -> Facts:
+    facts = Facts()
+    facts.use_release(36)
+    facts.apply(project_node({"metadata": {"uid": "node", **world.node["metadata"]}}))
+    for project, bodies in (
+        (project_class, world.classes),
+        (project_slice, world.slices),
+        (project_claim, [*world.allocated, *world.claims]),
+    ):
+        for body in bodies:
+            facts.apply(project(body))
+    return facts
+
+
+def objects_of(world: World) -> dict[str, Body]:
+    """The objects by their paths, as the API server has them."""
+    objects = {f"{API}/resourceslices/{each['metadata']['name']}": each for each in world.slices}
+    objects |= {f"{API}/deviceclasses/{each['metadata']['name']}": each for each in world.classes}
+    for each in world.claims:
+        metadata = each["metadata"]
+        path = f"{API}/namespaces/{metadata['namespace']}/resourceclaims/{metadata['name']}"
+        objects[path] = each
+    return objects
+
+
+def confirmed(
+    world: World, selectors: Helper, allocator: Allocator
+) -> tuple[Verdict, Confirmed | None]:
+    """Explain a pod with the claims of a world, and ask the allocator."""
+    facts, objects = facts_of(world), objects_of(world)
+    claims = [project_claim(body) for body in world.claims]
+    pod = PodFacts(
+        namespace=claims[0].namespace,
+        name="pod",
+        uid="pod",
+        claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims),
+    )
+    explainer = Explainer(facts)
+    evaluate_for(explainer, facts, pod, selectors)
+    explanation = explainer.explain(pod)
+    asked = explanation.find_confirmation()
+    if asked is None:
+        return explanation.verdict, None
+
+    async def read(path: str) -> Body | None:
+        return objects.get(path)
+
+    return explanation.verdict, asyncio.run(allocator.confirm(asked, read))
+
+
+@pytest.mark.timeout(600)  # the first run builds the allocator
+def test_the_allocator_confirms_each_answer_in_random_worlds():
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
+    program = cel_program("1.36")
+    answers: Counter[tuple[Verdict, Result | None]] = Counter()
+    refuted: list[str] = []
+    with Helper(program) as selectors, closing(Allocator(lambda _: program)) as allocator:
+        allocator.use(dict.fromkeys(GATES, True))
+        for seed in range(WORLDS):
+            verdict, found = confirmed(make_world(seed), selectors, allocator)
+            answers[verdict, found.result if found is not None else None] += 1
+            if found is not None and found.result not in (Result.AGREES, Result.UNDECIDED):
+                refuted.append(f"seed {seed}: {verdict}: {found}")
+    assert refuted == []
+    assert answers[Verdict.BLOCKED, Result.AGREES] > WORLDS / 4, answers
+    assert answers[Verdict.FITS, Result.AGREES] > WORLDS / 20, answers

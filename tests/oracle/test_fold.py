@@ -1,0 +1,32 @@
+"""Explanations of random pods beside Kubernetes' scheduler."""
+
+import shutil
+
+import pytest
+
+from e2e.images.go import SCHEDULER_MINORS
+from tests.oracle.fold import Kind, compare
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs() -> None:
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: the scheduler cannot be built")
+
+
+@pytest.mark.timeout(1800)  # the first run builds the scheduler
+def test_both_agree_over_100_pods():
+    tally = compare(range(100), minor=SCHEDULER_MINORS[-1])
+    assert tally.good, "\n".join(tally.lines())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("minor", SCHEDULER_MINORS)
+def test_both_agree_over_1_000_pods(minor):
+    tally = compare(range(1_000), minor=minor)
+    assert tally.good, "\n".join(tally.lines())
+    # Pods of which all or none fit would show nothing.
+    for kind in (Kind.FITS, Kind.NO_FIT, Kind.FATAL):
+        assert tally.answers[kind, kind] >= 100
+    assert tally.fatal_beside_a_fit >= 20

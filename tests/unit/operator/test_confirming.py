@@ -1,0 +1,181 @@
+"""A reason is confirmed before its Event: what is read, what is kept, and whose time it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from drakit_daemon.kube import UnavailableError
+from drakit_explain.cel.allocator import Confirmed, Result
+from drakit_explain.codes import Code, Reason
+from drakit_explain.confirmation import Confirmation
+from drakit_explain.model import ObjectReference
+from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.confirming import AGAIN_SECONDS, MAX_KEPT, Confirmations
+from drakit_operator.metrics import Metrics
+
+API = "/apis/resource.k8s.io/v1"
+AGREES = Confirmed(result=Result.AGREES)
+DIFFERS = Confirmed(result=Result.DIFFERS, why="it finds devices there")
+UNDECIDED = Confirmed(result=Result.UNDECIDED, why="it has no end")
+UNAVAILABLE = Confirmed(result=Result.UNAVAILABLE, why="it is not installed")
+
+
+def asked(claim="one", slices=("s", "t")):
+    return Confirmation(
+        nodes=(),
+        expected=(),
+        claims=(f"{API}/namespaces/lab/resourceclaims/{claim}",),
+        classes=(f"{API}/deviceclasses/c", f"{API}/deviceclasses/d"),
+        slices=tuple(f"{API}/resourceslices/{each}" for each in slices),
+        in_use=(),
+        taints={},
+        minor=36,
+    )
+
+
+class Session:
+    """An API server in memory."""
+
+    def __init__(self):
+        self.read = []
+        self.away = False
+
+    async def get(self, path):
+        if self.away:
+            raise UnavailableError.no_answer("GET", path, why="it is away")
+        self.read.append(path.rpartition("/")[2])
+        return {"at": len(self.read)}
+
+
+class Allocator:
+    """An allocator that reads what it needs, and gives prepared answers."""
+
+    def __init__(self):
+        self.answers = [AGREES]
+        self.bodies = []
+
+    async def confirm(self, asked, read):
+        self.bodies.append([await read(each) for each in asked.paths()])
+        if None in self.bodies[-1]:
+            return UNAVAILABLE
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+class Place:
+    def __init__(self):
+        self.session = Session()
+        self.allocator = Allocator()
+        self.metrics = Metrics()
+        self.confirm = Confirmations(self.session, self.allocator, self.metrics)
+
+    def counted(self, result):
+        name = "drakit_operator_confirmations_total"
+        return self.metrics.registry.get_sample_value(name, {"result": result})
+
+
+@pytest.fixture
+def place():
+    return Place()
+
+
+async def test_slices_and_classes_are_read_once_for_pods_that_wait_together(place):
+    assert await place.confirm(asked("one"), "lab") is None
+    assert await place.confirm(asked("two"), "lab") is None
+    assert sorted(place.session.read) == ["c", "d", "one", "s", "t", "two"]
+    assert place.counted("agrees") == 2
+
+
+async def test_an_object_may_have_changed_since_it_was_read(place):
+    await place.confirm(asked("one"), "lab")
+    place.allocator.answers = [DIFFERS, AGREES]
+    assert await place.confirm(asked("one"), "lab") is None
+    first, kept, again = place.allocator.bodies
+    assert first[1:] == kept[1:]
+    assert all(old != new for old, new in zip(kept, again, strict=True))
+
+
+@pytest.mark.parametrize("answer", [DIFFERS, UNDECIDED])
+async def test_a_reason_that_is_refuted_is_asked_about_again_later(place, answer):
+    place.allocator.answers = [answer]
+    assert await place.confirm(asked(), "lab") == AGAIN_SECONDS
+    assert place.counted(answer.result) == 1
+
+
+async def test_without_an_answer_the_reason_stays(place, caplog):
+    place.session.away = True
+    assert await place.confirm(asked(), "lab") is None
+    assert await place.confirm(asked(), "lab") is None
+    assert place.counted("unavailable") == 2
+    assert len([each for each in caplog.records if "not confirmed" in each.message]) == 1
+
+
+async def test_few_objects_are_kept(place):
+    many = [f"s{number}" for number in range(3 * MAX_KEPT)]
+    await place.confirm(asked(slices=many), "lab")
+    place.session.read.clear()
+    await place.confirm(asked(slices=many[-2:]), "lab")
+    assert place.session.read == ["one", "c", "d"]
+
+
+async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(place):
+    place.allocator.answers = [replace(AGREES, seconds=40.0)]
+    assert await place.confirm(asked(), "hostile") is None
+    place.allocator.answers = [AGREES]
+    assert await place.confirm(asked(), "hostile") > 60
+    assert await place.confirm(asked(), "lab") is None
+    assert len(place.allocator.bodies) == 2
+
+
+POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
+
+
+class Announcing:
+    """An announcer that knows a pod with a reason, and what it asks and writes."""
+
+    def __init__(self):
+        self.said = []
+        self.asked = []
+        self.uncertain = None
+        self.announcer = Announcer(
+            self.record,
+            confirm=self.confirm,
+            timing=Timing(debounce_seconds=0),
+            on_announced=lambda code: None,
+        )
+        self.announcer.known("u")
+
+    async def record(self, announcement):
+        self.said.append(announcement.note)
+
+    async def confirm(self, asked, namespace):
+        self.asked.append((asked, namespace))
+        return self.uncertain
+
+    async def announce(self, find_confirmation):
+        reason = Reason(
+            code=Code.DEVICES_ALLOCATED,
+            sentence="it waits",
+            regarding=POD,
+            find_confirmation=find_confirmation,
+        )
+        return await self.announcer.announce("u", [reason])
+
+
+async def test_an_event_is_written_after_its_reason_is_confirmed():
+    place, question = Announcing(), asked()
+    place.uncertain = 60.0
+    assert await place.announce(lambda: question) == 60.0
+    assert place.said == []
+    place.uncertain = None
+    await place.announce(lambda: question)
+    assert place.said == ["it waits"]
+    assert place.asked == [(question, "lab")] * 2
+
+
+async def test_an_event_that_is_not_due_asks_nothing():
+    place = Announcing()
+    await place.announce(lambda: None)
+    await place.announce(asked)
+    assert (place.said, place.asked) == (["it waits"], [])
