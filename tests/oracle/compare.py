@@ -19,14 +19,11 @@ from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
 from drakit_explain.pools import NodeView, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
-from drakit_explain.release import rules_of
+from drakit_explain.release import Rules
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.oracle.worlds import World
-
-RULES = rules_of(36)
-"""Those of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +88,10 @@ class Facts:
         return Selected(matches=alive, errors=errors)
 
 
-def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comparison]:
-    """Ask both about each node."""
+def compare(
+    world: World, helper: Helper, index: SelectorIndex, *, rules: Rules
+) -> Iterator[Comparison]:
+    """Ask both about each node, with the rules of the helper's release."""
     facts = Facts(world, index)
     bring_up_to_date(index, helper, facts.expressions(), facts.slices)
     verdicts = helper.verdicts(world.question())
@@ -101,12 +100,12 @@ def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comp
         ours = allocate(
             [_searched(claim) for claim in facts.claims],
             pools_of_node(
-                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=RULES
+                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=rules
             ),
             allocated=facts,
             selections=facts,
             budget=Budget(),
-            rules=RULES,
+            rules=rules,
         )
         yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
 

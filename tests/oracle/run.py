@@ -16,6 +16,7 @@ from pathlib import Path
 
 from drakit_explain.allocation import Outcome
 from drakit_explain.cel.helper import Helper
+from drakit_explain.release import rules_of
 from drakit_explain.selectors import SelectorIndex
 from tests.oracle.compare import Comparison, compare
 from tests.oracle.worlds import make_cluster
@@ -76,21 +77,22 @@ class Tally:
         yield from self.disagreements
 
 
-def compare_worlds(seeds: Sequence[int], *, program: Path) -> Tally:
+def compare_worlds(seeds: Sequence[int], *, program: Path, minor: str) -> Tally:
     """Compare the worlds of some seeds, one after the other."""
     tally = Tally()
     index = SelectorIndex()
+    rules = rules_of(int(minor.removeprefix("1.")))
     with Helper(program) as helper:
         for seed in seeds:
-            tally.add(seed, compare(make_cluster(seed), helper, index))
+            tally.add(seed, compare(make_cluster(seed), helper, index, rules=rules))
     return tally
 
 
-def compare_all(seeds: range, *, program: Path, processes: int | None = None) -> Tally:
+def compare_all(seeds: range, *, program: Path, minor: str, processes: int | None = None) -> Tally:
     """Compare the worlds of all seeds, in several processes."""
     parts = [seeds[start : start + PART] for start in range(0, len(seeds), PART)]
     tally = Tally()
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        for part in pool.map(partial(compare_worlds, program=program), parts):
+        for part in pool.map(partial(compare_worlds, program=program, minor=minor), parts):
             tally.merge(part)
     return tally
