@@ -429,10 +429,10 @@ async def _post(session: Session, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 async def _delete_all(session: Session, attack: Attack) -> None:
-    """Delete the objects of an attack; events and claims of innocent pods stay."""
+    """Delete the objects of an attack, and the innocent pods: the next operator would see them."""
     paths = {
         _collection(item) if item.namespace else f"{_collection(item)}/{item.name}"
-        for item in attack.items(attack.name)
+        for item in (*attack.items(attack.name), *innocent(INNOCENT, ""))
     }
     for path in sorted(paths):
         # Not by the session: the answers have what was deleted.

@@ -9,7 +9,8 @@ import pytest
 from drakit_explain.cel.helper import Helper
 from e2e.cluster.api import Cluster
 from e2e.explain.api import Api, proxied
-from e2e.explain.scene import CLUSTER_WIDE, LABEL, Explaining, Heartbeats
+from e2e.explain.explaining import Explaining
+from e2e.explain.scene import CLUSTER_WIDE, LABEL, Heartbeats
 from e2e.images.go import cel_program
 
 

@@ -24,7 +24,8 @@ from e2e.explain import devices as _devices  # noqa: F401
 from e2e.explain import errors as _errors  # noqa: F401
 from e2e.explain import places as _places  # noqa: F401
 from e2e.explain.api import Api, Body
-from e2e.explain.scene import WAITS, Explaining, Heartbeats, Scene
+from e2e.explain.explaining import Explaining
+from e2e.explain.scene import WAITS, Heartbeats, Scene
 from e2e.explain.table import SITUATIONS, WAITING_POD, Situation
 from e2e.kit import wait_for
 

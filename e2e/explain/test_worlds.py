@@ -10,7 +10,8 @@ import pytest
 from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster, ClusterError
 from e2e.explain.api import Api
-from e2e.explain.scene import Explaining, Heartbeats, Scene
+from e2e.explain.explaining import Explaining
+from e2e.explain.scene import Heartbeats, Scene
 from e2e.explain.worlds import (
     RealWorld,
     RejectedWorldError,

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from e2e.explain.api import Api, Body, RefusedError
-from e2e.explain.scene import Explaining, Heartbeats, Scene
+from e2e.explain.explaining import Explaining
+from e2e.explain.scene import Heartbeats, Scene
 from tests.oracle.worlds import LABELS, NODE, make_world
 
 HOLDER = {"apiGroup": "explain.test", "resource": "holders", "name": "holder", "uid": "holder"}

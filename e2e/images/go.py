@@ -35,11 +35,10 @@ FLAGS = ("-trimpath", "-ldflags=-s -w")
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 """`make check-go` has the same: with others, Go compiles all packages once more."""
 
-_SCHEDULERS = {"1.36": "go.mod", "1.37": "go-1.37.mod"}
-SCHEDULER_MINORS = tuple(_SCHEDULERS)
+SCHEDULER_MINORS = ("1.35", "1.36", "1.37")
 """The minor releases of Kubernetes whose scheduler is built, for tests only."""
 
-BUILD_SECONDS = 1800
+BUILD_SECONDS = 3600
 """The first build of a minor release compiles up to 440 packages, a scheduler about 1,100."""
 
 
@@ -72,10 +71,11 @@ def cel_flags(minor: str) -> tuple[str, ...]:
 
 def scheduler_program(minor: str) -> Path:
     """Return the scheduler of a minor release as a program that answers questions."""
+    module = "go.mod" if minor == SCHEDULER_MINORS[-1] else f"go-{minor}.mod"
     return go_program(
         REPOSITORY / "tests" / "oracle" / "scheduler",
         name=f"drakit-scheduler-{minor}",
-        flags=(f"-modfile={_SCHEDULERS[minor]}",),
+        flags=(f"-modfile={module}", f"-tags=kubernetes{minor}"),
     )
 
 

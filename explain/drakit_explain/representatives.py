@@ -81,7 +81,14 @@ def _representatives(trial: Trial, judged: Judged) -> list[str]:
     """Return nodes of different profiles, first those that decide the answer."""
     profiles = trial.profiles()
     first = [*judged.distinct, *([judged.fits_on] if judged.fits_on else ())]
-    certain = (name for name in (*first, *trial.usable()) if _is_certain(judged.answers.get(name)))
+    # The search ends at a node that fits. Otherwise, those that it left out have too few devices.
+    others = trial.usable() if not judged.fits_on else judged.answers
+    unjudged = set(judged.unjudged)
+    certain = (
+        name
+        for name in (*first, *others)
+        if name not in unjudged and _is_certain(judged.answers.get(name))
+    )
     by_profile: dict[object, str] = {}
     for name in islice(certain, MAX_COMPARED):
         by_profile.setdefault(profiles.of(trial.pools(name)), name)

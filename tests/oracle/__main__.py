@@ -17,8 +17,12 @@ def main() -> int:
     program = cel_program(arguments.kubernetes)
     started = time.monotonic()
     tally = compare_all(
-        seeds, program=program, minor=arguments.kubernetes, processes=arguments.processes
+        seeds,
+        program=program,
+        minor=arguments.kubernetes,
+        processes=arguments.processes,
     )
+    print(f"Kubernetes {arguments.kubernetes}:")
     for line in tally.lines():
         print(line)
     print(f"{time.monotonic() - started:.1f} s")
@@ -30,8 +34,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--worlds", type=int, default=20_000, help="number of worlds")
     parser.add_argument("--first", type=int, default=0, help="the first world's seed")
     parser.add_argument("--processes", type=int, help="processes; by default one a core")
-    # Older releases differ in more than their rules.
-    parser.add_argument("--kubernetes", choices=CEL_MINORS[2:], default=CEL_MINORS[-1])
+    parser.add_argument(
+        "--kubernetes",
+        choices=CEL_MINORS,
+        default=CEL_MINORS[-1],
+        help="minor release of the allocator; by default the newest",
+    )
     return parser
 
 

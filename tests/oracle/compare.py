@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit_explain.allocation import (
@@ -17,13 +17,16 @@ from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
-from drakit_explain.pools import NodeView, pools_of_node
+from drakit_explain.pools import NodeView, PoolState, pools_of_node
 from drakit_explain.projection import project_claim, project_class, project_slice
-from drakit_explain.release import Rules
+from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.selectors import SelectorIndex, bring_up_to_date
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.oracle.worlds import World
+
+RULES = rules_of(36)
+"""Those of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,17 @@ class Comparison:
     """UNDECIDED where the allocator itself finds no end in time."""
 
     text: str = ""
+    in_any_order: bool = False
+    """Whether it is chance that the allocator meets an error before a device that it lacks."""
 
     @property
     def agrees(self) -> bool:
-        return self.ours.outcome is self.theirs or Outcome.UNDECIDED in (
-            self.ours.outcome,
-            self.theirs,
-        )
+        both = {self.ours.outcome, self.theirs}
+        if self.ours.chance and self.theirs is Outcome.FITS:
+            return True
+        if self.in_any_order and both == {Outcome.FAILED, Outcome.NO_FIT}:
+            return True
+        return len(both) == 1 or Outcome.UNDECIDED in both
 
 
 class Facts:
@@ -88,26 +95,45 @@ class Facts:
         return Selected(matches=alive, errors=errors)
 
 
-def compare(
-    world: World, helper: Helper, index: SelectorIndex, *, rules: Rules
-) -> Iterator[Comparison]:
-    """Ask both about each node, with the rules of the helper's release."""
+def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comparison | None]:
+    """Ask both about each node; None where the answer of the search does not count."""
     facts = Facts(world, index)
     bring_up_to_date(index, helper, facts.expressions(), facts.slices)
+    rules = rules_of(int(world.minor.removeprefix("1.")))
+    if not rules.sorts_pools and _has_later_alternative_for_all(facts.claims):
+        yield None  # the allocator mistakes it for the first: kubernetes/kubernetes#137347
+        return
     verdicts = helper.verdicts(world.question())
     for node, verdict in zip(world.nodes, verdicts, strict=True):
         metadata = node["metadata"]
+        view = NodeView(metadata["name"], metadata["labels"])
+        pools = pools_of_node(facts.slices, view, rules=rules)
+        if not rules.skips_pools and any(pool.state is PoolState.INCOMPLETE for pool in pools):
+            yield None  # the explainer is undecided
+            continue
         ours = allocate(
             [_searched(claim) for claim in facts.claims],
-            pools_of_node(
-                facts.slices, NodeView(metadata["name"], metadata["labels"]), rules=rules
-            ),
+            pools,
             allocated=facts,
             selections=facts,
             budget=Budget(),
             rules=rules,
         )
-        yield Comparison(ours=ours, theirs=theirs_of(verdict), text=verdict.text)
+        yield Comparison(
+            ours=ours,
+            theirs=theirs_of(verdict),
+            text=verdict.text,
+            in_any_order=not rules.sorts_pools,
+        )
+
+
+def _has_later_alternative_for_all(claims: Iterable[ClaimFacts]) -> bool:
+    return any(
+        each.every
+        for claim in claims
+        for request in claim.requests
+        for each in request.alternatives[1:]
+    )
 
 
 def theirs_of(verdict: Verdict) -> Outcome:

@@ -8,13 +8,24 @@ A seed makes the same situation each time.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.oracle.worlds import DRIVERS, Body, World, make_cluster
 
-GATES = {"DRADeviceTaintRules": True}
-"""The feature gates that differ from the defaults of the release."""
+DEFAULT_SINCE = 36
+"""The minor release since which the fields of all feature gates are stored by default."""
+
+_DEVICE_FIELDS = (
+    "allowMultipleAllocations",
+    "allNodes",
+    "bindingConditions",
+    "bindingFailureConditions",
+    "consumesCounters",
+    "nodeName",
+    "taints",
+)
+"""Those of a device that need a gate."""
 
 _TAINT = {"key": "example.com/maintenance", "value": "", "effect": "NoSchedule"}
 _PLAIN: Body = {
@@ -43,6 +54,10 @@ class Situation:
     pod: Body
     rules: list[Body]
 
+    def gates(self, *, minor: int) -> dict[str, bool]:
+        """Return the feature gates that differ from the defaults of Kubernetes 1.`minor`."""
+        return {"DRADeviceTaintRules": True} if minor >= DEFAULT_SINCE else {}
+
     def question(self, *, minor: int) -> Body:
         """Return the question to the scheduler of Kubernetes 1.`minor`."""
         version = "v1" if minor >= 37 else "v1beta2"
@@ -57,9 +72,51 @@ class Situation:
         }
 
 
-def make_situation(seed: int) -> Situation:
-    """Make the situation of a seed, with 2 to 4 nodes."""
-    return _Maker(random.Random(f"pod {seed}"), make_cluster(seed, nodes=(2, 3, 4))).situation()
+def make_situation(seed: int, *, minor: int) -> Situation:
+    """Make the situation of a seed, with 2 to 4 nodes, as Kubernetes 1.`minor` stores it."""
+    world = make_cluster(seed, nodes=(2, 3, 4))
+    found = _Maker(random.Random(f"pod {seed}"), world).situation()
+    return found if minor >= DEFAULT_SINCE else _without_gates(found)
+
+
+def _without_gates(situation: Situation) -> Situation:
+    """Remove the fields that 1.34 and 1.35 do not store by default."""
+    world = situation.world
+    for body in world.slices:
+        spec = body["spec"]
+        spec.pop("sharedCounters", None)
+        if spec.pop("perDeviceNodeSelection", None):
+            spec["allNodes"] = True
+        for device in spec.get("devices", ()):
+            for field in _DEVICE_FIELDS:
+                device.pop(field, None)
+            for capacity in device.get("capacity", {}).values():
+                capacity.pop("requestPolicy", None)
+    for claim in world.claims:
+        devices = claim["spec"]["devices"]
+        devices["constraints"] = [
+            each for each in devices.get("constraints", ()) if "matchAttribute" in each
+        ]
+        for exact in exact_requests(claim):
+            exact.pop("tolerations", None)
+            exact.pop("capacity", None)
+            for selector in exact.get("selectors", ()):
+                if "allowMultipleAllocations" in selector["cel"]["expression"]:
+                    selector["cel"]["expression"] = "true"
+    for claim in world.allocated:
+        for result in claim["status"]["allocation"]["devices"]["results"]:
+            result.pop("shareID", None)
+            result.pop("consumedCapacity", None)
+    return replace(situation, rules=[])
+
+
+def exact_requests(claim: Body) -> list[Body]:
+    """Return the exact requests of a claim, those of its lists included."""
+    return [
+        exact
+        for each in claim["spec"]["devices"]["requests"]
+        for exact in (each.get("firstAvailable") or [each["exactly"]])
+    ]
 
 
 class _Maker:
@@ -135,9 +192,10 @@ class _Maker:
             case _:
                 missing, generation = 1, 2
         driver = self._chance.choice((*DRIVERS, DRIVERS[0]))
-        self._add_pool("flaw", driver, devices, missing=missing)
+        node = self._chance.choice(self._world.nodes)
+        self._add_pool("flaw", driver, devices, node=node, missing=missing, generation=generation)
         if generation > 1:  # an older generation that is complete does not count
-            self._add_pool("flaw", driver, devices, node=self._world.nodes[0], generation=2)
+            self._add_pool("flaw", driver, devices, node=node)
 
     def _add_large_pool(self) -> None:
         devices = [{"attributes": {"model": {"string": "x"}}}]
@@ -178,14 +236,7 @@ class _Maker:
 
     def _exact(self) -> list[Body]:
         """Return the exact requests of all claims."""
-        requests = [
-            each for claim in self._world.claims for each in claim["spec"]["devices"]["requests"]
-        ]
-        return [
-            exact
-            for each in requests
-            for exact in (each.get("firstAvailable") or [each["exactly"]])
-        ]
+        return [exact for claim in self._world.claims for exact in exact_requests(claim)]
 
     def _rule(self) -> Body:
         of = self._chance.choice(self._world.slices)["spec"] if self._world.slices else {}
@@ -259,6 +310,11 @@ class _Maker:
         }
         if self._maybe(0.25):
             spec["nodeSelector"] = {"zone": self._chance.choice(("x", "y"))}
+        elif self._maybe(0.07):
+            node = self._chance.choice(self._world.nodes)["metadata"]["name"]
+            terms = {"nodeSelectorTerms": [{"matchFields": [_in("metadata.name", node)]}]}
+            required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+            spec["affinity"] = {"nodeAffinity": required}
         if self._maybe(0.2):
             spec["tolerations"] = [{"key": _TAINT["key"], "operator": "Exists"}]
         metadata = {"name": "pod", "namespace": "lab", "uid": "pod"}

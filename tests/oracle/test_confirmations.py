@@ -13,6 +13,7 @@ from contextlib import closing
 import pytest
 
 from drakit_explain.cel.allocator import Allocator, Confirmed, Result
+from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper
 from drakit_explain.model import PodClaim, PodFacts
 from drakit_explain.pending import Explainer, Verdict
@@ -20,16 +21,18 @@ from drakit_explain.projection import project_claim, project_class, project_node
 from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
-from tests.oracle.worlds import GATES, Body, World, make_world
+from tests.oracle.worlds import Body, World, make_cluster
 
+MINOR = "1.37"
 WORLDS = 500
 API = "/apis/resource.k8s.io/v1"
 
 
 def facts_of(world: World) -> Facts:
     facts = Facts()
-    facts.use_release(36)
-    facts.apply(project_node({"metadata": {"uid": "node", **world.node["metadata"]}}))
+    facts.use_release(int(MINOR.removeprefix("1.")))
+    for node in world.nodes:
+        facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
     for project, bodies in (
         (project_class, world.classes),
         (project_slice, world.slices),
@@ -80,13 +83,13 @@ def confirmed(
 def test_the_allocator_confirms_each_answer_in_random_worlds():
     if shutil.which("go") is None:
         pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
-    program = cel_program("1.36")
+    program = cel_program(MINOR)
     answers: Counter[tuple[Verdict, Result | None]] = Counter()
     refuted: list[str] = []
     with Helper(program) as selectors, closing(Allocator(lambda _: program)) as allocator:
-        allocator.use(dict.fromkeys(GATES, True))
+        allocator.use(dict.fromkeys(DEFAULT_GATES[MINOR], True))
         for seed in range(WORLDS):
-            verdict, found = confirmed(make_world(seed), selectors, allocator)
+            verdict, found = confirmed(make_cluster(seed, MINOR), selectors, allocator)
             answers[verdict, found.result if found is not None else None] += 1
             if found is not None and found.result not in (Result.AGREES, Result.UNDECIDED):
                 refuted.append(f"seed {seed}: {verdict}: {found}")

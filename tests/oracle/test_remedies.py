@@ -18,7 +18,7 @@ from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
-from tests.oracle.worlds import Body, World, make_world
+from tests.oracle.worlds import NEWEST, Body, World, make_world
 
 WORLDS = 1_000
 
@@ -112,13 +112,13 @@ def _applied(world: World, remedy: str) -> Iterator[tuple[str, World]]:
             yield apply.__name__, changed
 
 
-@pytest.mark.timeout(600)  # the first run builds the allocator
+@pytest.mark.timeout(1200)  # the first run builds the allocators
 def test_the_allocator_allocates_after_each_remedy():
     if shutil.which("go") is None:
         pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     tried: Counter[str] = Counter()
     refused: list[str] = []
-    with Helper(cel_program()) as helper:
+    with Helper(cel_program(NEWEST)) as helper:
         for seed in range(WORLDS):
             world = make_world(seed)
             remedy = _remedy(world, helper)

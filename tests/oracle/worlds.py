@@ -2,31 +2,26 @@
 Random small clusters, as raw objects of the API: nodes, classes, slices, and claims to allocate.
 
 A seed makes the same world each time. Names, counts and values come from few choices, so that
-requests compete, constraints bind, and pools contradict themselves often.
+requests compete, constraints bind, and pools contradict themselves often. A world for a minor
+release of Kubernetes has the fields that its API server stores with the default feature gates.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.verdicts import VerdictQuestion
 
 Body = dict[str, Any]
 
 DRIVERS = ("a.example.com", "b.example.com")
-GATES = (
-    "DRAAdminAccess",
-    "DRAConsumableCapacity",
-    "DRADeviceBindingConditions",
-    "DRADeviceTaints",
-    "DRAPartitionableDevices",
-    "DRAPrioritizedList",
-    "DRAResourceClaimDeviceStatus",
-)
-"""The feature gates that are on."""
+NEWEST = list(DEFAULT_GATES)[-1]
+"""The newest minor release."""
 
 NODE = "node-1"
 OTHER = "node-2"
@@ -38,6 +33,7 @@ class World:
     """One cluster, as the allocator needs it."""
 
     seed: int
+    minor: str
     nodes: list[Body]
     classes: list[Body]
     slices: list[Body]
@@ -56,21 +52,68 @@ class World:
                 for claim in self.allocated
                 for result in claim["status"]["allocation"]["devices"]["results"]
             ],
-            gates=dict.fromkeys(GATES, True),
+            gates=dict.fromkeys(DEFAULT_GATES[self.minor], True),
         )
 
 
-def make_world(seed: int) -> World:
-    """Make the world of a seed, with one node."""
-    return _Maker(random.Random(seed)).world(seed)
+def make_world(seed: int, minor: str = NEWEST) -> World:
+    """Make the world of a seed, with one node, for a minor release of Kubernetes."""
+    world = _Maker(random.Random(seed)).world(seed, minor)
+    _drop_fields(world, DEFAULT_GATES[minor])
+    return world
 
 
-def make_cluster(seed: int, *, nodes: tuple[int, ...] = (2, 3)) -> World:
+def _drop_fields(world: World, gates: Collection[str]) -> None:
+    """Drop what an API server drops or rejects without these gates."""
+    specs = [body["spec"] for body in world.slices]
+    devices = [device for spec in specs for device in spec.get("devices", ())]
+    claims = [claim["spec"]["devices"] for claim in world.claims]
+    requests = [
+        exact
+        for claim in claims
+        for request in claim["requests"]
+        for exact in request.get("firstAvailable", [request.get("exactly")])
+    ]
+    results = world.question().in_use
+    dropped: list[tuple[Sequence[Body], Collection[str]]] = []
+    if "DRADeviceBindingConditions" not in gates:
+        dropped.append((devices, ("bindingConditions", "bindingFailureConditions")))
+    if "DRADeviceTaints" not in gates:
+        dropped += [(devices, ("taints",)), (requests, ("tolerations",))]
+    if "DRAPartitionableDevices" not in gates:
+        for spec in specs:
+            spec.setdefault("devices", [])
+            if spec.get("perDeviceNodeSelection"):
+                spec["allNodes"] = True
+        dropped.append((specs, ("sharedCounters", "perDeviceNodeSelection")))
+        dropped.append((devices, ("consumesCounters", "nodeName", "allNodes")))
+    if "DRAConsumableCapacity" not in gates:
+        capacities = [each for device in devices for each in device.get("capacity", {}).values()]
+        dropped += [(capacities, ("requestPolicy",)), (requests, ("capacity",))]
+        dropped.append((devices, ("allowMultipleAllocations",)))
+        dropped.append((results, ("shareID", "consumedCapacity")))
+        for claim in claims:
+            constraints = claim.get("constraints", ())
+            claim["constraints"] = [c for c in constraints if "distinctAttribute" not in c]
+        for request in requests:
+            request["selectors"] = [
+                each
+                for each in request.get("selectors", ())
+                if "allowMultipleAllocations" not in each["cel"]["expression"]
+            ]
+    for bodies, fields in dropped:
+        for body in bodies:
+            for name in fields:
+                body.pop(name, None)
+
+
+def make_cluster(seed: int, minor: str = NEWEST, *, nodes: tuple[int, ...] = (2, 3)) -> World:
     """Make the world of a seed with more nodes, which have pools of their own."""
     chance = random.Random(f"cluster {seed}")
-    world = make_world(seed)
+    world = _Maker(random.Random(seed)).world(seed, minor)
     for number in range(2, chance.choice(nodes) + 1):
         _Maker(chance, node=f"node-{number}", other=NODE).grow(world)
+    _drop_fields(world, DEFAULT_GATES[minor])
     return world
 
 
@@ -81,7 +124,7 @@ class _Maker:
         self._node = node
         self._other = other
 
-    def world(self, seed: int) -> World:
+    def world(self, seed: int, minor: str) -> World:
         slices = [
             body
             for driver in DRIVERS[: self._chance.choice((1, 1, 2))]
@@ -92,6 +135,7 @@ class _Maker:
         classes = [self._class(f"class-{number}") for number in range(3)]
         return World(
             seed=seed,
+            minor=minor,
             nodes=[{"metadata": {"name": NODE, "labels": LABELS}}],
             classes=classes,
             slices=slices,

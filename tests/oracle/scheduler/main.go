@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
@@ -33,7 +32,6 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler/profile"
 )
 
 const (
@@ -190,8 +188,7 @@ func schedule(w *world) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	queued := &framework.QueuedPodInfo{PodInfo: info}
-	_, err = sched.SchedulePod(ctx, profile, framework.NewCycleState(), queued)
+	err = attempt(ctx, sched, profile, info)
 	found := &answer{Verdict: "fits"}
 	if err != nil {
 		found.Verdict, found.Text = "error", err.Error()
@@ -256,8 +253,4 @@ func statusOf(found *fwk.Status) *status {
 func synced(ctx context.Context, factory informers.SharedInformerFactory, sched *scheduler.Scheduler) error {
 	factory.WaitForCacheSync(ctx.Done())
 	return sched.WaitForHandlersSync(ctx)
-}
-
-var recorders profile.RecorderFactory = func(string) events.EventRecorderLogger {
-	return &events.FakeRecorder{}
 }
