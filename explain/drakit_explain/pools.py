@@ -144,8 +144,8 @@ def _pool(
         identity=identity,
         node=node,
         slices=tuple(with_devices),
-        elsewhere=tuple(elsewhere),
-        counters=_counters(current),
+        elsewhere=tuple(each for each in elsewhere if not _has_only_counters(each)),
+        counters=_counters((*current, *elsewhere)),
     )
 
 
@@ -182,7 +182,7 @@ def _problem(
                 return f"two of its devices have the name {name}"
             names.add(name)
     sets: dict[str, set[str]] = {}
-    for each in current:
+    for each in (*current, *elsewhere):
         for counters in each.counter_sets:
             if counters.name in sets:
                 return f"two of its counter sets have the name {counters.name}"
