@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drakit_daemon.backoff import Backoff
-from drakit_explain.cel import verdicts
+from drakit_explain import verdicts
 from drakit_explain.cel.helper import Helper, QuestionError
 from drakit_explain.verdicts import Verdict, VerdictOutcome, VerdictQuestion
 

@@ -313,14 +313,14 @@ def test_equal_searches(monkeypatch, each_claim, searches):
 
 
 def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(pending, "MAX_REMEDIES", 2)
+    monkeypatch.setattr(pending, "MAX_KEPT", 2)
     pods = [replace(POD, name=f"p{n}", uid=str(n), requests=(("cpu", n),)) for n in range(5)]
     world = world_of(ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), claim(request()))
     explainer = Explainer(world)
     for pod in pods:
         evaluate_for(explainer, world, pod, Library())
         assert "claim lab/a" in explainer.explain(pod).remedy
-    assert len(explainer._remedies) == 2
+    assert len(explainer._results) == 2
 
 
 def test_a_remedy_is_found_once_in_the_facts_that_were_judged():
