@@ -15,13 +15,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from drakit_explain.allocation import Answer, Outcome
 from drakit_explain.availability import analyze
+from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.fold import Judged, judge
 from drakit_explain.loads import Loads
@@ -145,7 +146,7 @@ def explain(situation: Situation, helper: Helper, *, minor: int) -> Answers:
     return Answers(
         kind=_kind(explanation, judged),
         fits_on=explanation.fits_on,
-        alone={name: trial.allocate(name) for name in trial.usable()} if trial else {},
+        alone=_alone(trial) if trial else {},
         folded=judged.answers if judged else {},
         text="; ".join((*explanation.unknown, *(each.text for each in explanation.reasons))),
     )
@@ -163,6 +164,11 @@ def _kind(explanation: Explanation, judged: Judged | None) -> Kind:
             return Kind.UNDECIDED
 
 
+def _alone(trial: Trial) -> dict[str, Answer]:
+    """Search each node with a budget of its own."""
+    return {name: replace(trial, budget=Budget()).allocate(name) for name in trial.usable()}
+
+
 def _searched(pod: PodFacts, world: World) -> tuple[Trial, Judged] | tuple[None, None]:
     """Search the nodes once more, because an explanation says nothing about each of them."""
     found = [resolve(pod, each, world, settled=True) for each in pod.claims]
@@ -170,8 +176,9 @@ def _searched(pod: PodFacts, world: World) -> tuple[Trial, Judged] | tuple[None,
     trial = Trial(
         world=world,
         wanted=[each for each in found if isinstance(each, Wanted)],
-        nodes=usable.of(pod, [each for each in found if isinstance(each, ClaimFacts)]),
-        analysis=lambda request: analyze(request, world),
+        nodes=usable.of(pod, [each for each in found if isinstance(each, ClaimFacts)], Budget()),
+        budget=Budget(),
+        analyze=lambda request, budget: analyze(request, world, budget),
     )
     if not trial.wanted:
         return None, None
