@@ -411,6 +411,15 @@ def lease_holder(cluster: Cluster) -> str:
     ).stdout
 
 
+def operator_metric(cluster: Cluster, series: str) -> float:
+    """Return a value of the operator that leads; 0 if it has no such series."""
+    leader = lease_holder(cluster).split("_")[0]
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{leader}:8080/proxy/metrics"
+    lines = cluster.kubectl("get", "--raw", path).stdout.splitlines()
+    found = (line.removeprefix(f"{series} ") for line in lines if line.startswith(f"{series} "))
+    return sum(map(float, found))
+
+
 # ------------------------------------------------------------ zram: real block devices to give away
 
 ZRAM_CONTROL = Path("/sys/class/zram-control")

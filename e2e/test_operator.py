@@ -14,6 +14,7 @@ from e2e.kit import (
     device_class,
     from_template,
     lease_holder,
+    operator_metric,
     pod,
     template,
     wait_for,
@@ -106,11 +107,7 @@ def warnings(release, kind: str, name: str) -> set[str]:
 
 
 def pools(release, state: str) -> float:
-    leader = lease_holder(release).split("_")[0]
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{leader}:8080/proxy/metrics"
-    prefix = f'drakit_operator_pools{{state="{state}"}} '
-    lines = release.kubectl("get", "--raw", path).stdout.splitlines()
-    return sum(float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix))
+    return operator_metric(release, f'drakit_operator_pools{{state="{state}"}}')
 
 
 def test_templates_classes_and_pools_with_a_problem_get_events(space, release, zram):

@@ -99,4 +99,6 @@ class Explaining:
                 check=False,
             )
         assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
+        body = json.loads(done.stdout)
+        assert body["notVerified"] == "", "Kubernetes' allocator was not asked"
+        return done.returncode, body

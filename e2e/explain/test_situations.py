@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import pytest
 
 from drakit_cli.kubectl.gather import SETTLE_SECONDS
+from drakit_explain.cel.allocator import Result
 from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster
 from e2e.explain import advice as _advice  # noqa: F401 - fills the table
@@ -27,7 +28,7 @@ from e2e.explain.api import Api, Body
 from e2e.explain.explaining import Explaining
 from e2e.explain.scene import WAITS, Heartbeats, Scene
 from e2e.explain.table import SITUATIONS, WAITING_POD, Situation
-from e2e.kit import wait_for
+from e2e.kit import operator_metric, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
 
@@ -183,6 +184,18 @@ def case(situation: Situation):
 @pytest.mark.parametrize("situation", [case(each) for each in SITUATIONS])
 def test_the_remedy_that_we_name_lets_the_pod_run(situation, outcomes):
     print(outcomes[situation.name].result())
+
+
+def test_kubernetes_own_allocator_confirms_the_operators_reasons(outcomes, release):
+    wait(outcomes.values())
+    counted = {
+        result: operator_metric(
+            release, f'drakit_operator_confirmations_total{{result="{result}"}}'
+        )
+        for result in Result
+    }
+    assert counted[Result.AGREES] >= min(10, len(outcomes) // 3), counted
+    assert counted[Result.UNAVAILABLE] == 0, counted
 
 
 def test_there_are_at_least_40_situations():
