@@ -86,7 +86,19 @@ class Explaining:
             return explainer.explain(pod, settled=settled)
 
     def command(self, namespace: str, target: str) -> tuple[int, Body]:
-        """Run ``kubectl drakit explain``; return its exit code and its answer for programs."""
+        """
+        Run ``kubectl drakit explain``; return its exit code and its answer for programs.
+
+        Kubernetes' allocator must be asked; an object may go away in the meantime.
+        """
+        for _ in range(5):
+            code, body = self._command(namespace, target)
+            if not body["notVerified"].endswith("cannot be read"):
+                break
+        assert body["notVerified"] == "", body["notVerified"]
+        return code, body
+
+    def _command(self, namespace: str, target: str) -> tuple[int, Body]:
         argv = [sys.executable, "-m", "drakit_cli.kubectl.main", "explain", target]
         with self._commands:
             done = subprocess.run(
@@ -99,6 +111,4 @@ class Explaining:
                 check=False,
             )
         assert done.stdout, done.stderr
-        body = json.loads(done.stdout)
-        assert body["notVerified"] == "", "Kubernetes' allocator was not asked"
-        return done.returncode, body
+        return done.returncode, json.loads(done.stdout)

@@ -172,7 +172,7 @@ def outcomes(
 def _items(request: pytest.FixtureRequest) -> Iterator[pytest.Function]:
     """The tests of this session that need situations: `-k` runs no others."""
     for item in request.session.items:
-        if isinstance(item, pytest.Function) and "outcomes" in item.fixturenames:
+        if isinstance(item, pytest.Function) and "situation" in item.fixturenames:
             yield item
 
 
