@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable
+from collections.abc import AsyncGenerator, Collection, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -212,6 +213,13 @@ class TimeBudgets:
             return 0.0
         return max(0.0, full_at - asyncio.get_running_loop().time() - self._seconds / self._share)
 
+    def used_seconds(self, namespace: str) -> float:
+        """Return how much of its budget a namespace has used."""
+        full_at = self._full_at.get(namespace)
+        if full_at is None:
+            return 0.0
+        return max(0.0, full_at - asyncio.get_running_loop().time()) * self._share
+
     def charge(self, namespace: str, seconds: float) -> None:
         """Take the time of work from what is left to a namespace."""
         if not namespace or seconds <= 0:
@@ -222,3 +230,48 @@ class TimeBudgets:
         self._full_at[namespace] = max(self._full_at.get(namespace, now), now) + (
             seconds / self._share
         )
+
+
+class Turns:
+    """
+    Turns of one after the other, where a namespace that has used less of its budget comes first.
+
+    So namespaces that use all they may do not delay those that use little. Not for threads.
+    """
+
+    def __init__(self, budgets: TimeBudgets) -> None:
+        self._budgets = budgets
+        self._busy = False
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    def is_waiting(self, namespace: str) -> bool:
+        """Return whether a namespace waits for a turn."""
+        return any(each == namespace for each, _ in self._waiting)
+
+    @asynccontextmanager
+    async def turn(self, namespace: str) -> AsyncGenerator[None]:
+        """Wait for a turn, and keep it until the end of the block."""
+        if self._busy:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append((namespace, waiter))
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._hand_over()  # the turn came with the cancellation
+                raise
+            finally:
+                self._waiting = [each for each in self._waiting if each[1] is not waiter]
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the turn to the next one; it stays taken, so that no other comes in between."""
+        waiting = [each for each in self._waiting if not each[1].done()]
+        self._busy = bool(waiting)
+        if waiting:
+            _, waiter = min(waiting, key=lambda each: self._budgets.used_seconds(each[0]))
+            waiter.set_result(None)

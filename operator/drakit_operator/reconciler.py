@@ -51,7 +51,7 @@ from drakit_operator.kinds import (
 )
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import claim_problems, problems_of_pod
-from drakit_operator.selecting import SelectorEvaluation
+from drakit_operator.selecting import BUSY_SECONDS, SelectorEvaluation
 from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
@@ -310,6 +310,8 @@ class Reconciler:
         with self._charged(name.namespace):
             expressions = concern.expressions(name)
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
+        if retry is not None and retry <= BUSY_SECONDS:
+            return retry  # it soon has outcomes, and an explanation without them costs as much
         async with self._turn:
             # One at a time: checking all devices of a large cluster takes a tenth of a second.
             await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
 from drakit_explain.world import World
-from drakit_operator.budgets import TimeBudgets
+from drakit_operator.budgets import TimeBudgets, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ that hangs takes 20 s, and then also has to be paid back."""
 
 BUDGET_SHARE = 0.25
 """Seconds of evaluation that come back to a namespace each second."""
+
+BUSY_SECONDS = 0.5
+"""Pause of an object while another one of its namespace waits for the evaluator."""
 
 MAX_OF_OBJECT = 64
 """Different selectors of one object, those of its classes included; with more, the object is not
@@ -67,7 +70,7 @@ class SelectorEvaluation:
         self._selectors = selectors
         self._clock = clock
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
-        self._turn = asyncio.Lock()
+        self._turns = Turns(self._budgets)
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
@@ -87,7 +90,7 @@ class SelectorEvaluation:
         Gates that were known stay in force. Return whether known outcomes were dropped.
         """
         wanted = gates or self._gates or FeatureGates()
-        async with self._turn:
+        async with self._turns.turn(""):
             dropped = self._gates is not None and wanted != self._gates
             if wanted != self._gates:
                 self._gates = wanted
@@ -120,8 +123,12 @@ class SelectorEvaluation:
         await self._wait_for_gates()
         retries: list[float] = []
         for expression in wanted:
+            if not self._is_missing(expression):
+                continue
+            if namespace and self._turns.is_waiting(namespace):
+                return BUSY_SECONDS  # the workers are for other namespaces, too
             # One at a time: pods with other selectors get their turn in between.
-            async with self._turn:
+            async with self._turns.turn(namespace):
                 retry = await self._prepare(expression, namespace)
             if retry is not None:
                 retries.append(retry)
@@ -133,6 +140,10 @@ class SelectorEvaluation:
         if len(wanted) > MAX_OF_OBJECT:
             return False
         return any(each not in self._refused for each in self._world.selectors.unread(wanted))
+
+    def _is_missing(self, expression: str) -> bool:
+        """Return whether the evaluator must be asked about a selector."""
+        return bool(self._world.selectors.unread([expression]) or self._needed(expression))
 
     async def _wait_for_gates(self) -> None:
         try:

@@ -17,7 +17,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_operator import budgets as module
-from drakit_operator.budgets import ContentBudgets, TimeBudgets
+from drakit_operator.budgets import ContentBudgets, TimeBudgets, Turns
 from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Name
 from drakit_operator.store import Store
 
@@ -251,3 +251,41 @@ async def test_namespaces_with_a_whole_budget_have_no_record(monkeypatch):
     times.charge("next", 1)
     assert times._full_at.keys() == {"lab", "next"}
     assert times.wait_seconds("lab") == 175
+
+
+async def take(turns, namespace, log, *, seconds=1.0):
+    async with turns.turn(namespace):
+        log.append(namespace)
+        await asyncio.sleep(seconds)
+
+
+async def test_the_next_turn_is_for_the_namespace_that_has_used_least():
+    budgets = TimeBudgets(seconds=15, share=0.25)
+    budgets.charge("hostile", 10)
+    budgets.charge("busy", 5)
+    turns, log = Turns(budgets), []
+    async with asyncio.TaskGroup() as group:
+        for namespace in ("hostile", "hostile", "busy", "innocent", ""):
+            group.create_task(take(turns, namespace, log))
+        await asyncio.sleep(0.5)
+        assert turns.is_waiting("hostile")
+        assert not turns.is_waiting("other")
+    assert log == ["hostile", "innocent", "", "busy", "hostile"]
+    assert not turns.is_waiting("hostile")
+
+
+@pytest.mark.parametrize("at", ["before-its-turn", "with-its-turn"])
+async def test_a_turn_that_is_canceled_goes_to_the_next(at):
+    turns, log = Turns(TimeBudgets(seconds=15, share=0.25)), []
+    async with turns.turn("a"):
+        second = asyncio.create_task(take(turns, "b", log))
+        third = asyncio.create_task(take(turns, "c", log))
+        await asyncio.sleep(1)
+        if at == "before-its-turn":
+            second.cancel()
+            await asyncio.sleep(1)
+    second.cancel()
+    await asyncio.wait({second, third})
+    assert log == ["c"]
+    await take(turns, "d", log)
+    assert log == ["c", "d"]

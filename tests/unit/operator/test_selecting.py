@@ -11,7 +11,7 @@ from drakit_explain.cel.library import Library
 from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
 from drakit_explain.world import World
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
-from drakit_operator.selecting import SelectorEvaluation
+from drakit_operator.selecting import BUSY_SECONDS, SelectorEvaluation
 from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
@@ -243,6 +243,19 @@ async def test_an_evaluator_that_hangs_delays_one_namespace():
     assert slow.asked == ["a"]
     await evaluation.prepare(["e"], namespace="innocent")
     assert slow.asked == ["a", "e"]
+
+
+async def test_one_object_of_a_namespace_waits_and_what_is_known_waits_for_nobody():
+    slow = Slow(seconds=0)
+    evaluation = await evaluation_with(slow)
+    await evaluation.prepare(["known"], namespace="lab")
+    async with asyncio.TaskGroup() as group, evaluation._turns.turn("hostile"):
+        waits = group.create_task(evaluation.prepare(["a"], namespace="lab"))
+        await asyncio.sleep(1)
+        assert await evaluation.prepare(["b"], namespace="lab") == BUSY_SECONDS
+        assert await evaluation.prepare(["known"], namespace="lab") is None
+    assert waits.result() is None
+    assert slow.asked == ["known", "a"]
 
 
 def _hang(slow, expression):
