@@ -54,6 +54,7 @@ from drakit_explain.shortage import (
     RequestReport,
     findings_of_errors,
     findings_of_shortage,
+    is_given_up,
     told_by_scheduler,
 )
 from drakit_explain.trial import Trial
@@ -245,8 +246,6 @@ class Explainer:
             return Explanation(
                 verdict=Verdict.FITS, reasons=cannot_start, claims=tuple(reports), nodes=nodes
             )
-        if empty := _without_requests(wanted):
-            return _undecided(empty, reports, nodes)
         try:
             return self._search(pod, wanted, allocated, nodes, reports, budget)
         except BudgetSpentError:
@@ -353,7 +352,7 @@ class Explainer:
         if judged.fatal and (unread := _unread(trial)):
             return _undecided(unread, reports, nodes)
         if judged.fatal and (judged.fits_on or judged.unjudged):
-            if pod.unchecked:
+            if pod.unchecked and not is_given_up(pod):
                 return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
             given_up = findings_of_errors(trial, judged)
             found = self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
@@ -529,14 +528,6 @@ def _unjudged(judged: Judged) -> list[str]:
         if answer.outcome is Outcome.UNDECIDED:
             return [answer.failure]
     return []
-
-
-def _without_requests(wanted: Sequence[Wanted]) -> list[str]:
-    return [
-        f"{each.origin} has no requests, or could not be read"
-        for each in wanted
-        if not each.requests
-    ]
 
 
 def _unread(trial: Trial) -> list[str]:

@@ -305,6 +305,12 @@ def _exact(name: str, body: Object) -> Request:
     )
 
 
+_UNREAD = {"name": "", "allocationMode": "that cannot be read"}
+
+UNREAD_CLAIM: Object = {"devices": {"requests": [{**_UNREAD, "exactly": _UNREAD}]}}
+"""The spec of a claim that cannot be read, in each version: no answer about it is certain."""
+
+
 def _unsupported(body: Object) -> str:
     """Return the part of a request that drakit does not support, or the empty string."""
     mode = text(body, "allocationMode")

@@ -237,6 +237,16 @@ _DISABLED = re.compile(
 gates of the scheduler."""
 
 
+_GAVE_UP = 'running "DynamicResources" filter plugin'
+"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
+``pkg/scheduler/framework/runtime/framework.go``)."""
+
+
+def is_given_up(pod: PodFacts) -> bool:
+    """Return whether the scheduler says that it gave up the pod because of an error."""
+    return _GAVE_UP in pod.scheduling_message
+
+
 def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
     """Return the error with which the scheduler gave up the pod, if only the scheduler knows it."""
     if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:

@@ -29,6 +29,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.projection import (
+    UNREAD_CLAIM,
     project_claim,
     project_class,
     project_node,
@@ -114,13 +115,20 @@ PODS = Kind(
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
 )
-CLAIMS = Kind(group=GROUP, plural="resourceclaims", type=ClaimFacts, project=project_claim)
+CLAIMS = Kind(
+    group=GROUP,
+    plural="resourceclaims",
+    type=ClaimFacts,
+    project=project_claim,
+    unknown={"spec": UNREAD_CLAIM},
+)
 TEMPLATES = Kind(
     group=GROUP,
     plural="resourceclaimtemplates",
     type=TemplateFacts,
     project=project_template,
     required=False,
+    unknown={"spec": {"spec": UNREAD_CLAIM}},
 )
 CLASSES = Kind(
     group=GROUP,

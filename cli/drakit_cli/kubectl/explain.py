@@ -26,7 +26,7 @@ from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
-from drakit_explain.shortage import RequestReport
+from drakit_explain.shortage import RequestReport, is_given_up
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
@@ -318,15 +318,8 @@ def _narrowed(
 
 def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
     """Return whether only a node with unknown rules or room keeps a pod from a node that fits."""
-    gave_up = _GAVE_UP in pod.scheduling_message or Code.SEARCH_FAILED in {
-        each.code for each in explanation.reasons
-    }
-    return bool(explanation.fits_on) and not gave_up and found.lacks(NODES, PODS)
-
-
-_GAVE_UP = 'running "DynamicResources" filter plugin'
-"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
-``pkg/scheduler/framework/runtime/framework.go``)."""
+    known = is_given_up(pod) or Code.SEARCH_FAILED in {each.code for each in explanation.reasons}
+    return bool(explanation.fits_on) and not known and found.lacks(NODES, PODS)
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:

@@ -42,6 +42,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.projection import (
+    UNREAD_CLAIM,
     project_claim,
     project_class,
     project_namespace,
@@ -107,6 +108,7 @@ CLAIMS = Kind(
     project=project_claim,
     namespaced=True,
     effect="devices that such claims hold count as free",
+    unknown={"spec": UNREAD_CLAIM},
 )
 TEMPLATES = Kind(
     plural="resourceclaimtemplates",
@@ -115,6 +117,7 @@ TEMPLATES = Kind(
     project=project_template,
     namespaced=True,
     effect="requests of claims that are not created yet are unknown",
+    unknown={"spec": {"spec": UNREAD_CLAIM}},
 )
 CLASSES = Kind(
     plural="deviceclasses",

@@ -121,9 +121,8 @@ def analyzed(request_, world, before):
     return analyze(request_, world, Budget(), before=before)
 
 
-def test_a_claim_without_requests_may_be_one_that_could_not_be_read():
+def test_a_claim_without_requests_fits():
     pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="c", claim="empty"),))
     world = world_of(ClaimFacts(namespace="lab", name="empty", uid="e"), node("n1"))
     explanation = explain(pod, world)
-    assert explanation.verdict is Verdict.UNDECIDED
-    assert explanation.unknown == ('claim "empty" has no requests, or could not be read',)
+    assert explanation.verdict is Verdict.FITS

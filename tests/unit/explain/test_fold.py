@@ -134,6 +134,25 @@ def test_an_error_on_one_node_stops_the_pod_that_fits_on_another(facts, minors, 
         assert explanation.remedy == ""
 
 
+GAVE_UP = 'running "DynamicResources" filter plugin: CEL runtime error'
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [("0/2 nodes are available", Verdict.UNDECIDED), (GAVE_UP, Verdict.BLOCKED)],
+)
+def test_an_error_on_a_node_that_other_rules_may_exclude_needs_the_schedulers_word(
+    message, verdict
+):
+    world = cluster(slice_on("n1", BAD), claim(request(selectors=(MODEL,))))
+    pod = replace(POD, unchecked=("host ports",), scheduling_message=message)
+    explanation = explain(pod, world)
+    assert explanation.verdict is verdict
+    if verdict is Verdict.UNDECIDED:
+        (unknown,) = explanation.unknown
+        assert unknown == "the search fails on node n1, but host ports may exclude that node before"
+
+
 def test_only_an_incomplete_pool_is_normal_for_a_moment():
     incomplete = [slice_on("n1", GOOD), other_pool("n1", pool_slices=2), claim(ALL)]
     assert reason_of(cluster(*incomplete))[1].transient

@@ -15,6 +15,7 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.projection import UNREAD_CLAIM, project_claim
 from drakit_explain.selectors import Reads
 from drakit_explain.world import Name
 from tests.fakes.world import (
@@ -110,11 +111,14 @@ def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
     assert "claim other is allocated for other nodes, but no pod uses it" in explanation.unknown[0]
 
 
-def test_a_claim_that_could_not_be_read_makes_a_verdict_undecided():
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_claim_that_could_not_be_read_makes_a_verdict_undecided(version):
+    metadata = {"namespace": "lab", "name": "other", "uid": "o"}
+    other = project_claim({"metadata": metadata, "spec": UNREAD_CLAIM}, version)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
-    explanation = explain(pod, cluster(claim(request()), claim(name="other")))
+    explanation = explain(pod, cluster(slice_on("n1", device("g0")), claim(request()), other))
     assert explanation.verdict is Verdict.UNDECIDED
-    assert "has no requests, or could not be read" in explanation.unknown[0]
+    assert "allocation mode that cannot be read" in explanation.unknown[0]
 
 
 def test_a_selector_that_does_not_compile_fails():
