@@ -410,7 +410,9 @@ def _of_taints(
         ]
         if any(each.seconds is None for each in applying):
             continue
-        when = "Kubernetes evicts the pods that use it"
+        # Up to 1.37.1, the controller finds no pod of a claim for extended resources.
+        who = "Kubernetes 1.37.2 or later" if claim.for_extended else "Kubernetes"
+        when = f"{who} evicts the pods that use it"
         if applying:
             longest = max(each.seconds or 0 for each in applying)
             when += f" after the {longest} s that the request tolerates"

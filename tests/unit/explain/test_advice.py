@@ -420,3 +420,14 @@ def test_what_brings_a_device_back_depends_on_what_offers_it(driver, remedy):
         (reason,) = broken_claim(used, world_of(N1, published))
         assert str(reason.code) == "DeviceGone"
         assert f"; {remedy}, or delete the pod and the claim" in reason.sentence
+
+
+@pytest.mark.parametrize(
+    ("extended", "who"), [(False, "Kubernetes"), (True, "Kubernetes 1.37.2 or later")]
+)
+def test_only_late_releases_evict_pods_with_extended_resources(extended, who):
+    taint = TaintFacts(key="lab/leak", effect="NoExecute")
+    held = replace(USED, for_extended=extended)
+    world = world_of(ANY, node("n1"), slice_on("n1", device("g0", taints=(taint,))), held)
+    (found,) = broken_claim(held, world)
+    assert f"so {who} evicts the pods that use it; " in found.text
