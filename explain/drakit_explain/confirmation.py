@@ -71,8 +71,8 @@ class Confirmation:
     """A question to the allocator, apart from the objects that must be read for it."""
 
     nodes: tuple[Object, ...]
-    expected: tuple[VerdictOutcome, ...]
-    """What the search found on each node."""
+    expected: tuple[VerdictOutcome | None, ...]
+    """What the search found on each node; None if it only excludes that the claims fit."""
 
     claims: tuple[str | Object, ...]
     """The claims to allocate: the path of each, of its template, or what the scheduler makes."""
@@ -86,6 +86,9 @@ class Confirmation:
     in_use: tuple[Object, ...]
     taints: Mapping[DeviceID, Sequence[Object]]
     """Those that DeviceTaintRules add."""
+
+    all_free: bool = False
+    """Whether devices count as if no claim held them and they had no taints."""
 
     minor: int | None
     """The minor release of Kubernetes 1 whose allocator decides; None if it is unknown."""
@@ -116,7 +119,7 @@ class Confirmation:
     def refuted(self, verdicts: Sequence[Verdict]) -> str:
         """Return where the allocator says something else, as a clause; empty if it agrees."""
         for node, expected, verdict in zip(self.nodes, self.expected, verdicts, strict=True):
-            if verdict.outcome is not expected:
+            if not _agrees(verdict.outcome, expected):
                 name, words = node["metadata"]["name"], _WORDS[verdict.outcome]
                 said = f": {verdict.text}" if verdict.text else ""
                 return (
@@ -127,11 +130,16 @@ class Confirmation:
 
     def _slice(self, body: Object) -> Object:
         """Return a slice with the taints that DeviceTaintRules add to its devices."""
-        if not self.taints:
+        if not (self.taints or self.all_free):
             return body
         driver, pool = text(body, "spec", "driver"), text(body, "spec", "pool", "name")
         devices = [
-            {**each, "taints": [*children(each, "taints"), *self._added(driver, pool, each)]}
+            {
+                **each,
+                "taints": []
+                if self.all_free
+                else [*children(each, "taints"), *self._added(driver, pool, each)],
+            }
             for each in children(body, "spec", "devices")
         ]
         return {**body, "spec": {**child(body, "spec"), "devices": devices}}
@@ -140,7 +148,14 @@ class Confirmation:
         return self.taints.get(DeviceID(driver, pool, text(device, "name")), ())
 
 
+def _agrees(found: VerdictOutcome, expected: VerdictOutcome | None) -> bool:
+    if expected is None:
+        return found is not VerdictOutcome.ALLOCATED
+    return found is expected
+
+
 _FOUND = {
+    None: "cannot be allocated",
     VerdictOutcome.ALLOCATED: "can be allocated",
     VerdictOutcome.UNAVAILABLE: "cannot be allocated",
     VerdictOutcome.FATAL: "make the scheduler give up the pod",

@@ -1,6 +1,6 @@
 """
-The nodes that represent a pod's nodes when Kubernetes' own allocator is asked about its claims, and
-the question.
+The nodes that represent all others when Kubernetes' own allocator is asked about claims, and the
+question.
 
 One node of each profile (:mod:`.profiles`) is asked about, up to a bound.
 
@@ -9,16 +9,18 @@ It must not know how objects are read, or who runs the allocator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.allocation import Answer, Outcome, SearchedClaim
+from drakit_explain.budget import Budget
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.devices import TaintFacts
 from drakit_explain.fold import Judged
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, TaintRuleFacts
 from drakit_explain.pending_claims import Wanted
+from drakit_explain.profiles import Profiles
 from drakit_explain.trial import Trial
 from drakit_explain.verdicts import Body, VerdictOutcome
 from drakit_explain.world import World, classes_of
@@ -36,65 +38,95 @@ API = "/apis/resource.k8s.io/v1"
 
 
 def confirmation_of(trial: Trial, judged: Judged, namespace: str) -> Confirmation | None:
-    """Return what must be asked; None if the allocator decides nothing, or too much is needed."""
+    """Return what must be asked about a pod; None if the allocator decides nothing."""
+    first = [*judged.distinct, *([judged.fits_on] if judged.fits_on else ())]
+    # The search ends at a node that fits. Otherwise, those that it left out have too few devices.
+    others = trial.usable() if not judged.fits_on else judged.answers
+    unjudged = set(judged.unjudged)
+    names = (
+        name
+        for name in (*first, *others)
+        if name not in unjudged and _is_certain(judged.answers.get(name))
+    )
+    nodes = _distinct(names, trial.profiles(), trial.world)
+    expected = {name: _outcome(judged.answers.get(name)) for name in nodes}
+    return _confirmation(expected, trial.wanted, namespace, trial.world)
+
+
+def confirmation_of_template(
+    wanted: Wanted, namespace: str, world: World, budget: Budget
+) -> Confirmation | None:
+    """
+    Return what must be asked about requests that no node can satisfy, whoever holds its devices.
+
+    Raises :class:`NotEvaluatedError` and :class:`BudgetSpentError`.
+    """
+    claim = SearchedClaim(
+        name=wanted.origin, requests=wanted.requests, constraints=wanted.constraints
+    )
+    profiles = Profiles(world, [claim], budget, all_free=True)
+    expected = dict.fromkeys(_distinct(world.views(), profiles, world))
+    return _confirmation(expected, [wanted], namespace, world, all_free=True)
+
+
+def _distinct(names: Iterable[str], profiles: Profiles, world: World) -> list[str]:
+    """Return nodes of different profiles."""
+    views = world.views()
+    by_profile: dict[object, str] = {}
+    for name in islice(names, MAX_COMPARED):
+        by_profile.setdefault(profiles.of(world.pools_of_node(views[name])), name)
+        if len(by_profile) >= MAX_NODES:
+            break
+    return list(by_profile.values())
+
+
+def _confirmation(
+    expected: Mapping[str, VerdictOutcome | None],
+    wanted: Sequence[Wanted],
+    namespace: str,
+    world: World,
+    *,
+    all_free: bool = False,
+) -> Confirmation | None:
+    views = world.views()
     nodes: list[str] = []
     pools: dict[PoolID, None] = {}
     devices = 0
-    for name in _representatives(trial, judged):
-        of_node = [each.identity for each in trial.pools(name) if each.identity not in pools]
-        devices += sum(
-            len(of.devices) for pool in of_node for of in trial.world.slices_of_pool(pool)
-        )
+    for name in expected:
+        of_node = [
+            each.identity for each in world.pools_of_node(views[name]) if each.identity not in pools
+        ]
+        devices += sum(len(of.devices) for pool in of_node for of in world.slices_of_pool(pool))
         if devices > MAX_DEVICES:
             break
         nodes.append(name)
         pools |= dict.fromkeys(of_node)
     if not nodes:
         return None
-    world = trial.world
-    views = world.views()
     rules = [each for each in world.of(TaintRuleFacts).values() if each.adds_taints]
     slices = [of for pool in pools for of in world.slices_of_pool(pool)]
+    requests = (request for each in wanted for request in each.requests)
     return Confirmation(
         nodes=tuple(
             {"metadata": {"name": name, "labels": dict(views[name].labels)}} for name in nodes
         ),
-        expected=tuple(_outcome(judged.answers.get(name)) for name in nodes),
-        claims=tuple(_source(each, namespace, world) for each in trial.wanted),
+        expected=tuple(expected[name] for name in nodes),
+        claims=tuple(_source(each, namespace) for each in wanted),
         classes=tuple(
-            f"{API}/deviceclasses/{name}" for name in dict.fromkeys(classes_of(trial.requests()))
+            f"{API}/deviceclasses/{name}" for name in dict.fromkeys(classes_of(requests))
         ),
         slices=tuple(f"{API}/resourceslices/{of.name}" for of in slices),
-        in_use=tuple(_in_use(world, pools)),
+        in_use=() if all_free else tuple(_in_use(world, pools)),
         taints={
             device: taints
-            for of in (slices if rules else ())
+            for of in (slices if rules and not all_free else ())
             for name in of.devices.names
             if (device := DeviceID(of.driver, of.pool, name))
             and (taints := [_taint(each.taint) for each in rules if each.selects(device)])
         },
+        all_free=all_free,
         minor=world.minor,
     )
-
-
-def _representatives(trial: Trial, judged: Judged) -> list[str]:
-    """Return nodes of different profiles, first those that decide the answer."""
-    profiles = trial.profiles()
-    first = [*judged.distinct, *([judged.fits_on] if judged.fits_on else ())]
-    # The search ends at a node that fits. Otherwise, those that it left out have too few devices.
-    others = trial.usable() if not judged.fits_on else judged.answers
-    unjudged = set(judged.unjudged)
-    certain = (
-        name
-        for name in (*first, *others)
-        if name not in unjudged and _is_certain(judged.answers.get(name))
-    )
-    by_profile: dict[object, str] = {}
-    for name in islice(certain, MAX_COMPARED):
-        by_profile.setdefault(profiles.of(trial.pools(name)), name)
-        if len(by_profile) >= MAX_NODES:
-            break
-    return list(by_profile.values())
 
 
 def _is_certain(answer: Answer | None) -> bool:
@@ -111,7 +143,7 @@ def _outcome(answer: Answer | None) -> VerdictOutcome:
     return VerdictOutcome.UNAVAILABLE
 
 
-def _source(wanted: Wanted, namespace: str, world: World) -> str | Body:
+def _source(wanted: Wanted, namespace: str) -> str | Body:
     if wanted.claim:
         return f"{API}/namespaces/{namespace}/resourceclaims/{wanted.claim}"
     if wanted.template:

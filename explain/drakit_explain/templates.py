@@ -13,8 +13,9 @@ Why a pod waits is found in :mod:`.pending`. It must not know clients, clocks, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from drakit_explain.allocation import (
     MAX_RESULTS,
@@ -26,14 +27,16 @@ from drakit_explain.allocation import (
 )
 from drakit_explain.availability import budget_of, needed
 from drakit_explain.budget import Budget, BudgetSpentError
-from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.codes import Code, Finding, Reason, no_confirmation
+from drakit_explain.confirmation import Confirmation
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.fold import not_counted
 from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
-from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
+from drakit_explain.pending_claims import Wanted, exact_requests, missing_classes, what_to_check
 from drakit_explain.pools import PoolState
 from drakit_explain.profiles import Profiles
 from drakit_explain.release import rules_of
+from drakit_explain.representatives import confirmation_of_template
 from drakit_explain.search import allocate
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
@@ -69,12 +72,19 @@ def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
         note = _note(exact, world, budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         return []  # the last: an amount is not a quantity
+    wanted = Wanted(
+        origin=origin,
+        requests=template.requests,
+        constraints=template.constraints,
+        template=template.name,
+    )
     return [
         Reason(
             code=each.code,
             sentence=f"{origin}: {each.what}{note}",
             regarding=template.reference,
             transient=each.code,
+            find_confirmation=_confirmation_of(each, wanted, template.namespace, world),
         )
         for each in found
     ]
@@ -87,15 +97,31 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
         found = _of_class(request, world, budget_of(world))
     except (BudgetSpentError, NotEvaluatedError):
         return []
+    wanted = Wanted(origin="", requests=(replace(request, name="r"),))
     return [
         Reason(
             code=each.code,
             sentence=each.what,
             regarding=device_class.reference,
             transient=each.code,
+            find_confirmation=_confirmation_of(each, wanted, "", world),
         )
         for each in found
     ]
+
+
+def _confirmation_of(
+    finding: Finding, wanted: Wanted, namespace: str, world: World
+) -> Callable[[], Confirmation | None]:
+    """Return how to ask whether no node has devices; an error of a selector is Kubernetes' own."""
+
+    def find() -> Confirmation | None:
+        try:
+            return confirmation_of_template(wanted, namespace, world, budget_of(world))
+        except (BudgetSpentError, NotEvaluatedError):
+            return None
+
+    return no_confirmation if finding.code is Code.SELECTOR_FAILED else cache(find)
 
 
 def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:

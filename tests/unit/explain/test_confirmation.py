@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
 from drakit_explain.confirmation import unknown_fields
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
+    ClassFacts,
     DeviceID,
     ExtendedRequest,
     PodClaim,
@@ -19,6 +21,8 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.pending import Verdict
+from drakit_explain.selectors import bring_up_to_date
+from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.verdicts import Verdict as Answer
 from drakit_explain.verdicts import VerdictOutcome, VerdictQuestion
 from tests.fakes.world import (
@@ -181,6 +185,58 @@ def test_shares_and_the_taints_of_rules_are_part_of_the_question():
         [{"key": "own"}, {"key": "k", "value": "v", "effect": "NoSchedule"}],
         [],
     ]
+
+
+def test_a_template_is_asked_about_as_if_all_devices_were_free():
+    taint = TaintFacts(key="k", effect="NoSchedule")
+    rule = TaintRuleFacts(name="one", uid="1", taint=taint, pool="n1")
+    template = TemplateFacts(
+        namespace="lab", name="made", uid="t", requests=(request(count=3, selectors=(MODEL,)),)
+    )
+    world = world_of(
+        ANY,
+        *(node(f"n{each}") for each in range(4)),
+        slice_on("n1", GOOD),
+        slice_on("n2", GOOD, OTHER),
+        slice_on("n3", GOOD),
+        holding("other", "g0", pool="n1"),
+        rule,
+        template,
+    )
+    evaluate(world, [MODEL])
+    (reason,) = template_problems(template, world)
+    found = reason.find_confirmation()
+    assert nodes_of(found) == {"n0": None, "n1": None}
+    assert (found.in_use, found.taints) == ((), {})
+    assert f"{API}/namespaces/lab/resourceclaimtemplates/made" in found.claims
+    body = {
+        "metadata": {"name": "s-n1"},
+        "spec": {"devices": [{"name": "g0", "taints": [{"key": "own"}]}]},
+    }
+    read = {each: {"metadata": {}, "spec": {}} for each in found.paths()}
+    sent = found.question(read | {f"{API}/resourceslices/s-n1": body}, {}).slices
+    assert [each["spec"]["devices"] for each in sent] == [[{"name": "g0", "taints": []}]]
+    nothing = Answer(outcome=NONE)
+    assert found.refuted([nothing, Answer(outcome=FATAL, text="x")]) == ""
+    assert "finds devices there" in found.refuted([nothing, Answer(outcome=FITS)])
+
+
+def test_a_class_without_devices_is_asked_about_and_its_failing_selector_is_not():
+    other = ClassFacts(name="other", uid="o", selectors=('device.driver == "none"',))
+    failing = ClassFacts(name="failing", uid="f", selectors=(MODEL,))
+    world = world_of(other, failing, node("n1"), node("n2"), slice_on("n1", BAD))
+    evaluate(world, [*other.selectors, *failing.selectors])
+    (reason,) = class_problems(other, world)
+    found = reason.find_confirmation()
+    assert nodes_of(found) == {"n1": None, "n2": None}
+    assert found.classes == (f"{API}/deviceclasses/other",)
+    (reason,) = class_problems(failing, world)
+    assert reason.find_confirmation() is None
+
+
+def evaluate(world, expressions):
+    slices = [each.slice for each in world.reachable()]
+    bring_up_to_date(world.selectors, Library(), expressions, slices)
 
 
 def test_a_question_has_few_nodes_and_devices():
