@@ -153,14 +153,14 @@ class Announcing:
         self.asked.append((asked, namespace))
         return self.uncertain
 
-    async def announce(self, find_confirmation):
+    async def announce(self, find_confirmation, *, uid="u"):
         reason = Reason(
             code=Code.DEVICES_ALLOCATED,
             sentence="it waits",
             regarding=POD,
             find_confirmation=find_confirmation,
         )
-        return await self.announcer.announce("u", [reason])
+        return await self.announcer.announce(uid, [reason])
 
 
 async def test_an_event_is_written_after_its_reason_is_confirmed():
@@ -179,3 +179,17 @@ async def test_an_event_that_is_not_due_asks_nothing():
     await place.announce(lambda: None)
     await place.announce(asked)
     assert (place.said, place.asked) == (["it waits"], [])
+
+
+async def test_what_is_not_written_takes_nothing_from_the_rate_of_events(monkeypatch):
+    monkeypatch.setattr("drakit_operator.announcing.BURST", 2)
+    monkeypatch.setattr("drakit_operator.announcing.PER_SECOND", 0.001)
+    place = Announcing()
+    place.uncertain = 1.0
+    for _ in range(9):
+        assert await place.announce(asked) == 1.0
+    place.uncertain = None
+    await place.announce(asked, uid="v")
+    await place.announce(asked)
+    assert place.said == ["it waits"] * 2
+    assert await place.announce(asked, uid="w") > 100
