@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+import weakref
 from contextlib import closing
 
 import pytest
@@ -94,6 +95,38 @@ def test_an_answer_is_confirmed_with_the_objects_of_the_api_server(installed):
     (question,) = installed.questions
     assert [len(question[each]) for each in ("nodes", "claims", "classes", "slices")] == [2] * 4
     assert sorted(installed.read_paths) == sorted(confirmation().paths())
+
+
+class Body(dict[str, object]):
+    """An object that tells whether it is still kept."""
+
+
+async def test_of_each_object_only_what_is_needed_is_kept(installed):
+    devices = {"requests": [{"name": "r"}], "constraints": []}
+    claim = {"devices": {**devices, "config": [{"opaque": {}}]}}
+    specs = {
+        "/claims/a": {"metadata": {}, "spec": claim},  # of a template
+        "/classes/c": {"selectors": [{"cel": {}}], "config": [{"opaque": {}}]},
+    }
+    read = []
+
+    async def reader(path):
+        assert not [each for each in read if each() is not None], (
+            "an object is kept while another one is read"
+        )
+        metadata = {"name": "n", "managedFields": Body(), "annotations": {"a": "b"}}
+        body = {"metadata": metadata, "spec": specs.get(path, SLICE["spec"]), "status": {}}
+        read.append(weakref.ref(metadata["managedFields"]))
+        return body
+
+    allocator = Allocator(installed.find)
+    found = await allocator.confirm(confirmation(), reader)
+    assert (found.result, len(read)) == (Result.AGREES, 5)
+    (question,) = installed.questions
+    assert question["claims"][0]["spec"] == {"devices": devices}
+    assert [each["metadata"] for each in question["slices"]] == [{"name": "n"}] * 2
+    assert question["classes"][0]["spec"] == {"selectors": [{"cel": {}}]}
+    await asyncio.to_thread(allocator.close)
 
 
 @pytest.mark.parametrize(
