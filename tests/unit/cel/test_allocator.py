@@ -185,6 +185,14 @@ def test_what_cannot_be_asked_is_neither_confirmed_nor_refuted(installed):
     assert "1.36" in found.why
 
 
+def test_many_devices_with_many_attributes_refute_nothing(installed, monkeypatch):
+    monkeypatch.setattr("drakit_explain.cel.helper.MAX_BYTES", 1000)
+    installed.objects["/slices/t"] = {**SLICE, "spec": {"driver": "d" * 1000}}
+    found = installed.ask()
+    assert (found.result, found.refuted) == (Result.UNAVAILABLE, False)
+    assert "more than 1000 bytes" in found.why
+
+
 def test_the_gates_are_those_of_the_cluster_or_the_defaults_of_its_release(installed):
     installed.install("1.34")
     installed.ask(gates={"DRADeviceTaints": True, "DRAAdminAccess": False})
