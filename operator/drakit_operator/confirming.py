@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.allocator import Allocator, Confirmed, Result
 from drakit_explain.confirmation import Confirmation
 from drakit_formats.resource.objects import Object
-from drakit_operator.budgets import TimeBudgets
+from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ BUDGET_SECONDS = 15.0
 BUDGET_SHARE = 0.25
 """Seconds that come back to a namespace each second."""
 
+TURN_SECONDS = 2.0
+"""Longest wait for a turn: one namespace's questions must not keep all workers."""
+
+BUSY_SECONDS = 0.5
+"""Pause of a reason that had no turn."""
+
 
 class Confirmations:
     """Confirms reasons. Not for threads."""
@@ -45,6 +52,7 @@ class Confirmations:
         self._allocator = allocator
         self._metrics = metrics
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
+        self._turns = Turns(self._budgets)
         self._kept: dict[str, tuple[float, Object]] = {}
         self._problems = ProblemLog(
             logger,
@@ -56,8 +64,16 @@ class Confirmations:
         """Return None if nothing refutes a reason, else in how many seconds to ask again."""
         if (left := self._budgets.wait_seconds(namespace)) > 0:
             return left
-        found = await self._ask(asked)
-        self._budgets.charge(namespace, found.seconds)
+        try:
+            async with asyncio.timeout(TURN_SECONDS) as limit, self._turns.turn(namespace):
+                limit.reschedule(None)
+                # Again: another question of the namespace may have used the rest meanwhile.
+                if (left := self._budgets.wait_seconds(namespace)) > 0:
+                    return left
+                found = await self._ask(asked)
+                self._budgets.charge(namespace, found.seconds)
+        except TimeoutError:
+            return BUSY_SECONDS
         self._metrics.confirmations.labels(found.result).inc()
         self._problems.report(found.why if found.result is Result.UNAVAILABLE else None)
         if not found.refuted:
@@ -71,7 +87,8 @@ class Confirmations:
         if not (found.refuted and kept):
             return found
         self._kept.clear()  # an object may have changed since it was read
-        return await self._allocator.confirm(asked, self._read)
+        again = await self._allocator.confirm(asked, self._read)
+        return replace(again, seconds=found.seconds + again.seconds)
 
     async def _read(self, path: str) -> Object | None:
         now = asyncio.get_running_loop().time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,13 @@ from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announcer, Timing
-from drakit_operator.confirming import AGAIN_SECONDS, MAX_KEPT, Confirmations
+from drakit_operator.confirming import (
+    AGAIN_SECONDS,
+    BUDGET_SECONDS,
+    BUSY_SECONDS,
+    MAX_KEPT,
+    Confirmations,
+)
 from drakit_operator.metrics import Metrics
 
 API = "/apis/resource.k8s.io/v1"
@@ -64,9 +71,9 @@ class Allocator:
 
 
 class Place:
-    def __init__(self):
+    def __init__(self, allocator=None):
         self.session = Session()
-        self.allocator = Allocator()
+        self.allocator = allocator or Allocator()
         self.metrics = Metrics()
         self.confirm = Confirmations(self.session, self.allocator, self.metrics)
 
@@ -126,6 +133,51 @@ async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(pla
     assert await place.confirm(asked(), "hostile") > 60
     assert await place.confirm(asked(), "lab") is None
     assert len(place.allocator.bodies) == 2
+
+
+async def test_both_questions_about_a_reason_are_paid(place):
+    await place.confirm(asked(), "lab")
+    place.allocator.answers = [replace(DIFFERS, seconds=10.0)]
+    await place.confirm(asked(), "lab")
+    assert await place.confirm(asked(), "lab") == pytest.approx(20.0, abs=1.0)
+
+
+class Slow(Allocator):
+    """An allocator with questions that take long."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    async def confirm(self, asked, read):
+        await asyncio.sleep(self.seconds)
+        return replace(await super().confirm(asked, read), seconds=self.seconds)
+
+
+@pytest.mark.looptime
+async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
+    place = Place(Slow(5.0))
+    loop = asyncio.get_running_loop()
+    hostile = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(15)]
+    await asyncio.sleep(4)
+    assert [each.done() for each in hostile] == [False] + [True] * 14
+    assert {each.result() for each in hostile[1:]} == {BUSY_SECONDS}
+    hostile += [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(15)]
+    await asyncio.sleep(0)
+    assert await place.confirm(asked(), "lab") is None
+    assert loop.time() < 15
+
+
+@pytest.mark.looptime
+async def test_a_question_that_waits_for_its_turn_does_not_exceed_the_budget():
+    place = Place(Slow(1.9))
+    place.allocator.answers = [replace(AGREES)]
+    place.confirm._budgets.charge("hostile", BUDGET_SECONDS - 1)
+    two = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(2)]
+    first, second = await asyncio.gather(*two)
+    assert first is None
+    assert second > 0
+    assert len(place.allocator.bodies) == 1
 
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
