@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.allocator import Allocator, Confirmed, Result
 from drakit_explain.confirmation import Confirmation
-from drakit_formats.resource.objects import Object
+from drakit_formats.resource.objects import Object, children
 from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 10.0
-MAX_KEPT = 32
-"""Objects: a slice of 128 devices takes about 400 KiB."""
+MAX_KEPT = 4096
+"""Devices of objects that are kept, and one for each object: 128 devices take about 400 KiB. The
+slices of one question must fit, or none is ever found again."""
 
 AGAIN_SECONDS = 60.0
 """Pause before a reason that is not certain is confirmed again; a change of devices is no pause."""
@@ -44,6 +45,15 @@ BUSY_SECONDS = 0.5
 """Pause of a reason that had no turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    body: Object
+    at: float
+    """When it was read (loop clock)."""
+
+    size: int
+
+
 class Confirmations:
     """Confirms reasons. Not for threads."""
 
@@ -53,7 +63,7 @@ class Confirmations:
         self._metrics = metrics
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
         self._turns = Turns(self._budgets)
-        self._kept: dict[str, tuple[float, Object]] = {}
+        self._kept: dict[str, _Kept] = {}
         self._problems = ProblemLog(
             logger,
             "reasons are not confirmed by Kubernetes' allocator",
@@ -92,8 +102,8 @@ class Confirmations:
 
     async def _read(self, path: str) -> Object | None:
         now = asyncio.get_running_loop().time()
-        if (kept := self._kept.get(path)) is not None and now - kept[0] < KEPT_SECONDS:
-            return kept[1]
+        if (kept := self._kept.get(path)) is not None and now - kept.at < KEPT_SECONDS:
+            return kept.body
         try:
             body = await self._session.get(path)
         except ApiError as error:
@@ -101,7 +111,8 @@ class Confirmations:
             return None
         if "/namespaces/" not in path:  # each claim is read once
             self._kept.pop(path, None)
-            self._kept[path] = (now, body)
-            if len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._kept[path] = _Kept(body, now, 1 + len(children(body, "spec", "devices")))
+            left = MAX_KEPT - sum(each.size for each in self._kept.values())
+            while left < 0:
+                left += self._kept.pop(next(iter(self._kept))).size
         return body

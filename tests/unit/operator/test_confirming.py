@@ -48,12 +48,13 @@ class Session:
     def __init__(self):
         self.read = []
         self.away = False
+        self.devices = 0
 
     async def get(self, path):
         if self.away:
             raise UnavailableError.no_answer("GET", path, why="it is away")
         self.read.append(path.rpartition("/")[2])
-        return {"at": len(self.read)}
+        return {"at": len(self.read), "spec": {"devices": [{}] * self.devices}}
 
 
 class Allocator:
@@ -118,12 +119,22 @@ async def test_without_an_answer_the_reason_stays(place, caplog):
     assert len([each for each in caplog.records if "not confirmed" in each.message]) == 1
 
 
-async def test_few_objects_are_kept(place):
-    many = [f"s{number}" for number in range(3 * MAX_KEPT)]
+async def test_few_devices_are_kept(place):
+    place.session.devices = 128
+    many = [f"s{number}" for number in range(MAX_KEPT // 64)]
     await place.confirm(asked(slices=many), "lab")
     place.session.read.clear()
-    await place.confirm(asked(slices=many[-2:]), "lab")
-    assert place.session.read == ["one", "c", "d"]
+    await place.confirm(asked(slices=[*many[-2:], *many[:2]]), "lab")
+    assert place.session.read == ["one", "c", "d", *many[:2]]
+
+
+async def test_the_slices_of_many_nodes_are_read_once(place):
+    place.session.devices = 2
+    many = [f"s{number}" for number in range(1000)]
+    await place.confirm(asked("one", slices=many), "lab")
+    place.session.read.clear()
+    await place.confirm(asked("two", slices=many), "lab")
+    assert place.session.read == ["two"]
 
 
 async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(place):
