@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from drakit_explain.model import DeviceID
 from drakit_explain.verdicts import Verdict, VerdictOutcome, VerdictQuestion
@@ -167,6 +168,26 @@ _WORDS = {
     VerdictOutcome.FATAL: "fails",
     VerdictOutcome.UNDECIDED: "has no answer",
 }
+
+
+def needed_of(body: Object) -> Object:
+    """
+    Return what a question needs of an object.
+
+    The rest is not kept while the other objects are read: managed fields, annotations and
+    parameters of drivers can take 20 MiB of each claim of a pod.
+    """
+    metadata = {"name": text(body, "metadata", "name")}
+    return {"metadata": metadata, "spec": _without_config(child(body, "spec"))}
+
+
+def _without_config(spec: Object) -> Object:
+    if "spec" in spec:  # of a template
+        return {"spec": _without_config(child(spec, "spec"))}
+    if isinstance(devices := spec.get("devices"), dict):  # of a claim
+        devices = cast("Object", devices)
+        return {**spec, "devices": {k: v for k, v in devices.items() if k != "config"}}
+    return spec
 
 
 def unknown_fields(question: VerdictQuestion) -> str:

@@ -230,6 +230,7 @@ class Announcer:
                 uncertain_seconds = await self._confirm(asked, wanted.regarding.namespace)
                 if uncertain_seconds is not None:
                     return uncertain_seconds
+            self._turns.pop(uid, None)
             await self._write(uid, wanted, _note(lasting, remedy), now)
         return _sooner(decision.again_seconds, wait_seconds)
 
@@ -254,13 +255,10 @@ class Announcer:
         return lasting, min(waits.values(), default=None)
 
     def _turn_seconds(self, uid: str, now: float) -> float:
-        """Return in how many seconds it is an object's turn; it keeps its turn until then."""
+        """Return in how many seconds it is an object's turn; it keeps its turn until it is used."""
         if uid not in self._turns:
             self._turns[uid] = now + self._limiter.reserve()
-        rest = self._turns[uid] - now
-        if rest <= 0:
-            del self._turns[uid]
-        return rest
+        return self._turns[uid] - now
 
     async def _write(self, uid: str, wanted: Announcement, note: str, now: float) -> None:
         await self._recorder(replace(wanted, note=note))

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, replace
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.allocator import Allocator, Confirmed, Result
 from drakit_explain.confirmation import Confirmation
-from drakit_formats.resource.objects import Object
-from drakit_operator.budgets import TimeBudgets
+from drakit_formats.resource.objects import Object, children
+from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 10.0
-MAX_KEPT = 32
-"""Objects: a slice of 128 devices takes about 400 KiB."""
+MAX_KEPT = 4096
+"""Devices of objects that are kept, and one for each object: 128 devices take about 400 KiB. The
+slices of one question must fit, or none is ever found again."""
 
 AGAIN_SECONDS = 60.0
 """Pause before a reason that is not certain is confirmed again; a change of devices is no pause."""
@@ -36,6 +38,21 @@ BUDGET_SECONDS = 15.0
 BUDGET_SHARE = 0.25
 """Seconds that come back to a namespace each second."""
 
+TURN_SECONDS = 2.0
+"""Longest wait for a turn: one namespace's questions must not keep all workers."""
+
+BUSY_SECONDS = 0.5
+"""Pause of a reason that had no turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    body: Object
+    at: float
+    """When it was read (loop clock)."""
+
+    size: int
+
 
 class Confirmations:
     """Confirms reasons. Not for threads."""
@@ -45,7 +62,8 @@ class Confirmations:
         self._allocator = allocator
         self._metrics = metrics
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
-        self._kept: dict[str, tuple[float, Object]] = {}
+        self._turns = Turns(self._budgets)
+        self._kept: dict[str, _Kept] = {}
         self._problems = ProblemLog(
             logger,
             "reasons are not confirmed by Kubernetes' allocator",
@@ -56,8 +74,16 @@ class Confirmations:
         """Return None if nothing refutes a reason, else in how many seconds to ask again."""
         if (left := self._budgets.wait_seconds(namespace)) > 0:
             return left
-        found = await self._ask(asked)
-        self._budgets.charge(namespace, found.seconds)
+        try:
+            async with asyncio.timeout(TURN_SECONDS) as limit, self._turns.turn(namespace):
+                limit.reschedule(None)
+                # Again: another question of the namespace may have used the rest meanwhile.
+                if (left := self._budgets.wait_seconds(namespace)) > 0:
+                    return left
+                found = await self._ask(asked)
+                self._budgets.charge(namespace, found.seconds)
+        except TimeoutError:
+            return BUSY_SECONDS
         self._metrics.confirmations.labels(found.result).inc()
         self._problems.report(found.why if found.result is Result.UNAVAILABLE else None)
         if not found.refuted:
@@ -71,12 +97,13 @@ class Confirmations:
         if not (found.refuted and kept):
             return found
         self._kept.clear()  # an object may have changed since it was read
-        return await self._allocator.confirm(asked, self._read)
+        again = await self._allocator.confirm(asked, self._read)
+        return replace(again, seconds=found.seconds + again.seconds)
 
     async def _read(self, path: str) -> Object | None:
         now = asyncio.get_running_loop().time()
-        if (kept := self._kept.get(path)) is not None and now - kept[0] < KEPT_SECONDS:
-            return kept[1]
+        if (kept := self._kept.get(path)) is not None and now - kept.at < KEPT_SECONDS:
+            return kept.body
         try:
             body = await self._session.get(path)
         except ApiError as error:
@@ -84,7 +111,8 @@ class Confirmations:
             return None
         if "/namespaces/" not in path:  # each claim is read once
             self._kept.pop(path, None)
-            self._kept[path] = (now, body)
-            if len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._kept[path] = _Kept(body, now, 1 + len(children(body, "spec", "devices")))
+            left = MAX_KEPT - sum(each.size for each in self._kept.values())
+            while left < 0:
+                left += self._kept.pop(next(iter(self._kept))).size
         return body

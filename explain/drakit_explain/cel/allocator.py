@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper, HelperError, find_release
-from drakit_explain.confirmation import Confirmation, unknown_fields
+from drakit_explain.confirmation import Confirmation, needed_of, unknown_fields
 from drakit_explain.verdicts import Body, VerdictOutcome
 
 
@@ -97,7 +97,8 @@ class Allocator:
         for path in asked.paths():
             if (body := await read(path)) is None:
                 return _unavailable(f"{path} cannot be read")
-            bodies[path] = body
+            bodies[path] = needed_of(body)
+            del body  # it can be large, and the next one is read before it is replaced
         question = asked.question(bodies, self._gates_of(release))
         if unknown := unknown_fields(question):
             return Confirmed(result=Result.UNDECIDED, why=f"drakit does not know {unknown}")

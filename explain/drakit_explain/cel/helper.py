@@ -31,7 +31,6 @@ from drakit_explain.verdicts import (
     Verdict,
     VerdictQuestion,
     parse_verdicts,
-    undecided,
 )
 
 NAME = "drakit-cel"
@@ -167,16 +166,14 @@ class Helper:
         """
         Ask Kubernetes' allocator, and return a verdict for each node, in their order.
 
-        A question that is too large is undecided.
-
-        :raises QuestionError: the helper does not answer this question, for example because it
-            takes too much memory or time.
+        :raises QuestionError: the question is too large, or the helper does not answer it, for
+            example because it takes too much memory or time.
         :raises HelperError: the helper answers no question.
         """
         nodes = len(question.nodes)
         line = self._encoded({"verdict": question.body()})
         if len(line) > MAX_BYTES:
-            return undecided(f"the objects have more than {MAX_BYTES} bytes", nodes=nodes)
+            raise QuestionError(f"the objects of a question have more than {MAX_BYTES} bytes")
 
         def parse(answer: Any) -> tuple[Verdict, ...]:
             return parse_verdicts(answer, nodes=nodes)

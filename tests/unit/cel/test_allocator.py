@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+import weakref
 from contextlib import closing
 
 import pytest
@@ -96,6 +97,38 @@ def test_an_answer_is_confirmed_with_the_objects_of_the_api_server(installed):
     assert sorted(installed.read_paths) == sorted(confirmation().paths())
 
 
+class Body(dict[str, object]):
+    """An object that tells whether it is still kept."""
+
+
+async def test_of_each_object_only_what_is_needed_is_kept(installed):
+    devices = {"requests": [{"name": "r"}], "constraints": []}
+    claim = {"devices": {**devices, "config": [{"opaque": {}}]}}
+    specs = {
+        "/claims/a": {"metadata": {}, "spec": claim},  # of a template
+        "/classes/c": {"selectors": [{"cel": {}}], "config": [{"opaque": {}}]},
+    }
+    read = []
+
+    async def reader(path):
+        assert not [each for each in read if each() is not None], (
+            "an object is kept while another one is read"
+        )
+        metadata = {"name": "n", "managedFields": Body(), "annotations": {"a": "b"}}
+        body = {"metadata": metadata, "spec": specs.get(path, SLICE["spec"]), "status": {}}
+        read.append(weakref.ref(metadata["managedFields"]))
+        return body
+
+    allocator = Allocator(installed.find)
+    found = await allocator.confirm(confirmation(), reader)
+    assert (found.result, len(read)) == (Result.AGREES, 5)
+    (question,) = installed.questions
+    assert question["claims"][0]["spec"] == {"devices": devices}
+    assert [each["metadata"] for each in question["slices"]] == [{"name": "n"}] * 2
+    assert question["classes"][0]["spec"] == {"selectors": [{"cel": {}}]}
+    await asyncio.to_thread(allocator.close)
+
+
 @pytest.mark.parametrize(
     ("answer", "result", "why"),
     [
@@ -150,6 +183,14 @@ def test_what_cannot_be_asked_is_neither_confirmed_nor_refuted(installed):
     found = installed.ask()
     assert (found.result, found.refuted) == (Result.UNAVAILABLE, False)
     assert "1.36" in found.why
+
+
+def test_many_devices_with_many_attributes_refute_nothing(installed, monkeypatch):
+    monkeypatch.setattr("drakit_explain.cel.helper.MAX_BYTES", 1000)
+    installed.objects["/slices/t"] = {**SLICE, "spec": {"driver": "d" * 1000}}
+    found = installed.ask()
+    assert (found.result, found.refuted) == (Result.UNAVAILABLE, False)
+    assert "more than 1000 bytes" in found.why
 
 
 def test_the_gates_are_those_of_the_cluster_or_the_defaults_of_its_release(installed):

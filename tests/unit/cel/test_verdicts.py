@@ -136,12 +136,11 @@ def test_nodes_beyond_the_limit_are_undecided(place):
     assert [each.outcome for each in found[64:]] == [VerdictOutcome.UNDECIDED] * 2
 
 
-def test_a_question_that_is_too_large_is_undecided_and_not_asked(place, monkeypatch):
+def test_a_question_that_is_too_large_is_not_asked(place, monkeypatch):
     monkeypatch.setattr("drakit_explain.cel.helper.MAX_BYTES", 1000)
     large = {"metadata": {"name": "s"}, "spec": {"driver": "a" * 1000}}
-    found = place.helper.verdicts(asked(slices=[large]))  # no program is installed
-    assert [each.outcome for each in found] == [VerdictOutcome.UNDECIDED] * 2
-    assert "more than 1000 bytes" in found[0].text
+    with pytest.raises(QuestionError, match="more than 1000 bytes"):
+        place.helper.verdicts(asked(slices=[large]))  # no program is installed
 
 
 def test_a_nested_body_costs_its_question_only(place):

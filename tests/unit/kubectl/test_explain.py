@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -791,3 +792,60 @@ async def test_a_taint_rule_taints_devices(site, run):
     _, body = await run.json("explain", "pod/waiting")
     assert [each["code"] for each in body["reasons"]] == ["DevicesTainted"]
     assert body["claims"][0]["requests"][0]["taints"] == ["repair"]
+
+
+ALLOCATOR = """#!{python} -ISu
+import json, sys
+for line in sys.stdin:
+    verdicts = [dict(outcome={outcome!r}, text={text!r})] * 2
+    asked = json.loads(line).get("verdict")
+    answer = dict(reads=[]) if asked is None else dict(verdicts=verdicts[:len(asked["nodes"])])
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def allocator(tmp_path, monkeypatch):
+    """Install an allocator of Kubernetes 1.36 that always says the same."""
+
+    def install(outcome, text=""):
+        program = tmp_path / "drakit-cel-1.36"
+        program.write_text(ALLOCATOR.format(python=sys.executable, outcome=outcome, text=text))
+        program.chmod(0o755)
+        monkeypatch.setenv("DRAKIT_CEL", str(tmp_path / "drakit-cel"))
+
+    return install
+
+
+@pytest.mark.parametrize("target", ["pod/waiting", "claim/mine"])
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("certain", [True, False])
+async def test_an_answer_that_the_allocator_refutes_is_undecided(
+    stuck, run, allocator, target, free, certain
+):
+    if free:
+        stuck.remove(f"{API}/namespaces/elsewhere/resourceclaims/other")
+    allocator("allocated" if free is certain else "unavailable")
+    code, body = await run.json("explain", target)
+    if certain:
+        assert (code, body["verdict"]) == ((0, "fits") if free else (1, "blocked"))
+        assert (body["notEvaluated"], body["notVerified"]) == ([], "")
+        return
+    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert (body["remedy"], body["fitsOn"], body["notVerified"]) == ("", "", "")
+    (why,) = body["notEvaluated"]
+    assert why.startswith("drakit finds that the claims can")
+
+
+async def test_the_allocators_words_do_not_reach_the_terminal_as_they_are(stuck, run, allocator):
+    allocator("fatal", "a\x1b[31m\u202eb\nc")
+    code, out, _ = await run("explain", "pod/waiting")
+    assert code == 1
+    assert out.splitlines()[-1].endswith(r"fails: a\x1b[31m\u202eb c")
+    assert "\x1b" not in out
+
+
+async def test_an_answer_that_cannot_be_verified_stays_and_says_so(stuck, run):
+    code, out, _ = await run("explain", "pod/waiting")
+    assert code == 1
+    assert "  the allocator of Kubernetes 1.36 is not installed" in out.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,13 @@ from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announcer, Timing
-from drakit_operator.confirming import AGAIN_SECONDS, MAX_KEPT, Confirmations
+from drakit_operator.confirming import (
+    AGAIN_SECONDS,
+    BUDGET_SECONDS,
+    BUSY_SECONDS,
+    MAX_KEPT,
+    Confirmations,
+)
 from drakit_operator.metrics import Metrics
 
 API = "/apis/resource.k8s.io/v1"
@@ -41,12 +48,13 @@ class Session:
     def __init__(self):
         self.read = []
         self.away = False
+        self.devices = 0
 
     async def get(self, path):
         if self.away:
             raise UnavailableError.no_answer("GET", path, why="it is away")
         self.read.append(path.rpartition("/")[2])
-        return {"at": len(self.read)}
+        return {"at": len(self.read), "spec": {"devices": [{}] * self.devices}}
 
 
 class Allocator:
@@ -64,9 +72,9 @@ class Allocator:
 
 
 class Place:
-    def __init__(self):
+    def __init__(self, allocator=None):
         self.session = Session()
-        self.allocator = Allocator()
+        self.allocator = allocator or Allocator()
         self.metrics = Metrics()
         self.confirm = Confirmations(self.session, self.allocator, self.metrics)
 
@@ -111,12 +119,22 @@ async def test_without_an_answer_the_reason_stays(place, caplog):
     assert len([each for each in caplog.records if "not confirmed" in each.message]) == 1
 
 
-async def test_few_objects_are_kept(place):
-    many = [f"s{number}" for number in range(3 * MAX_KEPT)]
+async def test_few_devices_are_kept(place):
+    place.session.devices = 128
+    many = [f"s{number}" for number in range(MAX_KEPT // 64)]
     await place.confirm(asked(slices=many), "lab")
     place.session.read.clear()
-    await place.confirm(asked(slices=many[-2:]), "lab")
-    assert place.session.read == ["one", "c", "d"]
+    await place.confirm(asked(slices=[*many[-2:], *many[:2]]), "lab")
+    assert place.session.read == ["one", "c", "d", *many[:2]]
+
+
+async def test_the_slices_of_many_nodes_are_read_once(place):
+    place.session.devices = 2
+    many = [f"s{number}" for number in range(1000)]
+    await place.confirm(asked("one", slices=many), "lab")
+    place.session.read.clear()
+    await place.confirm(asked("two", slices=many), "lab")
+    assert place.session.read == ["two"]
 
 
 async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(place):
@@ -126,6 +144,51 @@ async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(pla
     assert await place.confirm(asked(), "hostile") > 60
     assert await place.confirm(asked(), "lab") is None
     assert len(place.allocator.bodies) == 2
+
+
+async def test_both_questions_about_a_reason_are_paid(place):
+    await place.confirm(asked(), "lab")
+    place.allocator.answers = [replace(DIFFERS, seconds=10.0)]
+    await place.confirm(asked(), "lab")
+    assert await place.confirm(asked(), "lab") == pytest.approx(20.0, abs=1.0)
+
+
+class Slow(Allocator):
+    """An allocator with questions that take long."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    async def confirm(self, asked, read):
+        await asyncio.sleep(self.seconds)
+        return replace(await super().confirm(asked, read), seconds=self.seconds)
+
+
+@pytest.mark.looptime
+async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
+    place = Place(Slow(5.0))
+    loop = asyncio.get_running_loop()
+    hostile = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(15)]
+    await asyncio.sleep(4)
+    assert [each.done() for each in hostile] == [False] + [True] * 14
+    assert {each.result() for each in hostile[1:]} == {BUSY_SECONDS}
+    hostile += [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(15)]
+    await asyncio.sleep(0)
+    assert await place.confirm(asked(), "lab") is None
+    assert loop.time() < 15
+
+
+@pytest.mark.looptime
+async def test_a_question_that_waits_for_its_turn_does_not_exceed_the_budget():
+    place = Place(Slow(1.9))
+    place.allocator.answers = [replace(AGREES)]
+    place.confirm._budgets.charge("hostile", BUDGET_SECONDS - 1)
+    two = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(2)]
+    first, second = await asyncio.gather(*two)
+    assert first is None
+    assert second > 0
+    assert len(place.allocator.bodies) == 1
 
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
@@ -153,14 +216,14 @@ class Announcing:
         self.asked.append((asked, namespace))
         return self.uncertain
 
-    async def announce(self, find_confirmation):
+    async def announce(self, find_confirmation, *, uid="u"):
         reason = Reason(
             code=Code.DEVICES_ALLOCATED,
             sentence="it waits",
             regarding=POD,
             find_confirmation=find_confirmation,
         )
-        return await self.announcer.announce("u", [reason])
+        return await self.announcer.announce(uid, [reason])
 
 
 async def test_an_event_is_written_after_its_reason_is_confirmed():
@@ -179,3 +242,17 @@ async def test_an_event_that_is_not_due_asks_nothing():
     await place.announce(lambda: None)
     await place.announce(asked)
     assert (place.said, place.asked) == (["it waits"], [])
+
+
+async def test_what_is_not_written_takes_nothing_from_the_rate_of_events(monkeypatch):
+    monkeypatch.setattr("drakit_operator.announcing.BURST", 2)
+    monkeypatch.setattr("drakit_operator.announcing.PER_SECOND", 0.001)
+    place = Announcing()
+    place.uncertain = 1.0
+    for _ in range(9):
+        assert await place.announce(asked) == 1.0
+    place.uncertain = None
+    await place.announce(asked, uid="v")
+    await place.announce(asked)
+    assert place.said == ["it waits"] * 2
+    assert await place.announce(asked, uid="w") > 100
