@@ -93,7 +93,7 @@ class Explaining:
         """
         for _ in range(5):
             code, body = self._command(namespace, target)
-            if not body["notVerified"].endswith("cannot be read"):
+            if not any(each.endswith("has just been deleted") for each in body["notEvaluated"]):
                 break
         assert body["notVerified"] == "", body["notVerified"]
         return code, body

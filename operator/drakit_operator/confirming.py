@@ -14,9 +14,9 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.kube import ApiError, NotFoundError, Session
 from drakit_daemon.logs import ProblemLog
-from drakit_explain.cel.allocator import Allocator, Confirmed, Result
+from drakit_explain.cel.allocator import Allocator, Confirmed, DeletedError, Result
 from drakit_explain.confirmation import Confirmation
 from drakit_formats.resource.objects import Object, children
 from drakit_operator.budgets import TimeBudgets, Turns
@@ -106,6 +106,8 @@ class Confirmations:
             return kept.body
         try:
             body = await self._session.get(path)
+        except NotFoundError:
+            raise DeletedError from None
         except ApiError as error:
             logger.debug("object cannot be read", extra={"path": path, "error": str(error)})
             return None

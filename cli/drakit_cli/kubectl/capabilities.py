@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
-from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.kube import ApiError, NotFoundError, Session
 from drakit_explain import cel
-from drakit_explain.cel.allocator import Allocator, Confirmed
+from drakit_explain.cel.allocator import Allocator, Confirmed, DeletedError
 from drakit_explain.cel.gates import (
     PATH,
     GatesUnknownError,
@@ -143,6 +143,8 @@ async def confirm(session: Session, asked: Confirmation) -> Confirmed:
     async def read(path: str) -> Object | None:
         try:
             return await session.get(path)
+        except NotFoundError:
+            raise DeletedError from None
         except ApiError:
             return None
 

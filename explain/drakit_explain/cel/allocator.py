@@ -49,8 +49,12 @@ class Confirmed:
         return self.result in (Result.DIFFERS, Result.UNDECIDED)
 
 
+class DeletedError(Exception):
+    """An object of a question has been deleted since its answer was found."""
+
+
 Reader = Callable[[str], Awaitable[Body | None]]
-"""Reads an object by its path; None if it cannot be read."""
+"""Reads an object by its path; None if it cannot be read. Raises :class:`DeletedError`."""
 
 
 class Allocator:
@@ -95,7 +99,12 @@ class Allocator:
             return _unavailable(f"the allocator of Kubernetes {release} is not installed")
         bodies: dict[str, Body] = {}
         for path in asked.paths():
-            if (body := await read(path)) is None:
+            try:
+                body = await read(path)
+            except DeletedError:
+                why = f"{path} has just been deleted"
+                return Confirmed(result=Result.UNDECIDED, why=why)
+            if body is None:
                 return _unavailable(f"{path} cannot be read")
             bodies[path] = needed_of(body)
             del body  # it can be large, and the next one is read before it is replaced

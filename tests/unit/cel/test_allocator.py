@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from drakit_explain.cel.allocator import Allocator, Confirmed, Result
+from drakit_explain.cel.allocator import Allocator, Confirmed, DeletedError, Result
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.verdicts import VerdictOutcome
 
@@ -52,6 +52,7 @@ class Installed:
         self.folder = folder
         self.objects = dict.fromkeys(confirmation().paths(), SLICE)
         self.read_paths = []
+        self.gone = ""
 
     def install(self, release, answer=AGREES):
         program = self.folder / release
@@ -66,6 +67,8 @@ class Installed:
 
     async def read(self, path):
         self.read_paths.append(path)
+        if path == self.gone:
+            raise DeletedError
         return self.objects.get(path)
 
     def ask(self, *, minor=36, gates=None):
@@ -191,6 +194,13 @@ def test_many_devices_with_many_attributes_refute_nothing(installed, monkeypatch
     found = installed.ask()
     assert (found.result, found.refuted) == (Result.UNAVAILABLE, False)
     assert "more than 1000 bytes" in found.why
+
+
+def test_an_object_that_is_gone_makes_the_answer_uncertain(installed):
+    installed.gone = "/slices/t"
+    assert installed.ask() == Confirmed(
+        result=Result.UNDECIDED, why="/slices/t has just been deleted"
+    )
 
 
 def test_the_gates_are_those_of_the_cluster_or_the_defaults_of_its_release(installed):

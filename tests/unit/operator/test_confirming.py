@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_daemon.kube import UnavailableError
-from drakit_explain.cel.allocator import Confirmed, Result
+from drakit_daemon.kube import NotFoundError, UnavailableError
+from drakit_explain.cel.allocator import Confirmed, DeletedError, Result
 from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
@@ -48,11 +48,15 @@ class Session:
     def __init__(self):
         self.read = []
         self.away = False
+        self.deleted = ""
         self.devices = 0
 
     async def get(self, path):
         if self.away:
             raise UnavailableError.no_answer("GET", path, why="it is away")
+        if path.endswith(f"/{self.deleted}"):
+            gone = {"status": 404, "reason": "NotFound", "message": "it does not exist"}
+            raise NotFoundError(**gone, method="GET", path=path)
         self.read.append(path.rpartition("/")[2])
         return {"at": len(self.read), "spec": {"devices": [{}] * self.devices}}
 
@@ -117,6 +121,14 @@ async def test_without_an_answer_the_reason_stays(place, caplog):
     assert await place.confirm(asked(), "lab") is None
     assert place.counted("unavailable") == 2
     assert len([each for each in caplog.records if "not confirmed" in each.message]) == 1
+
+
+async def test_an_object_that_was_deleted_is_no_problem_of_the_allocator(place):
+    place.session.deleted = "t"
+    with pytest.raises(DeletedError):
+        await place.confirm(asked(), "lab")
+    place.session.deleted = ""
+    assert await place.confirm(asked(), "lab") is None
 
 
 async def test_few_devices_are_kept(place):
