@@ -11,7 +11,9 @@ from e2e.cluster.api import Capability
 from e2e.kit import (
     NAMESPACE,
     OPERATOR,
+    claim,
     device_class,
+    from_claim,
     from_template,
     lease_holder,
     operator_metric,
@@ -48,30 +50,38 @@ def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space,
         space.apply(pod(f"holder-{number}", ("disk", from_template("disk"))))
         space.wait_phase(f"holder-{number}", "Running")
     since = time.monotonic()
-    space.apply(pod("waits", ("disk", from_template("disk"))))
+    space.apply(
+        claim("shared", ("disk", "zram-second.test")),
+        pod("waits", ("disk", from_claim("shared"))),
+        pod("waits-alone", ("disk", from_template("disk"))),
+    )
 
     event = first_event(space, "waits", since=since)
 
     assert "holder-0" in event["message"]
-    claim = space.claim_of("waits", "disk")["metadata"]["name"]
-    (of_claim,) = wait_for("the claim's Event", lambda: events_about(space, claim), seconds=10)
+    (of_claim,) = wait_for("the claim's Event", lambda: events_about(space, "shared"), seconds=10)
     assert of_claim["reason"] == event["reason"] == "DevicesAllocated"
     assert of_claim["message"].startswith(
-        f"ResourceClaim {space.name}/{claim} is not allocated for pod waits: all 2 devices"
+        f"ResourceClaim {space.name}/shared is not allocated for pod waits: all 2 devices"
     )
     assert "; the pod would fit on node " in of_claim["message"]
     assert of_claim["message"].endswith(" released its devices")
     time.sleep(3)
     assert len(events_about(space, "waits")) == 1, "one Event, however often it is evaluated"
-    for name in ("waits", claim):
+    assert len(events_about(space, "waits-alone")) == 1
+    made = space.claim_of("waits-alone", "disk")["metadata"]["name"]
+    assert events_about(space, made) == [], "the pod's Event has the same sentence"
+    for name in ("waits", "shared"):
         wait_for(
             f"the Event about {name} to be repeated",
             lambda name=name: events_about(space, name)[0].get("series", {}).get("count", 1) > 1,
             seconds=20,
         )
         assert len(events_about(space, name)) == 1
-    space.delete("pod", "holder-0")
-    space.wait_phase("waits", "Running")
+    for name in ("holder-0", "holder-1"):
+        space.delete("pod", name)
+    for name in ("waits", "waits-alone"):
+        space.wait_phase(name, "Running")
 
 
 def hand_made_slice(name: str, node: str, *, pool: str = "shelf", slices: int = 1) -> dict:
