@@ -201,7 +201,7 @@ func slow() object {
 
 func TestASearchThatCannotBeInterruptedEndsTheProcessAfterItsAnswer(t *testing.T) {
 	var devices []object
-	for i := range 2000 {
+	for i := range 10000 {
 		devices = append(devices, object{"name": fmt.Sprint("d", i)})
 	}
 	asked := world(object{"classes": []object{slow()}, "slices": []object{slice("n1", "p", devices...)}})
