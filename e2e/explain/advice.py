@@ -57,8 +57,9 @@ def extended_resource_of_a_device_plugin(s: Scene) -> Iterator[None]:
 
 
 @situation(
-    verdict=Verdict.UNDECIDED,
-    words=("the search fails on node", "its host ports may exclude that node before"),
+    Code.SELECTOR_FAILED,
+    # Its host ports may exclude the node before, but the scheduler says that it was there.
+    words=("the scheduler gives up on all nodes because of this error on node",),
     scheduler=("no such key: fast",),
 )
 def selector_fails_on_a_node_with_perhaps_no_port(s: Scene) -> Iterator[None]:

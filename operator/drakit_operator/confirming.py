@@ -32,6 +32,9 @@ slices of one question must fit, or none is ever found again."""
 AGAIN_SECONDS = 60.0
 """Pause before a reason that is not certain is confirmed again; a change of devices is no pause."""
 
+OUTDATED_SECONDS = 2.0
+"""Pause of a reason that follows from an object that has been deleted: the store soon knows it."""
+
 BUDGET_SECONDS = 15.0
 """Seconds of a namespace's questions at once. Most take milliseconds, the longest 10 s."""
 
@@ -89,7 +92,7 @@ class Confirmations:
         if not found.refuted:
             return None
         logger.info("a reason is not certain", extra={"namespace": namespace, "why": found.why})
-        return AGAIN_SECONDS
+        return OUTDATED_SECONDS if found.outdated else AGAIN_SECONDS
 
     async def _ask(self, asked: Confirmation) -> Confirmed:
         kept = bool(self._kept)

@@ -40,6 +40,9 @@ class Confirmed:
 
     result: Result
     why: str = ""
+    outdated: bool = False
+    """Whether an object has changed since the answer was found, so that another one comes soon."""
+
     seconds: float = field(default=0.0, compare=False)
     """How long the allocator and the objects of the question took, without the wait for a turn."""
 
@@ -103,7 +106,7 @@ class Allocator:
                 body = await read(path)
             except DeletedError:
                 why = f"{path} has just been deleted"
-                return Confirmed(result=Result.UNDECIDED, why=why)
+                return Confirmed(result=Result.UNDECIDED, why=why, outdated=True)
             if body is None:
                 return _unavailable(f"{path} cannot be read")
             bodies[path] = needed_of(body)

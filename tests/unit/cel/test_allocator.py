@@ -199,7 +199,7 @@ def test_many_devices_with_many_attributes_refute_nothing(installed, monkeypatch
 def test_an_object_that_is_gone_makes_the_answer_uncertain(installed):
     installed.gone = "/slices/t"
     assert installed.ask() == Confirmed(
-        result=Result.UNDECIDED, why="/slices/t has just been deleted"
+        result=Result.UNDECIDED, why="/slices/t has just been deleted", outdated=True
     )
 
 

@@ -18,6 +18,7 @@ from drakit_operator.confirming import (
     BUDGET_SECONDS,
     BUSY_SECONDS,
     MAX_KEPT,
+    OUTDATED_SECONDS,
     Confirmations,
 )
 from drakit_operator.metrics import Metrics
@@ -108,10 +109,17 @@ async def test_an_object_may_have_changed_since_it_was_read(place):
     assert all(old != new for old, new in zip(kept, again, strict=True))
 
 
-@pytest.mark.parametrize("answer", [DIFFERS, UNDECIDED])
-async def test_a_reason_that_is_refuted_is_asked_about_again_later(place, answer):
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        (DIFFERS, AGAIN_SECONDS),
+        (UNDECIDED, AGAIN_SECONDS),
+        (replace(UNDECIDED, outdated=True), OUTDATED_SECONDS),
+    ],
+)
+async def test_a_reason_that_is_refuted_is_asked_about_again_later(place, answer, seconds):
     place.allocator.answers = [answer]
-    assert await place.confirm(asked(), "lab") == AGAIN_SECONDS
+    assert await place.confirm(asked(), "lab") == seconds
     assert place.counted(answer.result) == 1
 
 
