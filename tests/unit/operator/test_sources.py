@@ -154,8 +154,10 @@ async def test_a_claim_that_is_nested_too_deep_is_known_by_name(cluster, follow,
         cluster.store(f"{CLAIM_PATH}/watched", deep)
         await followed.listed(CLAIMS, 7)
         for name in ("listed", "watched"):
-            assert followed.store.world.claim("lab", name).requests == ()
-        assert followed.store.world.claim("lab", "c4").requests != ()
+            (unread,) = followed.store.world.claim("lab", name).requests
+            assert unread.unsupported == "allocation mode that cannot be read"
+        (read,) = followed.store.world.claim("lab", "c4").requests
+        assert not read.unsupported
         skipped = 'skipped_objects_total{kind="resourceclaims.resource.k8s.io"} 2.0'
         assert skipped in followed.numbers
     logged = {record.object for record in caplog.records if record.msg == "object skipped"}
