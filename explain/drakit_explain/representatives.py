@@ -18,7 +18,7 @@ from drakit_explain.budget import Budget
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.devices import TaintFacts
 from drakit_explain.fold import Judged
-from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, TaintRuleFacts
+from drakit_explain.model import DeviceID, PoolID, Request, SliceFacts, TaintRuleFacts
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.profiles import Profiles
 from drakit_explain.trial import Trial
@@ -116,7 +116,7 @@ def _confirmation(
             f"{API}/deviceclasses/{name}" for name in dict.fromkeys(classes_of(requests))
         ),
         slices=tuple(f"{API}/resourceslices/{of.name}" for of in slices),
-        in_use=() if all_free else tuple(_in_use(world, pools)),
+        in_use=() if all_free else tuple(_in_use(slices, world)),
         taints={
             device: taints
             for of in (slices if rules and not all_free else ())
@@ -161,18 +161,20 @@ def _of_resource(request: Request) -> Body:
     return {"name": request.name, "exactly": exactly}
 
 
-def _in_use(world: World, pools: Mapping[PoolID, None]) -> Iterator[Body]:
-    for claim in world.of(ClaimFacts).values():
-        for device in claim.devices:
-            if device.of_pool in pools:
-                yield _result(device)
-        for number, share in enumerate(claim.shares):
-            if share.device.of_pool in pools:
-                yield {
-                    **_result(share.device),
-                    "shareID": f"{claim.uid}-{number}",
-                    "consumedCapacity": {each.name: each.quantity for each in share.consumed},
-                }
+def _in_use(slices: Iterable[SliceFacts], world: World) -> Iterator[Body]:
+    for device in (
+        DeviceID(of.driver, of.pool, name) for of in slices for name in of.devices.names
+    ):
+        if world.is_allocated(device):
+            yield _result(device)
+        for claim in world.sharers(device):
+            for number, share in enumerate(claim.shares):
+                if share.device == device:
+                    yield {
+                        **_result(device),
+                        "shareID": f"{claim.uid}-{number}",
+                        "consumedCapacity": {each.name: each.quantity for each in share.consumed},
+                    }
 
 
 def _result(device: DeviceID) -> dict[str, Any]:
