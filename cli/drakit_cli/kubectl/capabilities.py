@@ -26,7 +26,6 @@ from drakit_explain.cel.gates import (
     depend_on_gates,
     gates_of,
     read_all_gates,
-    read_gates,
 )
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.confirmation import Confirmation
@@ -100,7 +99,8 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
     if not expressions or not (depend_on_gates(expressions) or _has_lists(found.world)):
         return found
     try:
-        return replace(found, gates=await read_gates(session))
+        enabled = await read_all_gates(session)
+        return replace(found, gates=gates_of(enabled), enabled=enabled)
     except (ApiError, GatesUnknownError) as error:
         effect = "selectors are evaluated as if DRAConsumableCapacity and DRAListTypeAttributes "
         found.gaps.append(unread("feature gates", PATH, error, f"{effect}were enabled"))
@@ -137,7 +137,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         selectors.close()
 
 
-async def confirm(session: Session, asked: Confirmation) -> Confirmed:
+async def confirm(session: Session, found: Gathered, asked: Confirmation) -> Confirmed:
     """Ask Kubernetes' allocator of the cluster's release, if it is installed here."""
 
     async def read(path: str) -> Object | None:
@@ -151,7 +151,8 @@ async def confirm(session: Session, asked: Confirmation) -> Confirmed:
     allocator = Allocator()
     if await allocator.can_answer(asked):
         with suppress(ApiError, GatesUnknownError):
-            allocator.use(allocator_gates(await read_all_gates(session)))
+            enabled = found.enabled or await read_all_gates(session)
+            allocator.use(allocator_gates(enabled))
     try:
         return await allocator.confirm(asked, read)
     finally:

@@ -156,7 +156,7 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
             found = await with_prepare_failure(session, found, pod)
         found = await with_loads(session, found, explaining.nodes_that_matter(pod, found))
         return await explaining.explain_pod(
-            pod, found, settled=settled, confirm=partial(confirm, session)
+            pod, found, settled=settled, confirm=partial(confirm, session, found)
         )
 
     return _fetch(options, ask)
@@ -172,7 +172,9 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
         if claim is not None:
             await read_release(session, found)
             found = await with_gates(session, found, explaining.selectors_of(claim, found))
-            return await explaining.explain_claim(claim, found, confirm=partial(confirm, session))
+            return await explaining.explain_claim(
+                claim, found, confirm=partial(confirm, session, found)
+            )
         if found.lacks_all(CLAIMS):
             raise UnreachableError(f"no permission to read claim {namespace}/{name}")
         raise CommandError(f'claim "{name}" does not exist in namespace "{namespace}"')

@@ -241,6 +241,9 @@ class Gathered:
     gates: FeatureGates = field(default_factory=FeatureGates)
     """Those of the API server, where they matter and may be read."""
 
+    enabled: Mapping[str, bool] | None = None
+    """All feature gates of the API server, if they have been read."""
+
     prepare_failure: str = ""
     """The Event about the pod's claims that cannot be prepared, with its reason."""
 

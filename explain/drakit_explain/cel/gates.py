@@ -79,20 +79,12 @@ class TextReader(Protocol):
         ...
 
 
-async def read_gates(session: TextReader) -> FeatureGates:
+def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
     """
-    Read the gates of the API server that concern selectors.
+    Return the gates that concern selectors, of all that an API server names.
 
     A gate that it does not name is off: this version of Kubernetes does not have it.
-
-    :raises GatesUnknownError: it names none at all.
-    :raises ApiError: it does not answer, or its metrics may not be read.
     """
-    return gates_of(await read_all_gates(session))
-
-
-def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
-    """Return the gates that concern selectors, of all that an API server names."""
     return FeatureGates(
         consumable_capacity=enabled.get("DRAConsumableCapacity", False),
         list_attributes=enabled.get("DRAListTypeAttributes", False),
@@ -110,7 +102,12 @@ def depend_on_gates(expressions: Iterable[str]) -> bool:
 
 
 async def read_all_gates(session: TextReader) -> dict[str, bool]:
-    """Read all gates of the API server, by name. Raises as `read_gates` does."""
+    """
+    Read all gates of the API server, by name.
+
+    :raises GatesUnknownError: it names none at all.
+    :raises ApiError: it does not answer, or its metrics may not be read.
+    """
     try:
         async with asyncio.timeout(READ_SECONDS):
             return await _read(session)

@@ -15,7 +15,8 @@ from drakit_explain.cel.gates import (
     DEFAULT_GATES,
     GatesUnknownError,
     allocator_gates,
-    read_gates,
+    gates_of,
+    read_all_gates,
 )
 from drakit_explain.selectors import FeatureGates
 
@@ -65,12 +66,12 @@ class Text:
     ],
 )
 async def test_gates_are_read_from_metrics(text, gates):
-    assert await read_gates(Text(BEFORE + text + "z_total 1\n")) == gates
+    assert gates_of(await read_all_gates(Text(BEFORE + text + "z_total 1\n"))) == gates
 
 
 async def test_the_rest_of_the_metrics_is_not_read():
     text = Text(BEFORE + enabled(DRAConsumableCapacity=1) + "z_total 1\n" * 100_000)
-    await read_gates(text)
+    await read_all_gates(text)
     assert text.read < 10
 
 
@@ -79,13 +80,13 @@ async def test_the_rest_of_the_metrics_is_not_read():
 )
 async def test_metrics_without_gates_leave_them_unknown(text):
     with pytest.raises(GatesUnknownError, match="kubernetes_feature_enabled"):
-        await read_gates(Text(text))
+        await read_all_gates(Text(text))
 
 
 async def test_metrics_that_are_too_large_leave_them_unknown(monkeypatch):
     monkeypatch.setattr("drakit_explain.cel.gates.MAX_BYTES", 1000)
     with pytest.raises(GatesUnknownError, match="more than 1000 bytes"):
-        await read_gates(Text("a_total 1\n" * 1000 + enabled(DRAConsumableCapacity=1)))
+        await read_all_gates(Text("a_total 1\n" * 1000 + enabled(DRAConsumableCapacity=1)))
 
 
 @pytest.mark.looptime
@@ -97,7 +98,7 @@ async def test_metrics_that_take_too_long_leave_them_unknown(looptime):
                 yield b"a_total 1"
 
     with pytest.raises(GatesUnknownError, match="within 15 s"):
-        await read_gates(Slow(""))
+        await read_all_gates(Slow(""))
     assert looptime == 15
 
 
@@ -107,11 +108,11 @@ async def test_gates_are_read_over_http(tmp_path):
         rest = f'apiserver_request_total{{path="{"x" * 900}"}} 1\n' * 2_000
         server.texts["/metrics"] = rest + enabled(DRAConsumableCapacity=1)
         async with await connect(server.write_kubeconfig(tmp_path), user_agent="test") as session:
-            gates = await read_gates(session)
+            gates = gates_of(await read_all_gates(session))
             assert gates == FeatureGates(consumable_capacity=True, list_attributes=False)
             server.fail("GET", "/metrics", status=403, reason="Forbidden", message="no")
             with pytest.raises(ForbiddenError):
-                await read_gates(session)
+                await read_all_gates(session)
 
 
 def test_the_allocators_gates_are_those_of_the_helper():
