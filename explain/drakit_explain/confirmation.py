@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from drakit_explain.model import DeviceID
-from drakit_explain.verdicts import Verdict, VerdictOutcome, VerdictQuestion
+from drakit_explain.verdicts import Verdict, VerdictOutcome, VerdictQuestion, without_config
 from drakit_formats.resource.objects import Object, child, children, text
 
 _SLICE_FIELDS = frozenset(
@@ -178,15 +178,14 @@ def needed_of(body: Object) -> Object:
     parameters of drivers can take 20 MiB of each claim of a pod.
     """
     metadata = {"name": text(body, "metadata", "name")}
-    return {"metadata": metadata, "spec": _without_config(child(body, "spec"))}
+    return {"metadata": metadata, "spec": _needed_of(child(body, "spec"))}
 
 
-def _without_config(spec: Object) -> Object:
+def _needed_of(spec: Object) -> Object:
     if "spec" in spec:  # of a template
-        return {"spec": _without_config(child(spec, "spec"))}
+        return {"spec": _needed_of(child(spec, "spec"))}
     if isinstance(devices := spec.get("devices"), dict):  # of a claim
-        devices = cast("Object", devices)
-        return {**spec, "devices": {k: v for k, v in devices.items() if k != "config"}}
+        return {**spec, "devices": without_config(cast("Object", devices))}
     return spec
 
 

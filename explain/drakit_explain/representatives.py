@@ -22,8 +22,9 @@ from drakit_explain.model import DeviceID, PoolID, Request, SliceFacts, TaintRul
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.profiles import Profiles
 from drakit_explain.trial import Trial
-from drakit_explain.verdicts import Body, VerdictOutcome
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import World, classes_of
+from drakit_formats.resource.objects import Object
 
 MAX_NODES = 16
 """Nodes in a question, each of another profile."""
@@ -143,7 +144,7 @@ def _outcome(answer: Answer | None) -> VerdictOutcome:
     return VerdictOutcome.UNAVAILABLE
 
 
-def _source(wanted: Wanted, namespace: str) -> str | Body:
+def _source(wanted: Wanted, namespace: str) -> str | Object:
     if wanted.claim:
         return f"{API}/namespaces/{namespace}/resourceclaims/{wanted.claim}"
     if wanted.template:
@@ -151,7 +152,7 @@ def _source(wanted: Wanted, namespace: str) -> str | Body:
     return {"spec": {"devices": {"requests": [_of_resource(each) for each in wanted.requests]}}}
 
 
-def _of_resource(request: Request) -> Body:
+def _of_resource(request: Request) -> Object:
     """Return a request of the claim that the scheduler makes for extended resources."""
     exactly = {
         "deviceClassName": request.device_class,
@@ -161,7 +162,7 @@ def _of_resource(request: Request) -> Body:
     return {"name": request.name, "exactly": exactly}
 
 
-def _in_use(slices: Iterable[SliceFacts], world: World) -> Iterator[Body]:
+def _in_use(slices: Iterable[SliceFacts], world: World) -> Iterator[Object]:
     for device in (
         DeviceID(of.driver, of.pool, name) for of in slices for name in of.devices.names
     ):
@@ -181,5 +182,5 @@ def _result(device: DeviceID) -> dict[str, Any]:
     return {"request": "r", "driver": device.driver, "pool": device.pool, "device": device.device}
 
 
-def _taint(taint: TaintFacts) -> Body:
+def _taint(taint: TaintFacts) -> Object:
     return {"key": taint.key, "value": taint.value, "effect": taint.effect}

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-Body = Mapping[str, Any]
-"""An object of the API server."""
+from drakit_formats.resource.objects import Object
 
 MAX_NODES = 64
 """Nodes in one question, as in ``operator/cel/verdict.go``."""
@@ -51,17 +50,17 @@ class Verdict:
 class VerdictQuestion:
     """A pod's claims, and what the scheduler would look at to allocate them."""
 
-    nodes: Sequence[Body]
-    claims: Sequence[Body]
+    nodes: Sequence[Object]
+    claims: Sequence[Object]
     """The claims to allocate, in the order of the pod."""
 
-    classes: Sequence[Body]
+    classes: Sequence[Object]
     """The classes of the claims. The scheduler does not ask its allocator if one is missing."""
 
-    slices: Sequence[Body]
+    slices: Sequence[Object]
     """All slices of each pool, with the taints of DeviceTaintRules, in ``resource.k8s.io/v1``."""
 
-    in_use: Sequence[Body]
+    in_use: Sequence[Object]
     """The results of all allocated claims."""
 
     gates: Mapping[str, bool]
@@ -113,32 +112,32 @@ def _texts(texts: Iterable[Any]) -> list[str]:
     return found
 
 
-def _node(body: Body) -> Body:
+def _node(body: Object) -> Object:
     metadata = _picked(body["metadata"], "name", "labels")
-    status: Body = body.get("status") or {}
+    status: Object = body.get("status") or {}
     return {"metadata": metadata, "status": _picked(status, "declaredFeatures")}
 
 
-def _claim(body: Body) -> Body:
-    spec: Body = body["spec"]
+def _claim(body: Object) -> Object:
+    spec: Object = body["spec"]
     if devices := spec.get("devices"):
-        spec = {**spec, "devices": _without_config(devices)}
+        spec = {**spec, "devices": without_config(devices)}
     return {**_object(body), "spec": spec}
 
 
-def _class(body: Body) -> Body:
-    return {**_object(body), "spec": _without_config(body.get("spec") or {})}
+def _class(body: Object) -> Object:
+    return {**_object(body), "spec": without_config(body.get("spec") or {})}
 
 
-def _object(body: Body) -> Body:
+def _object(body: Object) -> Object:
     metadata = _picked(body["metadata"], "namespace", "name", "uid")
     return {"metadata": metadata, "spec": body.get("spec") or {}}
 
 
-def _picked(body: Body, *names: str) -> Body:
+def _picked(body: Object, *names: str) -> Object:
     return {name: body[name] for name in names if name in body}
 
 
-def _without_config(body: Body) -> Body:
+def without_config(body: Object) -> Object:
     """Return a body without the drivers' parameters: the allocator only copies them."""
     return {name: value for name, value in body.items() if name != "config"}

@@ -19,7 +19,8 @@ from pathlib import Path
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper, HelperError, find_release
 from drakit_explain.confirmation import Confirmation, needed_of, unknown_fields
-from drakit_explain.verdicts import Body, VerdictOutcome
+from drakit_explain.verdicts import VerdictOutcome
+from drakit_formats.resource.objects import Object
 
 
 class Result(StrEnum):
@@ -56,7 +57,7 @@ class DeletedError(Exception):
     """An object of a question has been deleted since its answer was found."""
 
 
-Reader = Callable[[str], Awaitable[Body | None]]
+Reader = Callable[[str], Awaitable[Object | None]]
 """Reads an object by its path; None if it cannot be read. Raises :class:`DeletedError`."""
 
 
@@ -100,7 +101,7 @@ class Allocator:
         helper = await self._helper_of(release)
         if helper is None:
             return _unavailable(f"the allocator of Kubernetes {release} is not installed")
-        bodies: dict[str, Body] = {}
+        bodies: dict[str, Object] = {}
         for path in asked.paths():
             try:
                 body = await read(path)
