@@ -30,6 +30,7 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pools import NodeView
+from drakit_explain.recent import keep
 from drakit_explain.world import World
 from drakit_formats.resource.nodes import selects_node
 
@@ -244,12 +245,10 @@ class UsableNodes:
 
 def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) -> Nodes:
     """Return an entry, found if there is none, and make it the last one used."""
-    entry = cache.pop(key, None)
+    entry = cache.get(key)
     if entry is None:
         entry = find()
-    cache[key] = entry
-    if len(cache) > MAX_RULES:
-        del cache[next(iter(cache))]
+    keep(cache, key, entry, limit=MAX_RULES)
     return entry
 
 

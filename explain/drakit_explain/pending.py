@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from typing import TypeVar
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, analyze, budget_of
@@ -47,6 +46,7 @@ from drakit_explain.pending_claims import (
     wanted_of,
 )
 from drakit_explain.pools import PoolState
+from drakit_explain.recent import keep
 from drakit_explain.remedies import proven_remedies
 from drakit_explain.reports import not_registered
 from drakit_explain.representatives import confirmation_of
@@ -63,10 +63,6 @@ from drakit_explain.world import World
 MAX_KEPT = 64
 """Requests whose counts are kept, and pods whose results are: about 0.5 MiB each in a cluster of
 2,000 nodes. The least recently used go first."""
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 class Verdict(StrEnum):
@@ -323,7 +319,7 @@ class Explainer:
         found = self._analyses.get(key)
         if found is None or found.revision != self._world.revision:
             found = analyze(request, self._world, budget, before=found)
-        _keep(self._analyses, key, found)
+        keep(self._analyses, key, found, limit=MAX_KEPT)
         return found
 
     # ---- the verdict
@@ -410,7 +406,7 @@ class Explainer:
             judged = judge(trial, reached=lambda name: self._nodes.passes(pod, name))
             found = _Result(key, judged, trial.budget.left)
         trial.budget.left = found.left
-        _keep(self._results, number, found)
+        keep(self._results, number, found, limit=MAX_KEPT)
         return found
 
     def _remedy(
@@ -479,14 +475,6 @@ def _report(wanted: Wanted, trial: Trial) -> ClaimReport:
             for name, exact in exact_requests(request)
         ),
     )
-
-
-def _keep(cache: dict[Key, Value], key: Key, value: Value) -> None:
-    """Make an entry the one that was used last, and drop the first if there are too many."""
-    cache.pop(key, None)
-    cache[key] = value
-    if len(cache) > MAX_KEPT:
-        del cache[next(iter(cache))]
 
 
 def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: Nodes) -> Explanation:

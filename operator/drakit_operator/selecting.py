@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.recent import keep
 from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
 from drakit_explain.world import World
 from drakit_operator.budgets import TimeBudgets, Turns
@@ -54,7 +55,6 @@ evaluated. A pod of 16 claims can have 131,072."""
 
 P = ParamSpec("P")
 Answered = TypeVar("Answered")
-Value = TypeVar("Value")
 
 
 class SelectorEvaluation:
@@ -163,7 +163,7 @@ class SelectorEvaluation:
                 "a selector cannot be evaluated",
                 extra={"expression": expression, "error": str(error)},
             )
-            _remember(self._refused, expression, now + error.retry_seconds)
+            keep(self._refused, expression, now + error.retry_seconds, limit=MAX_REMEMBERED)
             return error.retry_seconds
         except HelperError as error:
             self._problems.report(str(error))
@@ -196,7 +196,8 @@ class SelectorEvaluation:
             return [outcome] * len(devices)
         outcomes = await self._ask(namespace, evaluate, self._selectors, expression, devices)
         if outcomes and outcomes[-1].expensive:
-            _remember(self._expensive, expression, (now + EXPENSIVE_SECONDS, outcomes[-1]))
+            entry = now + EXPENSIVE_SECONDS, outcomes[-1]
+            keep(self._expensive, expression, entry, limit=MAX_REMEMBERED)
         return outcomes
 
     async def _ask(
@@ -215,11 +216,3 @@ class SelectorEvaluation:
         world = self._world
         slices = [each.slice for each in world.reachable()]
         return world.selectors.needed([expression], slices, version=world.slices_revision)
-
-
-def _remember(table: dict[str, Value], expression: str, value: Value) -> None:
-    """Store a value as the newest one, and drop the oldest beyond the limit."""
-    table.pop(expression, None)
-    table[expression] = value
-    if len(table) > MAX_REMEMBERED:
-        del table[next(iter(table))]
