@@ -64,8 +64,8 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
 
 
 def _quoted(report: object) -> object:
-    """Return what pods that wait are told of a report: which devices are unhealthy, but not what a
-    driver says of each, because it may say something else every few seconds."""
+    """Return what explanations of waiting pods follow from in a report. The driver's message about
+    an unhealthy device is left out, because it can change every few seconds."""
     if not isinstance(report, ReportFacts):
         return "", frozenset[object](), (), False
     unhealthy = frozenset[object]((each.pool, each.device) for each in report.unhealthy)

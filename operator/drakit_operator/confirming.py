@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from drakit_daemon.kube import ApiError, NotFoundError, Session
 from drakit_daemon.logs import ProblemLog
@@ -30,7 +32,7 @@ MAX_KEPT = 4096
 slices of one question must fit, or none is ever found again."""
 
 AGAIN_SECONDS = 60.0
-"""Pause before a reason that is not certain is confirmed again; a change of devices is no pause."""
+"""Pause before a reason that is not certain is confirmed again, unless devices change before."""
 
 OUTDATED_SECONDS = 2.0
 """Pause of a reason that follows from an object that has been deleted: the store soon knows it."""
@@ -60,7 +62,18 @@ class _Kept:
 class Confirmations:
     """Confirms reasons. Not for threads."""
 
-    def __init__(self, session: Session, allocator: Allocator, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        session: Session,
+        allocator: Allocator,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param clock: measures questions, in seconds.
+        """
+        self._clock = clock
         self._session = session
         self._allocator = allocator
         self._metrics = metrics
@@ -83,8 +96,9 @@ class Confirmations:
                 # Again: another question of the namespace may have used the rest meanwhile.
                 if (left := self._budgets.wait_seconds(namespace)) > 0:
                     return left
+                began = self._clock()
                 found = await self._ask(asked)
-                self._budgets.charge(namespace, found.seconds)
+                self._budgets.charge(namespace, self._clock() - began)
         except TimeoutError:
             return BUSY_SECONDS
         self._metrics.confirmations.labels(found.result).inc()
@@ -100,8 +114,7 @@ class Confirmations:
         if not (found.refuted and kept):
             return found
         self._kept.clear()  # an object may have changed since it was read
-        again = await self._allocator.confirm(asked, self._read)
-        return replace(again, seconds=found.seconds + again.seconds)
+        return await self._allocator.confirm(asked, self._read)
 
     async def _read(self, path: str) -> Object | None:
         now = asyncio.get_running_loop().time()

@@ -2,7 +2,7 @@
 Kubernetes' own allocator, of the cluster's release, asked whether an answer is certain.
 
 The program of a minor release answers (``operator/cel``); where none is installed, nothing is
-confirmed, and nothing is refuted. One question at a time: the program is one process.
+confirmed, and nothing is refuted.
 
 It must not know what is done with an answer that is not confirmed.
 """
@@ -10,9 +10,8 @@ It must not know what is done with an answer that is not confirmed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -44,9 +43,6 @@ class Confirmed:
     outdated: bool = False
     """Whether an object has changed since the answer was found, so that another one comes soon."""
 
-    seconds: float = field(default=0.0, compare=False)
-    """How long the allocator and the objects of the question took, without the wait for a turn."""
-
     @property
     def refuted(self) -> bool:
         """Whether the answer that was to be confirmed is not certain."""
@@ -62,7 +58,11 @@ Reader = Callable[[str], Awaitable[Object | None]]
 
 
 class Allocator:
-    """Asks the program of the cluster's release. Not for threads; close it."""
+    """
+    Asks the program of the cluster's release.
+
+    Not for threads, or for two questions at once; close it.
+    """
 
     def __init__(self, find: Callable[[str], Path | None] = find_release) -> None:
         """
@@ -72,7 +72,6 @@ class Allocator:
         self._helper: Helper | None = None
         self._release = ""
         self._gates: Mapping[str, bool] | None = None
-        self._turn = asyncio.Lock()
 
     def use(self, gates: Mapping[str, bool] | None) -> None:
         """Allocate with these feature gates from now on; None means the defaults of the release."""
@@ -92,12 +91,7 @@ class Allocator:
         """Ask whether Kubernetes' allocator finds the same."""
         if asked.minor is None:
             return _unavailable("the release of Kubernetes is unknown")
-        async with self._turn:
-            began = time.monotonic()
-            found = await self._confirm(asked, read, f"1.{asked.minor}")
-            return replace(found, seconds=time.monotonic() - began)
-
-    async def _confirm(self, asked: Confirmation, read: Reader, release: str) -> Confirmed:
+        release = f"1.{asked.minor}"
         helper = await self._helper_of(release)
         if helper is None:
             return _unavailable(f"the allocator of Kubernetes {release} is not installed")

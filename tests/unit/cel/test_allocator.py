@@ -101,7 +101,7 @@ def test_an_answer_is_confirmed_with_the_objects_of_the_api_server(installed):
 
 
 class Body(dict[str, object]):
-    """An object that tells whether it is still kept."""
+    """A dict that weak references can refer to."""
 
 
 async def test_of_each_object_only_what_is_needed_is_kept(installed):

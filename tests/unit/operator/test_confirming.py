@@ -68,8 +68,10 @@ class Allocator:
     def __init__(self):
         self.answers = [AGREES]
         self.bodies = []
+        self.seconds = 0.0
 
     async def confirm(self, asked, read):
+        await asyncio.sleep(self.seconds)
         self.bodies.append([await read(each) for each in asked.paths()])
         if None in self.bodies[-1]:
             return UNAVAILABLE
@@ -77,11 +79,13 @@ class Allocator:
 
 
 class Place:
-    def __init__(self, allocator=None):
+    def __init__(self, *, seconds=0.0):
         self.session = Session()
-        self.allocator = allocator or Allocator()
+        self.allocator = Allocator()
+        self.allocator.seconds = seconds
         self.metrics = Metrics()
-        self.confirm = Confirmations(self.session, self.allocator, self.metrics)
+        clock = asyncio.get_running_loop().time
+        self.confirm = Confirmations(self.session, self.allocator, self.metrics, clock=clock)
 
     def counted(self, result):
         name = "drakit_operator_confirmations_total"
@@ -89,7 +93,7 @@ class Place:
 
 
 @pytest.fixture
-def place():
+async def place():
     return Place()
 
 
@@ -157,37 +161,27 @@ async def test_the_slices_of_many_nodes_are_read_once(place):
     assert place.session.read == ["two"]
 
 
+@pytest.mark.looptime
 async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(place):
-    place.allocator.answers = [replace(AGREES, seconds=40.0)]
+    place.allocator.seconds = 40.0
     assert await place.confirm(asked(), "hostile") is None
-    place.allocator.answers = [AGREES]
+    place.allocator.seconds = 0.0
     assert await place.confirm(asked(), "hostile") > 60
     assert await place.confirm(asked(), "lab") is None
     assert len(place.allocator.bodies) == 2
 
 
+@pytest.mark.looptime
 async def test_both_questions_about_a_reason_are_paid(place):
     await place.confirm(asked(), "lab")
-    place.allocator.answers = [replace(DIFFERS, seconds=10.0)]
+    place.allocator.answers, place.allocator.seconds = [DIFFERS], 10.0
     await place.confirm(asked(), "lab")
     assert await place.confirm(asked(), "lab") == pytest.approx(20.0, abs=1.0)
 
 
-class Slow(Allocator):
-    """An allocator with questions that take long."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    async def confirm(self, asked, read):
-        await asyncio.sleep(self.seconds)
-        return replace(await super().confirm(asked, read), seconds=self.seconds)
-
-
 @pytest.mark.looptime
 async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
-    place = Place(Slow(5.0))
+    place = Place(seconds=5.0)
     loop = asyncio.get_running_loop()
     hostile = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(15)]
     await asyncio.sleep(4)
@@ -201,8 +195,7 @@ async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
 
 @pytest.mark.looptime
 async def test_a_question_that_waits_for_its_turn_does_not_exceed_the_budget():
-    place = Place(Slow(1.9))
-    place.allocator.answers = [replace(AGREES)]
+    place = Place(seconds=1.9)
     place.confirm._budgets.charge("hostile", BUDGET_SECONDS - 1)
     two = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(2)]
     first, second = await asyncio.gather(*two)
