@@ -222,6 +222,10 @@ demo: deps venv ## start a cluster, build the images, install the chart, run a p
 
 # ---------------------------------------------------------------- releases
 
+.PHONY: wheel
+wheel: venv ## write a wheel for this platform to build/wheel, with the programs of kubectl drakit (Go)
+	@$(BIN)/python -m tools.wheel $(ARGS)
+
 .PHONY: krew
 krew: venv ## write archives and manifest of the krew plugin to build/krew (Go; URL= of the archives)
 	@test -n "$(URL)" || { echo "name the folder of the archives: make krew URL=https://example.com/v0.1.0" >&2; exit 1; }

@@ -35,6 +35,11 @@ from drakit_explain.verdicts import (
 
 NAME = "drakit-cel"
 
+INCLUDED = Path(__file__).with_name("programs")
+"""The programs in a wheel of one platform (`tools/wheel.py`); no other installation has them."""
+
+_MINORS = tuple(DEFAULT_GATES)
+
 ANSWER_SECONDS = 10.0
 """Longest wait for one answer: 2,000 devices take 10 to 100 ms, and the program itself gives up
 after 1 s."""
@@ -77,31 +82,35 @@ class QuestionError(HelperError):
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
 
 
-def find_helper(minor: str = "", environ: Mapping[str, str] = os.environ) -> Path | None:
+def find_helper(
+    minor: str = "", environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
+) -> Path | None:
     """
     Find the program for a minor release of Kubernetes such as 1.37, or else another one.
 
     The other one is named by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
-    program of the newest release on the ``PATH``.
+    program of the newest release.
     """
-    if minor and (program := find_release(minor, environ)) is not None:
+    if minor and (program := find_release(minor, environ, included=included)) is not None:
         return program
     if named := environ.get("DRAKIT_CEL"):
         return Path(named)
-    for name in (NAME, *(f"{NAME}-{each}" for each in reversed(tuple(DEFAULT_GATES)))):
-        if found := shutil.which(name, path=environ.get("PATH")):
-            return Path(found)
-    return None
+    if found := shutil.which(NAME, path=environ.get("PATH")):
+        return Path(found)
+    programs = (find_release(each, environ, included=included) for each in reversed(_MINORS))
+    return next((each for each in programs if each is not None), None)
 
 
-def find_release(minor: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+def find_release(
+    minor: str, environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
+) -> Path | None:
     """Find the program for exactly this minor release: it is beside the one that ``DRAKIT_CEL``
-    names, or on the ``PATH``."""
+    names, or included in this package, or on the ``PATH``."""
     name = f"{NAME}-{minor}"
     if named := environ.get("DRAKIT_CEL"):
         program = Path(named).with_name(name)
         return program if program.is_file() else None
-    found = shutil.which(name, path=environ.get("PATH"))
+    found = shutil.which(name, path=str(included)) or shutil.which(name, path=environ.get("PATH"))
     return Path(found) if found else None
 
 

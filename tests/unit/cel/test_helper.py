@@ -221,3 +221,15 @@ def test_a_program_of_an_unnamed_release_is_better_than_none(tmp_path):
     (tmp_path / "drakit-cel-1.37").touch(mode=0o755)
     assert find_helper("1.36", {"PATH": str(tmp_path)}) == program
     assert find_helper("1.36", {"PATH": "/nowhere"}) is None
+
+
+def test_the_programs_of_an_installation_need_no_path_and_are_of_its_version(tmp_path):
+    included, path = tmp_path / "programs", tmp_path / "bin"
+    for folder in (included, path):
+        folder.mkdir()
+        for minor in ("1.36", "1.37"):
+            (folder / f"drakit-cel-{minor}").touch(mode=0o755)
+    environ = {"PATH": str(path)}
+    assert find_release("1.36", environ, included=included) == included / "drakit-cel-1.36"
+    assert find_helper("1.35", environ, included=included) == included / "drakit-cel-1.37"
+    assert find_helper("", {"PATH": ""}, included=included) == included / "drakit-cel-1.37"

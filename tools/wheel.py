@@ -1,0 +1,87 @@
+"""
+`make wheel`: a wheel for the platform of this machine, with the programs `drakit-cel-MINOR`.
+
+The programs are Kubernetes' CEL compiler and allocator, one for each minor release; `kubectl
+drakit` finds them beside its own modules. Without the hook, hatchling builds a wheel for all
+platforms that has no programs.
+
+It must not know how the programs are built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+PROGRAMS = "DRAKIT_PROGRAMS"
+"""The environment variable that tells the hook the folder of the programs."""
+
+PLACE = "drakit_explain/cel/programs"
+
+TAG = "py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}"
+"""The programs are linked statically, so they need no C library."""
+
+
+class Hook(BuildHookInterface[Any]):
+    """Adds the programs to a wheel; hatchling loads this class."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        for program in sorted(Path(os.environ[PROGRAMS]).iterdir()):
+            build_data["force_include"][str(program)] = f"{PLACE}/{program.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = TAG.format(machine=platform.machine())
+
+
+def build(programs: Path, folder: Path) -> Path:
+    """
+    Build the wheel of this clone with the programs of a folder; equal inputs make equal wheels.
+
+    :raises ImageError: hatchling refuses.
+    """
+    from e2e.images.cache import run
+
+    run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        what="building the wheel of drakit",
+        timeout_seconds=120,
+        cwd=REPOSITORY,
+        env={
+            "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "1704067200"),
+            "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true",
+            PROGRAMS: str(programs),
+        },
+    )
+    return max(folder.glob("drakit-*linux*.whl"), key=lambda each: each.stat().st_mtime)
+
+
+def main() -> int:
+    from e2e.images.cache import ImageError
+    from e2e.images.go import cel_programs
+
+    parser = argparse.ArgumentParser(prog="tools.wheel", description=(__doc__ or "").strip())
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "wheel")
+    folder = parser.parse_args().folder.absolute()
+    if platform.system() != "Linux":
+        print("error: the programs are built for Linux; use `make krew` instead", file=sys.stderr)
+        return 1
+    try:
+        wheel = build(cel_programs(), folder)
+    except ImageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(wheel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
