@@ -5,10 +5,11 @@ An error is one sentence, and the exit code is 1.
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .api import Cluster, ClusterError, Options
@@ -75,7 +76,8 @@ def kubeconfig(chosen: Cluster, arguments: argparse.Namespace) -> int:
 
 def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
     """Print the shell's lines for kubectl, helm and kubectl drakit."""
-    folders = [link_plugins(PLUGINS, programs=Path(sys.executable).parent)]
+    environment = Path(sys.executable).parent
+    folders = [link_programs(PLUGINS, [*environment.glob("kubectl*-drakit"), *_selectors()])]
     kubectl = Path(chosen.program("kubectl"))
     if kubectl.is_absolute():
         folders.append(kubectl.parent)
@@ -84,15 +86,31 @@ def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def link_plugins(folder: Path, *, programs: Path) -> Path:
-    """Link drakit's kubectl plugins in a folder without other programs: a Python environment on
-    the PATH would hide the user's own Python."""
+def link_programs(folder: Path, programs: Iterable[Path]) -> Path:
+    """Link programs in a folder without others, and return it: a Python environment on the PATH
+    would hide the user's own Python."""
     folder.mkdir(parents=True, exist_ok=True)
-    for program in programs.glob("kubectl*-drakit"):
-        link = folder / program.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(program)
+    for link in folder.iterdir():
+        link.unlink()
+    for each in programs:
+        (folder / each.name).symlink_to(each)
     return folder
+
+
+def _selectors() -> list[Path]:
+    """Return Kubernetes' CEL compiler and allocator for `kubectl drakit`, built if they are not in
+    the cache; nothing without Go."""
+    from e2e.images.cache import ImageError
+    from e2e.images.go import cel_programs
+
+    if shutil.which("go") is None:
+        print("note: kubectl drakit has no allocator, because Go is not installed", file=sys.stderr)
+        return []
+    try:
+        return sorted(cel_programs().iterdir())
+    except ImageError as error:
+        print(f"note: kubectl drakit has no allocator: {error}", file=sys.stderr)
+        return []
 
 
 def program(chosen: Cluster, arguments: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from e2e.cluster.api import Cluster
+from e2e.images.go import cel_programs
 from e2e.pages import helm
 from e2e.pages.output import difference
 from e2e.pages.page import ROOT, Action, Page, Step, short
@@ -177,6 +178,8 @@ class Runner:
     def _write_programs(self) -> None:
         folder = self._session / "bin"
         (folder / "kubectl").symlink_to(self._cluster.program("kubectl"))
+        for program in cel_programs().iterdir():  # the wheel that a reader installs has them
+            (folder / program.name).symlink_to(program)
         script = folder / "helm"
         script.write_text(f'#!/bin/sh\nexec {sys.executable} -P {helm.__file__} "$@"\n')
         script.chmod(0o755)

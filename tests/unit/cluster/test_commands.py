@@ -6,11 +6,13 @@ import os
 import shlex
 import subprocess
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from drakit_explain.cel.helper import find_release
 from e2e.cluster import __main__ as commands
 from e2e.demo import CHOICES, REPOSITORY, helm_command
 
@@ -19,6 +21,13 @@ from e2e.demo import CHOICES, REPOSITORY, helm_command
 def environment(tmp_path, monkeypatch, capsys):
     """Return the variables of a shell that has evaluated the output of `make cluster-env`."""
     monkeypatch.setattr(commands, "PLUGINS", tmp_path / "plugins")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for minor in ("1.36", "1.37"):
+        (programs / f"drakit-cel-{minor}").touch(mode=0o755)
+    monkeypatch.setattr("e2e.images.go.cel_programs", lambda: programs)
+    (programs.parent / "go").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(programs.parent))
 
     def evaluate(kubectl: str) -> dict[str, str]:
         chosen = SimpleNamespace(program=lambda _: kubectl, kubeconfig=tmp_path / "kubeconfig")
@@ -39,13 +48,22 @@ def test_kubectl_finds_the_plugins_and_the_users_python_stays(environment, tmp_p
     for _ in range(2):
         variables = environment("/cluster/bin/kubectl")
     plugins, *path = variables["PATH"].split(":")
-    assert sorted(os.listdir(plugins)) == ["kubectl-drakit", "kubectl_complete-drakit"]
+    linked = ["drakit-cel-1.36", "drakit-cel-1.37", "kubectl-drakit", "kubectl_complete-drakit"]
+    assert sorted(os.listdir(plugins)) == linked
     assert path == ["/cluster/bin", "/usr/bin", "/bin"]
     assert variables["KUBECONFIG"] == str(tmp_path / "kubeconfig")
     helped = subprocess.run(
         ["kubectl-drakit", "--help"], env=variables, capture_output=True, text=True, check=True
     )
     assert "explain" in helped.stdout
+    assert find_release("1.36", variables) == Path(plugins, "drakit-cel-1.36")
+
+
+def test_without_go_kubectl_drakit_has_no_allocator(environment, monkeypatch):
+    environment("/cluster/bin/kubectl")
+    monkeypatch.setenv("PATH", "/nowhere")
+    plugins = environment("/cluster/bin/kubectl")["PATH"].split(":")[0]
+    assert sorted(os.listdir(plugins)) == ["kubectl-drakit", "kubectl_complete-drakit"]
 
 
 def test_the_helm_command_of_the_demo_has_all_values_of_the_release(tmp_path):
